@@ -1,8 +1,8 @@
 """The error tree of the whole project: one class for each thing a caller would do.
 
 Every message reads ``what was attempted: key=value key=value``; the facts stay on the exception for programs.
-Foreign errors are translated at the one door of their library (the disk's in `local.storage`, the store's in
-`remote.fsspec_store`), so nothing outside this tree ever needs to be caught above those doors.
+Foreign errors are translated at the one door of their library (the disk's in `local.storage.storage`, the store's in
+`remote.store.open_store`), so nothing outside this tree ever needs to be caught above those doors.
 """
 
 from __future__ import annotations

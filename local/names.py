@@ -25,7 +25,7 @@ DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
-VIEW_CATALOG = "view-catalog"  # ours: what compacted views lie beside the log, see `tiered.local_views`
+VIEW_CATALOG = "view-catalog"  # ours: what compacted views lie beside the log, see `tiered.read.local_views`
 VIEW_PARTS = "view"  # ours: the directory of their parts
 QUORUM_STATE = "quorum-state"  # a KRaft controller's, in the directory of `__cluster_metadata`
 UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: the first offset, as text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from local.compression import Codec
-from local.record import TimestampType
+from local.format.compression import Codec
+from local.format.record import TimestampType
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -14,7 +14,8 @@ DAY_MS = 24 * 60 * 60 * 1000
 class LogSettings:
     """Sizes in bytes, times in ms. Source of names and defaults: kafka `LogConfig`.
 
-    None is no limit. A log by itself takes every record time; topics limit it as Kafka does (`tiered.properties`).
+    None is no limit. A log by itself takes every record time; topics limit it as Kafka does
+    (`tiered.config.properties`).
 
     `compression` is the codec of batches that this log encodes itself; batches that arrive ready-made keep theirs.
     A compacted log refuses records without key unless it `drops_keyless`: then its cleaner drops and counts them.

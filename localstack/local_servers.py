@@ -86,7 +86,7 @@ class RunningServer:
         return self.kind.url(self.ports)
 
     def options(self) -> dict[str, object]:
-        """Options for `remote.fsspec_store.open_store`."""
+        """Options for `remote.store.open_store.open_store`."""
         if not self.kind.is_s3:
             return {}
         return {

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import CleanLog
 from policies.deferrals import Action, Code, Deferral, put_off
+from policies.formatting import format_ms
 from policies.snapshot import PartitionSnapshot
-from policies.words import format_ms
-from remote.tombstones import tombstone_bound
+from remote.manifest.tombstone_bound import tombstone_bound
 
 PATIENCE_ROUNDS = 10
 
@@ -165,7 +165,8 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
 
 
 def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> int | None:
-    """Below which offset a pass may remove tombstones and markers (I5, `remote.tombstones`); None for no bound.
+    """Below which offset a pass may remove tombstones and markers (I5, `remote.manifest.tombstone_bound`); None for no
+    bound.
 
     0 while the remote tier of a tiered topic is not known.
     """

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import inf
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
+from policies.formatting import format_ms
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from policies.words import format_ms
 
 NEVER = inf
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 
 
 class Action(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import DropLocal
 from policies.snapshot import PartitionSnapshot
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     BuildView,
@@ -32,8 +32,8 @@ from policies.decisions import (
     RollActive,
 )
 from policies.snapshot import PartitionSnapshot
-from remote.segment import RemoteSegment, SegmentState
-from remote.view import DEFAULT_VIEW
+from remote.manifest.view import DEFAULT_VIEW
+from remote.segment_entry import RemoteSegment, SegmentState
 
 _Gap = tuple[int, int]  # half open; the last one of all has no end
 HEADS_KEPT_MIN = 100  # heads below the newest, for readers that are about to look at one

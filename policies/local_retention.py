@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import DropLocal, ExpireRemote
 from policies.deferrals import Action, Code, Deferral, put_off
+from policies.formatting import format_ms
 from policies.remote_retention import log_bytes
 from policies.rules import Limits
 from policies.snapshot import PartitionSnapshot
-from policies.words import format_ms
 
 MayGo = Callable[[SegmentInfo], bool]
 

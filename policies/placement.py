@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 
 from local.errors import DiskFailed, InvalidRequest
-from local.log_dir_info import LogDirFacts
+from local.logdirs.log_dir_info import LogDirFacts
 
 __all__ = ["Broker", "LogDirFacts", "alternate_racks", "assign_replicas", "choose_log_dir"]
 

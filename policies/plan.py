@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
+from policies.compacted_view import held_back, view_builds
 from policies.compaction import cleaning_deferrals, cleanings
 from policies.decisions import (
     AdvanceLogStart,
@@ -28,14 +29,13 @@ from policies.decisions import (
     RollActive,
 )
 from policies.deferrals import Action, Code, Deferral, put_off
-from policies.giving_up import give_ups, leaving_for_good
-from policies.head_collection import head_collections
 from policies.local_retention import drop_deferrals, local_drops, local_expirations
+from policies.manifest_collection import head_collections
 from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations, leaving
 from policies.snapshot import PartitionSnapshot
+from policies.tier_disabled import give_ups, leaving_for_good
 from policies.tiering import copies, copy_deferrals, rolls
-from policies.view import held_back, view_builds
 
 
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:

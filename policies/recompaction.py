@@ -32,10 +32,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import RaiseCleaned, ReplaceRemote
 from policies.snapshot import PartitionSnapshot
-from remote.segment import RemoteSegment
+from remote.segment_entry import RemoteSegment
 
 
 def replacements(

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
+from policies.formatting import format_ms
 from policies.rules import deletion_due_ms
 from policies.snapshot import PartitionSnapshot
-from policies.words import format_ms
-from remote.head import SpillRow
-from remote.segment import RemoteSegment
+from remote.manifest.manifest import SpillRow
+from remote.segment_entry import RemoteSegment
 
 UNLINKED_MAX = 4096  # objects that a head lists one by one: 20 bytes each, a third of what a head may take
 PAGES_DELETED_MAX = 2  # in one round; some 16,000 objects

@@ -1,7 +1,7 @@
 """What one partition's topic asks for, already resolved: no -1, no -2, no inheritance left to think about.
 
 None always means *unlimited*. The words behind each field (`retention.ms`, `local.retention.ms`, ...) and the resolving
-live in `tiered.properties` and `tiered.config`; here are values only.
+live in `tiered.config.properties` and `tiered.config.config`; here are values only.
 """
 
 from __future__ import annotations

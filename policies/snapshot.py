@@ -12,14 +12,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
-from remote.segment import RemoteSegment, SegmentState
+from remote.segment_entry import RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
-    from remote.head import SpillRow, UnlinkedObject, UnlinkedPage
-    from remote.view import CompactedView
+    from remote.manifest.manifest import SpillRow, UnlinkedObject, UnlinkedPage
+    from remote.manifest.view import CompactedView
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: what is worked out once needs the instance's dict

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from local.epochs import EpochRange, LeaderEpochs
+from local.log.leader_epochs import EpochRange, LeaderEpochs
 from policies.coverage import Coverage
 
 
@@ -166,8 +166,8 @@ def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tu
 def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, int], ...]:
     """What an old copy of a disk may have taken later, in the epoch that the bucket has there, too.
 
-    The last record tells: it is compared with the bucket's (`tiered.agreement`) while an entry holds it. Where the
-    entry expired, only a log that ends with its leader epoch is known to be whole.
+    The last record tells: it is compared with the bucket's (`tiered.partition.reconciliation`) while an entry holds it.
+    Where the entry expired, only a log that ends with its leader epoch is known to be whole.
     """
     last = local.next_offset - 1
     for _, base_offset, next_offset in remote.expired:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import NEVER, lag_in_words, segment_due_ms, uncopied, uncopied_with_newer
 from policies.decisions import CopySegment, RollActive
 from policies.deferrals import Action, Code, Deferral, put_off
+from policies.formatting import format_ms
 from policies.local_retention import local_limits
 from policies.snapshot import PartitionSnapshot
-from policies.words import format_ms
 
 COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: what a crash makes us upload again, at most
 COMMIT_BYTES = 64 << 20  # or as many as hold this much: about a second of a fast link

@@ -5,21 +5,22 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | key | object |
 |---|---|
 | ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
-| ``data/<the same stem>.log.zst`` | the same in zstd frames, see `remote.at_rest` |
-| ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.encryption` |
-| ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
-| ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.view` |
-| ``meta/head/<sequence 20>`` | a head, see `remote.head` |
-| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `remote.spill_page` |
-| ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.head_chain` |
-| ``meta/pin/<ulid>.json`` | a head that somebody reads by, or a fork of it, see `remote.pins`, `remote.forks` |
-| ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
+| ``data/<the same stem>.log.zst`` | the same in zstd frames, see `remote.segments.object_encoding` |
+| ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.segments.encryption` |
+| ``data/<the same stem>.indexes`` | its indexes, see `remote.segments.index_bundle` |
+| ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.manifest.view` |
+| ``meta/head/<sequence 20>`` | a head, see `remote.manifest.manifest` |
+| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |
+| ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.manifest.manifest_chain` |
+| ``meta/pin/<ulid>.json`` | a head that somebody reads by, or a fork of it, see `gc.pins`, `gc.fork_references` |
+| ``meta/probe/<ulid>`` | written and removed by `remote.store.probe` |
 
 Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
 names would have it, `next` is not (half open, ours). The times in a spill's name are hints for people and other tools,
 0 where unknown or before 1970; the head's row is exact.
 
-A key in a row may begin with a slash: then it is another partition's object, in full from the root (`remote.forks`).
+A key in a row may begin with a slash: then it is another partition's object, in full from the root
+(`remote.gc.fork_references`).
 
 A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
 """
@@ -199,7 +200,8 @@ def stem_of(key: str) -> str:
 def full_key(prefix: str, key: str) -> str:
     """Where in the store the object lies that a row of the partition at `prefix` names.
 
-    A key that begins with a slash is another partition's object, in full: a fork's rows have such (`remote.forks`).
+    A key that begins with a slash is another partition's object, in full: a fork's rows have such
+    (`remote.gc.fork_references`).
     """
     return key[1:] if key.startswith("/") else prefix + key
 
@@ -207,7 +209,8 @@ def full_key(prefix: str, key: str) -> str:
 def object_identity(prefix: str, key: str) -> str:
     """The object's name from its topic's directory on: ``orders-<topic id>/3/data/...``, wherever the bucket begins.
 
-    What is sealed under a name is bound to this (`remote.encryption`, `remote.sealing`). `key` as in an entry.
+    What is sealed under a name is bound to this (`remote.segments.encryption`, `remote.manifest.sealing`). `key` as in
+    an entry.
     """
     home, own = (home_of(key), own_part(key)) if is_foreign(key) else (prefix, key)
     return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own

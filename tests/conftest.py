@@ -62,7 +62,7 @@ def pytest_collection_finish(session):
 def log_levels_of_a_fresh_process():
     """A command sets them for the process, as its user asked, also one that ran inside a fixture of many tests."""
     logging.getLogger().setLevel(logging.WARNING)
-    for name in ("local", "remote", "tiered", "tiered.manager"):
+    for name in ("local", "remote", "tiered", "tiered.manager.manager"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tiered.config import Config
-    from tiered.manager import LogManager
-    from tiered.remote_view import open_remote
+    from tiered.config.config import Config
+    from tiered.manager.manager import LogManager
+    from tiered.read.bucket_reader import open_remote
 
 __version__ = "0.1.0"
 __all__ = ["Config", "LogManager", "__version__", "open_remote"]
 
-_HOMES = {"Config": "tiered.config", "LogManager": "tiered.manager", "open_remote": "tiered.remote_view"}
+_HOMES = {
+    "Config": "tiered.config.config",
+    "LogManager": "tiered.manager.manager",
+    "open_remote": "tiered.read.bucket_reader",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -13,11 +13,11 @@ import tempfile
 
 from clean_samples import NAME, NOW, took
 
-from local import cleaner
+from local.cleaner import cleaner
+from local.cleaner.offset_map import Buffer
+from local.format.record import Record
+from local.kernels.pure_key_map import SLOT_BYTES
 from local.log import Log
-from local.newest_records import Buffer
-from local.pure_key_map import SLOT_BYTES
-from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

@@ -14,9 +14,10 @@ import aiokafka.record._crecords.default_records as aiokafka_compiled
 import numpy as np
 from aiokafka.record.memory_records import MemoryRecords
 
-from local import kernels, pure_kernels
-from local.batch import assign_offset, encode_batch, read_header
-from local.compression import Codec
+from local.format.compression import Codec
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
+from local.records.batch import assign_offset, encode_batch, read_header
 
 T0 = 1_700_000_000_000
 FILE_BYTES = 96 << 20

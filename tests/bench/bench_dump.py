@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 from kafka_artifacts import find_kafka
 
+from local.format.record import Record
 from local.log import Log
-from local.log_dirs import LogDirectory
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition, segment_file
-from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

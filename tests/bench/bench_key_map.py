@@ -17,10 +17,10 @@ import time
 import numpy as np
 
 from local import kernels
-from local.column_encoding import encode_column_batches
+from local.kernels.pure_key_map import PASS_BY, TAKE
+from local.log.column_encoding import encode_column_batches
 from local.names import TopicPartition
-from local.pure_key_map import PASS_BY, TAKE
-from local.record_columns import RecordColumns
+from local.records.record_columns import RecordColumns
 from local.settings import LogSettings
 
 CHUNK = 1 << 20

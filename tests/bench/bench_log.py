@@ -32,19 +32,20 @@ from random import Random
 
 import pyarrow as pa
 
-from local import cleaner, kernels
-from local.batch import assign_offset, encode_batch
-from local.encoding import encode_batches
-from local.index_building import build_indexes
+from local import kernels
+from local.cleaner import cleaner
+from local.format.record import Record
+from local.index.index_building import build_indexes
 from local.log import Log
-from local.log_dirs import LogDirectory
+from local.log.encoding import encode_batches
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition, segment_file
-from local.record import Record
+from local.records.batch import assign_offset, encode_batch
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import open_remote
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import open_remote
 
 RUNS = 5
 SEGMENTS = 10_000

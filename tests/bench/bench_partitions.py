@@ -18,9 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from local.record import Record
-from tiered.config import Config, file_url
-from tiered.manager import LogManager
+from local.format.record import Record
+from tiered.config.config import Config, file_url
+from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000
@@ -63,10 +63,10 @@ def rss_mib() -> float:
 
 
 def measure(root: str, rounds: int) -> dict[str, float]:
-    from tiered.metrics import Metrics
-    from tiered.observations import Observations, open_observed
-    from tiered.status_report import status_report
-    from tiered.worker import Worker
+    from tiered.observe.metrics import Metrics
+    from tiered.service.observations import Observations, open_observed
+    from tiered.service.worker import Worker
+    from tiered.status.status_report import status_report
 
     seen = Observations()
     wall, cpu = time.perf_counter(), time.process_time()

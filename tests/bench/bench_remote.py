@@ -43,23 +43,23 @@ from obstore.store import S3Store
 sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
 
-from local.batch import encode_batch
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.chunk_cache import CACHE_BYTES, ChunkCache
-from remote.fsspec_store import open_store
-from remote.guessing import Guesses
-from remote.head_changes import add_segments
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.range_reader import RANGE_BYTES, RemotePartition
-from remote.read_ahead import THREADS
-from remote.segment import PART_BYTES, RemoteSegment
+from local.records.batch import encode_batch
+from remote.fetch.chunk_cache import CACHE_BYTES, ChunkCache
+from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.fetch.read_ahead import THREADS
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segment_entry import PART_BYTES, RemoteSegment
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Asked, Body, ObjectInfo
-from remote.transfer import SegmentToCopy, copy_segment
-from tiered.copying import SegmentWatch
-from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+from remote.store.middleware.metered_store import MeteredStore
+from remote.store.open_store import open_store
+from tiered.partition.segment_inspection import SegmentWatch
+from tiered.read.partition_source import PartitionSource
+from tiered.read.reader import TieredReader
 
 BUCKET, TOPIC_ID = "bench-bucket", "A" * 22
 PREFIXES = [f"orders-{TOPIC_ID}/{number}/" for number in range(2)]

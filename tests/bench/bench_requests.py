@@ -2,8 +2,8 @@
 
 A segment of each size is copied and committed, then read from end to end by one stream, then at random places, all
 cold, and then it expires and is deleted as a round of the manager does it; what the store was asked for is counted as
-S3 bills it and multiplied by the price list of `policies.prices` (S3 Standard). The figures depend on the sizes alone,
-not on the machine: the store is a directory.
+S3 bills it and multiplied by the price list of `policies.cost.prices` (S3 Standard). The figures depend on the sizes
+alone, not on the machine: the store is a directory.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import random
 
 from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
 
-from policies.cost import GIB, S3_STANDARD, request_cost
-from policies.head_collection import HEADS_AT_ONCE
-from remote.forks import delete_objects
-from remote.fsspec_store import open_store
-from remote.guessing import Guesses
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore, RequestCounts
-from remote.pin_watch import PinWatch, Unlinking
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
+from policies.cost.storage_cost import GIB, S3_STANDARD, request_cost
+from policies.manifest_collection import HEADS_AT_ONCE
+from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.fork_references import delete_objects
+from remote.gc.pin_watch import PinWatch, Unlinking
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
-from remote.transfer import copy_segment
-from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.open_store import open_store
+from tiered.read.partition_source import PartitionSource
+from tiered.read.reader import TieredReader
 
 TIB = 1 << 40
 READS = 200

@@ -16,11 +16,11 @@ import sys
 import time
 from http import HTTPStatus
 
-import tiered.manager
-import tiered.metrics
-import tiered.rounds
-import tiered.web.site
-import tiered.worker
+import tiered.maintenance.maintenance
+import tiered.manager.manager
+import tiered.observe.metrics
+import tiered.service.worker
+import tiered.web.pages.site
 
 LOADED = (asyncio, json, logging, tiered.manager, tiered.metrics, tiered.rounds, tiered.web.site, tiered.worker)
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
@@ -39,7 +39,7 @@ def resident_mb() -> float:
 
 def main() -> None:
     cpu, memory, modules = cpu_ms(), resident_mb(), len(sys.modules)
-    from tiered.metrics_server import LOOPBACK, MetricsServer
+    from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
 
     print(f"import: {cpu_ms() - cpu:.0f} ms {resident_mb() - memory:.1f} MB {len(sys.modules) - modules} modules")
     cpu, memory = cpu_ms(), resident_mb()

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from simulated_cases import CASES, MORE, both, far_off
 
-from policies.simulation import Counts
-from remote.memory_store import MemoryStore
-from tiered.store_check import StoreCheck
+from policies.cost.simulation import Counts
+from remote.store.memory_store import MemoryStore
+from tiered.stores.store_check import StoreCheck
 
 
 def main() -> int:

@@ -30,16 +30,16 @@ from bucket_samples import SampleBucket
 from kafka_artifacts import KAFKA_VERSION, KafkaMissing, find_kafka
 from kafka_broker import KafkaBroker
 
-from local.batch import assign_offset, encode_batch
 from local.kernels import implementation
-from local.log_dirs import LogDirectory
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
+from local.records.batch import assign_offset, encode_batch
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 from tiered.spark import read_arrow
-from tiered.spark.rows import TYPES
 from tiered.spark.session import QUIET_JAVA, spark_session
+from tiered.spark.source.rows import TYPES
 
 RECORDS = 3_000_000
 PER_BATCH, BATCHES_PER_SEGMENT = 1000, 250
@@ -210,7 +210,7 @@ def counted(batches):
 def binary_files(spark, directory):
     def decode(batches):
         from local.kernels import decode_columns
-        from tiered.spark.rows import record_batches
+        from tiered.spark.source.rows import record_batches
 
         for batch in batches:
             for content in batch.column(0):

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_spark import cpu_seconds
 
 from local.kernels import implementation
-from local.record_columns import of_arrow
+from local.records.record_columns import of_arrow
 from local.storage import DiskStorage
-from remote.fsspec_store import open_store
-from tiered.ingest import commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.spark.compaction import compact
+from remote.store.open_store import open_store
+from tiered.jobs.ingest import commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.spark.jobs.compaction import compact
 from tiered.spark.session import QUIET_JAVA, spark_session
 
 RECORDS, KEYS = 10_000_000, 1_000_000

@@ -28,10 +28,10 @@ from far_proxy import far
 sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
 
-from local.record import Record
-from remote.fsspec_store import open_store
-from tiered.config import Config, file_url
-from tiered.manager import LogManager
+from local.format.record import Record
+from remote.store.open_store import open_store
+from tiered.config.config import Config, file_url
+from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
 FAR_S = 0.02

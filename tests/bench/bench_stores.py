@@ -34,9 +34,9 @@ from botocore.config import Config
 sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
 
-from remote.fsspec_store import open_store
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
+from remote.store.open_store import open_store
 
 BUCKET, SMALL_BYTES, SMALL_COUNT, THREADS = "bench-bucket", 4096, 64, 8
 

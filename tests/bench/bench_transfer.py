@@ -31,18 +31,18 @@ from statistics import median
 
 from bench_remote import BUCKET, KINDS, PREFIX, Raw, RunningServer, in_turns, print_table, workplace
 
-from local.batch import encode_batch
-from local.compression import Codec, compress
-from local.crc32c import crc32c
-from local.record import Record
-from remote.at_rest import AtRest
-from remote.chunks import ZSTD
-from remote.encryption import KeyRing
-from remote.file_ahead import FileAhead
-from remote.fsspec_store import open_store
-from remote.segment import PART_BYTES
-from remote.transfer import SegmentToCopy, copy_segment
-from tiered.copying import SegmentWatch
+from local.format.compression import Codec, compress
+from local.format.crc32c import crc32c
+from local.format.record import Record
+from local.records.batch import encode_batch
+from remote.segment_entry import PART_BYTES
+from remote.segments.chunk_table import ZSTD
+from remote.segments.encryption import KeyRing
+from remote.segments.file_read_ahead import FileAhead
+from remote.segments.object_encoding import AtRest
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store.open_store import open_store
+from tiered.partition.segment_inspection import SegmentWatch
 
 KEYS = KeyRing({"bench": os.urandom(32)})
 MODES = {

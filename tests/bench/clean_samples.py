@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from local import cleaner
+from local.cleaner import cleaner
+from local.format.record import Record
 from local.log import Log
 from local.names import LOG, TopicPartition, segment_file
-from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

@@ -24,16 +24,16 @@ from bench_remote import BUCKET, PREFIX, TOPIC_ID, workplace
 sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import KINDS, RunningServer
 
-from remote.fsspec_store import open_store
-from remote.head import encode_head
-from remote.head_changes import add_segments, expire_segments, set_properties
-from remote.index_copies import index_copies
 from remote.keys import SPILLS, data_key, indexes_key, new_ulid
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.segment import IndexRange, RemoteSegment
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import index_copies
+from remote.manifest.manifest import encode_head
+from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.segment_entry import IndexRange, RemoteSegment
 from remote.store import ObjectStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from remote.store.open_store import open_store
 
 RUN = 1000
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from manager_world import COMPACTED, DAY, NOW, TIERED, SwitchableStore, World, send
 
 from local.errors import Corrupt, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import replace_file
-from tiered.manager import LogManager
-from tiered.metrics_server import LOOPBACK, MetricsServer
-from tiered.tier_series import FILE, TierPoint, TierSeries
-from tiered.web.connections import EXCHANGE_S
-from tiered.web.site import Site
-from tiered.worker import Worker
+from tiered.manager.manager import LogManager
+from tiered.service.worker import Worker
+from tiered.status.tier_series import FILE, TierPoint, TierSeries
+from tiered.web.http.connections import EXCHANGE_S
+from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.pages.site import Site
 
 MINUTE = 60_000
 PARTITIONS, TOPICS, SEGMENTS = 850, 150, 10_000  # a thousand partitions in all

@@ -14,9 +14,7 @@ import pytest
 from care_world import NOW, batches, to_copy
 
 from local.errors import AccessDenied, LogError, NotFound
-from remote.fsspec_store import open_store
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
-from remote.immutable_store import ImmutableStore
+from remote.gc.pins import pin_newest, release
 from remote.keys import (
     boundary_key,
     data_key,
@@ -27,17 +25,19 @@ from remote.keys import (
     pin_key,
     spill_key,
 )
-from remote.metadata_log import MetadataLog
-from remote.pins import pin_newest, release
-from remote.probe import probe_store
-from remote.s3_administration import bucket_rules, inline_policy, missing_rules, put_inline_policy, put_rules
-from remote.segment import PART_BYTES
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.segment_entry import PART_BYTES
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore, UploadSource
-from remote.transfer import copy_segment
-from remote.unfinished_uploads import UnfinishedUploads
-from tiered.access_policies import Role, iam_policy, lifecycle_rules
+from remote.store.middleware.immutable_store import ImmutableStore
+from remote.store.open_store import open_store
+from remote.store.probe import probe_store
+from remote.store.s3_administration import bucket_rules, inline_policy, missing_rules, put_inline_policy, put_rules
+from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.remote_view import RemoteLog
+from tiered.health.access_policies import Role, iam_policy, lifecycle_rules
+from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.timeout(180)
 BUCKET, PREFIX, TOPIC_ID = "policies", "logs/prod", "P" * 22

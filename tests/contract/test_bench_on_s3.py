@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.fsspec_store import open_store
-from tiered import benchmark_local
-from tiered.benchmark import BenchOptions, foretell_requests, run_benchmark
+from remote.store.open_store import open_store
+from tiered.bench import benchmark_local
+from tiered.bench.benchmark import BenchOptions, foretell_requests, run_benchmark
 from tiered.demo.s3_endpoint import S3Endpoint
 
 NOW = 1_800_000_000_000

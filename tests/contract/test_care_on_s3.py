@@ -6,15 +6,15 @@ import boto3
 import pytest
 from care_world import KEYS, MODES, NOW, CareWorld, batches, fill, named
 
-from remote.fsspec_store import open_store
 from remote.keys import data_key
-from remote.metadata_log import MetadataLog
-from remote.object_settings import ObjectSettings
-from remote.unfinished_uploads import UnfinishedUploads
-from tiered.bucket_copying import plan_copy, run_copy
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.rewriting import plan_recode, run_rewrite
-from tiered.scrub import plan_scrub, report_of, run_scrub
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.object_settings import ObjectSettings
+from remote.store.open_store import open_store
+from remote.store.unfinished_uploads import UnfinishedUploads
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.rewriting import plan_recode, run_rewrite
 
 pytestmark = pytest.mark.timeout(120)
 LATER = NOW + 400 * 86_400_000

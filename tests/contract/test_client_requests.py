@@ -1,7 +1,7 @@
 """What s3fs sends for what is asked of it, counted: the table by which reads and writes are laid out here.
 
-The manual's section 2. Whoever raises s3fs and finds this red: `remote.s3_store` and the ranges of
-`remote.range_reader` rest on these numbers, and so does what a request costs.
+The manual's section 2. Whoever raises s3fs and finds this red: `remote.store.s3_store` and the ranges of
+`remote.fetch.range_reader` rest on these numbers, and so does what a request costs.
 """
 
 from __future__ import annotations

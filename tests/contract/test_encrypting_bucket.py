@@ -10,17 +10,17 @@ from between_server import BetweenServer
 
 from local.errors import AccessDenied, InvalidRequest
 from local.names import TopicPartition
-from remote.fsspec_store import open_store
+from remote.gc.pins import list_pins
 from remote.keys import partition_prefix
-from remote.metadata_log import MetadataLog
-from remote.object_settings import ObjectSettings
-from remote.pins import list_pins
-from remote.probe import probe_store
-from remote.segment import PART_BYTES
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
+from remote.store.object_settings import ObjectSettings
+from remote.store.open_store import open_store
+from remote.store.probe import probe_store
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.remote_view import open_remote
+from tiered.read.bucket_reader import open_remote
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 ID = "A" * 22

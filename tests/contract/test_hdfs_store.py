@@ -15,13 +15,13 @@ from contextlib import closing, suppress
 import pytest
 
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
-from remote.fsspec_store import open_store
-from remote.hdfs_errors import translate
-from remote.hdfs_store import ASIDE_AGE_MAX_MS
 from remote.keys import new_ulid
-from remote.retrying_store import RetryPolicy
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource, ranged_source
+from remote.store.hdfs_errors import translate
+from remote.store.hdfs_store import ASIDE_AGE_MAX_MS
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import open_store
 
 ONCE = RetryPolicy(attempts_max=1)
 TWICE = RetryPolicy(attempts_max=2, sleep=lambda _: None)

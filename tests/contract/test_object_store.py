@@ -1,4 +1,4 @@
-"""One suite over every object store and every wrapper: the text of `remote.store`, as tests."""
+"""One suite over every object store and every wrapper: the text of `remote.store.protocol`, as tests."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import obstore.exceptions
 import pytest
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
-from remote.file_store import ASIDE, FileStore
-from remote.fsspec_store import open_store
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from remote.observed_store import ObservedStore
-from remote.part_sending import PartSender
-from remote.probe import probe_store
-from remote.retrying_store import RetryingStore, RetryPolicy
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from remote.throttled_store import ThrottledStore
-from remote.watched_store import WatchedStore
+from remote.store.file_store import ASIDE, FileStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.deadline_store import WatchedStore
+from remote.store.middleware.metered_store import MeteredStore
+from remote.store.middleware.observed_store import ObservedStore
+from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.throttled_store import ThrottledStore
+from remote.store.open_store import open_store
+from remote.store.part_uploads import PartSender
+from remote.store.probe import probe_store
 
 ONCE = RetryPolicy(attempts_max=1)
 NUMBERS = itertools.count()  # of buckets: each test has its own, and none of the other files

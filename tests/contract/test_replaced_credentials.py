@@ -10,10 +10,9 @@ import pytest
 from between_server import BetweenServer, Request
 
 from local.errors import AccessDenied, LogError, Unavailable
-from remote import s3_store
-from remote.fsspec_store import open_store
-from remote.retrying_store import RetryPolicy
-from remote.store import ObjectStore
+from remote.store import ObjectStore, s3_store
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import open_store
 
 pytestmark = pytest.mark.server
 PATIENT = RetryPolicy(wait_first_s=0.01, wait_max_s=0.01)

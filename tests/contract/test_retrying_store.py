@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import pytest
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
-from remote.memory_store import MemoryStore
-from remote.metered_store import LIST_PAGE, MeteredStore, RequestCounts
-from remote.retrying_store import RetryBudget, RetryingStore, RetryPolicy
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ObjectInfo, ranged_source
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import LIST_PAGE, MeteredStore, RequestCounts
+from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 
 ONCE = RetryPolicy(attempts_max=1)
 LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
@@ -63,7 +63,7 @@ class TestRetryPolicy:
         assert len(calls) == 2
 
     def test_a_call_that_goes_well_loads_nothing_for_those_that_do_not(self):
-        code = "import sys; from remote.retrying_store import RetryPolicy; RetryPolicy().call(list); "
+        code = "import sys; from remote.store.middleware.retrying_store import RetryPolicy; RetryPolicy().call(list); "
         code += "assert 'tenacity' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from local.errors import InvalidRequest, NotFound
-from remote.fsspec_store import open_store
-from remote.object_settings import ObjectSettings
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
+from remote.store.object_settings import ObjectSettings
+from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 
 ROOT = Path(__file__).parents[2]

@@ -8,13 +8,13 @@ import pytest
 from botocore.parsers import ResponseParserError
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
-from remote.fsspec_store import S3_CLIENTS as CLIENTS
-from remote.fsspec_store import open_store
-from remote.retrying_store import RetryPolicy
-from remote.s3_answers import of_answer
-from remote.s3_errors import translate
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import S3_CLIENTS as CLIENTS
+from remote.store.open_store import open_store
+from remote.store.s3_answers import of_answer
+from remote.store.s3_errors import translate
 
 pytestmark = pytest.mark.server
 ONCE = RetryPolicy(attempts_max=1)
@@ -197,7 +197,7 @@ def test_the_client_is_the_faster_one_that_is_installed_and_a_wrong_name_is_refu
     assert chosen == {"auto": "ObstoreS3Store", "s3fs": "S3Store", "obstore": "ObstoreS3Store"}
     with pytest.raises(InvalidRequest, match=r"option=client choices=auto,s3fs,obstore$"):
         open_store("s3://bucket", {**options, "client": "curl"})
-    monkeypatch.setattr("remote.obstore_options.is_installed", lambda: False)
+    monkeypatch.setattr("remote.store.obstore_options.is_installed", lambda: False)
     assert type(open_store("s3://bucket", options)._inner._inner).__name__ == "S3Store"
     with pytest.raises(InvalidRequest, match=r"library=obstore install=pip install 'tiered\[obstore\]'$"):
         open_store("s3://bucket", {**options, "client": "obstore"})

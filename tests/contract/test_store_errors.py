@@ -12,15 +12,15 @@ from urllib.parse import quote
 import pytest
 
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
-from remote.file_store import FileStore
-from remote.fsspec_store import open_store
-from remote.memory_store import MemoryStore
-from remote.probe import RACERS, probe_store
-from remote.retrying_store import RetryPolicy
-from remote.s3_store import S3Store
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ranged_source
-from remote.transfer import SegmentToCopy, copy_segment
+from remote.store.file_store import FileStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import open_store
+from remote.store.probe import RACERS, probe_store
+from remote.store.s3_store import S3Store
 
 ONCE = RetryPolicy(attempts_max=1)
 LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)

@@ -11,9 +11,9 @@ import pytest
 from between_server import BetweenServer
 
 from local.errors import InvalidRequest, NotFound, Unavailable
-from remote.retrying_store import RetryPolicy
-from remote.unfinished_uploads import UnfinishedUploads
-from remote.watched_store import Deadlines
+from remote.store.middleware.deadline_store import Deadlines
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.unfinished_uploads import UnfinishedUploads
 
 pytestmark = pytest.mark.timeout(60)
 PART = b"p" * (5 << 20)

@@ -8,10 +8,10 @@ import pytest
 from between_server import BetweenServer
 
 from local.errors import Corrupt, LogError, Unavailable
-from remote.fsspec_store import open_store
-from remote.retrying_store import RetryPolicy
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import open_store
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 PART = bytes(PART_BYTES)

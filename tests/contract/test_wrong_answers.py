@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from local.errors import AlreadyExists, Corrupt, Unavailable
-from remote.fsspec_store import open_store
-from remote.retrying_store import RetryPolicy
 from remote.store import UploadSource
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.open_store import open_store
 
 BODY = bytes(range(256)) * 4
 PATIENT = RetryPolicy(attempts_max=4, wait_first_s=0.0, wait_max_s=0.0, sleep=lambda seconds: None)

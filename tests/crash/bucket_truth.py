@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from remote.bucket_check import BucketReport
-from remote.encryption import NO_KEYS, KeyRing
-from remote.fsspec_store import open_store
+from remote.check.partition_check import BucketReport
 from remote.keys import HEADS
+from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
-from tiered.bucket_check import check_bucket, damage
+from remote.store.open_store import open_store
+from tiered.health.bucket_check import check_bucket, damage
 
 
 def assert_sound(

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from local import kernels
-from local.batch import encode_batch
-from local.index_building import build_indexes
-from remote.at_rest import AS_IT_IS, AtRest
-from remote.catalog import RemotePartitionName
-from remote.chunks import ZSTD
-from remote.encryption import KeyRing
-from remote.head_changes import Change, add_segments, expire_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.segment import RemoteSegment
-from remote.spilling import SpillRule
+from local.index.index_building import build_indexes
+from local.records.batch import encode_batch
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import Change, add_segments, expire_segments
+from remote.manifest.page_spill import SpillRule
+from remote.manifest.view import CompactedView, ViewRun
+from remote.manifest.view_changes import switch_view
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import ZSTD
+from remote.segments.encryption import KeyRing
+from remote.segments.object_encoding import AS_IT_IS, AtRest
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
-from remote.transfer import SegmentToCopy, copy_segment
-from remote.view import CompactedView, ViewRun
-from remote.view_changes import switch_view
-from tiered.copying import SegmentWatch
+from remote.store.memory_store import MemoryStore
+from tiered.partition.segment_inspection import SegmentWatch
 
 NOW = 1_800_000_000_000
 TOPIC_ID = "B" * 22

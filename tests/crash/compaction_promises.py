@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from log_script import Story
 
-from local.isolation import Isolation
 from local.log import Log
+from local.records.isolation import Isolation
 
 
 @dataclass

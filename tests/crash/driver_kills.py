@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bucket_samples import NOW_MS, SampleBucket
 from bucket_truth import assert_sound
 
-from local.batch import encode_batch
+from local.records.batch import encode_batch
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.file_store import FileStore
-from remote.fsspec_store import open_store
+from remote.manifest.catalog import list_partitions
 from remote.store import ObjectStore
-from tiered.remote_view import RemoteLog
+from remote.store.file_store import FileStore
+from remote.store.open_store import open_store
+from tiered.read.bucket_reader import RemoteLog
 
 EFFECTS = ("put", "put_if_absent", "upload", "delete")
 DAY = 86_400_000
@@ -130,12 +130,12 @@ def _topic(home: Path) -> None:
 def _compact(home: Path, spark: Any) -> None:
     """In rounds of four rows, so that a partition has heads of its own in between."""
     if spark is not None:
-        from tiered.spark.compaction import compact
+        from tiered.spark.jobs.compaction import compact
 
         more = {"group_bytes": 300, "rows_max": 4}
         compact(spark, _url(home), ["t"], settings=COMPACTED, job_id="nightly", now_ms=NOW_MS, **more)  # type: ignore[arg-type]
         return
-    from tiered.bucket_passes import compact_partition
+    from tiered.jobs.compaction_passes import compact_partition
 
     store = open_store(_url(home))
     for name in list_partitions(store):
@@ -158,9 +158,9 @@ def _ingest(home: Path, spark: Any) -> None:
     """Two tasks, two partitions, beside what is there."""
     import pyarrow as pa
 
-    from local.record_columns import of_arrow
-    from tiered.ingest import commit_ingest, plan_ingest
-    from tiered.ingest_task import IngestTask
+    from local.records.record_columns import of_arrow
+    from tiered.jobs.ingest import commit_ingest, plan_ingest
+    from tiered.jobs.ingest_task import IngestTask
 
     del spark  # its sink commits in a process of its own: tests/spark/test_spark_kills.py
     store = open_store(_url(home))
@@ -179,13 +179,13 @@ def _ingest(home: Path, spark: Any) -> None:
 
 
 def _rewritten(home: Path, spark: Any, planned: Callable[[ObjectStore, Any], Any]) -> None:
-    from tiered.rewriting import run_rewrite
-    from tiered.spark.bucket import Bucket
+    from tiered.jobs.job_bucket import Bucket
+    from tiered.jobs.rewriting import run_rewrite
 
     store = open_store(_url(home))
     plans = [planned(store, name) for name in list_partitions(store)]
     if spark is not None:
-        from tiered.spark.rewriting import rewrite
+        from tiered.spark.jobs.rewriting import rewrite
 
         rewrite(spark, Bucket(url=_url(home)), plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
     else:
@@ -195,13 +195,13 @@ def _rewritten(home: Path, spark: Any, planned: Callable[[ObjectStore, Any], Any
 
 
 def _merge(home: Path, spark: Any) -> None:
-    from tiered.rewriting import plan_merge
+    from tiered.jobs.rewriting import plan_merge
 
     _rewritten(home, spark, lambda store, name: plan_merge(store, name, now_ms=NOW_MS, target_bytes=600))
 
 
 def _recode(home: Path, spark: Any) -> None:
-    from tiered.rewriting import plan_recode
+    from tiered.jobs.rewriting import plan_recode
 
     _rewritten(home, spark, lambda store, name: plan_recode(store, name, now_ms=NOW_MS, codec="zstd"))
 
@@ -212,13 +212,13 @@ def _two_buckets(home: Path) -> None:
 
 
 def _copy(home: Path, spark: Any) -> None:
-    from tiered.bucket_copying import plan_copy, run_copy
-    from tiered.spark.bucket import Bucket
+    from tiered.jobs.bucket_copying import plan_copy, run_copy
+    from tiered.jobs.job_bucket import Bucket
 
     store, target = open_store(_url(home)), open_store(_url(home, "copy"))
     plans = [plan_copy(store, target, name, now_ms=NOW_MS) for name in list_partitions(store)]
     if spark is not None:
-        from tiered.spark.copying import copy
+        from tiered.spark.jobs.copying import copy
 
         buckets = Bucket(url=_url(home)), Bucket(url=_url(home, "copy"))
         outcomes = copy(spark, *buckets, plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
@@ -234,10 +234,10 @@ def _fleet(home: Path) -> None:
     import pyarrow as pa
     from pipeline_world import NOW, FleetWorld
 
-    from local.record_columns import of_arrow
-    from tiered.bucket_retention import commit_retention, plan_retention
-    from tiered.ingest import commit_ingest, plan_ingest
-    from tiered.ingest_task import IngestTask
+    from local.records.record_columns import of_arrow
+    from tiered.jobs.bucket_retention import commit_retention, plan_retention
+    from tiered.jobs.ingest import commit_ingest, plan_ingest
+    from tiered.jobs.ingest_task import IngestTask
 
     world = FleetWorld(home, 1)
     world.fill(0, rounds=3, per=30)
@@ -263,15 +263,15 @@ def _fleet(home: Path) -> None:
 def _pipeline(home: Path, spark: Any) -> None:
     from pipeline_world import NOW
 
-    from tiered.pipeline import Fleet, Stage, State
-    from tiered.pipeline_job import Here, run_pipeline
-    from tiered.pipeline_state import PipelineState
-    from tiered.spark.bucket import Bucket
+    from tiered.jobs.job_bucket import Bucket
+    from tiered.jobs.pipeline import Fleet, Stage, State
+    from tiered.jobs.pipeline_job import Here, run_pipeline
+    from tiered.jobs.pipeline_state import PipelineState
 
     runner: Any = Here()
     is_first = not (home / "nightly.jsonl").exists()
     if spark is not None:
-        from tiered.spark.pipeline import SparkRunner
+        from tiered.spark.jobs.pipeline import SparkRunner
 
         runner = SparkRunner(spark, job_id="nightly", wave_tasks=2)
     fleet = Fleet(bucket=Bucket(url=_url(home)), nodes=(str(home / "node-0"),), target_bytes=20_000)
@@ -423,7 +423,7 @@ def _in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
 
 def careless() -> None:
     """Break the rule by hand: what is replaced is deleted before the head that replaces it."""
-    from tiered import rewriting
+    from tiered.jobs import rewriting
 
     real = rewriting.commit_groups
 

@@ -25,20 +25,20 @@ from disk_model import ModelDisk
 from fault_kinds import Clock, FaultStore, Kind, Plan
 
 from local.errors import LogError
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
-from remote import metadata_log
-from remote.bucket_check import ObjectKind
-from remote.encryption import KeyRing
-from remote.memory_store import MemoryStore
-from remote.spilling import SpillRule
-from remote.watched_store import Deadlines, WatchedStore
-from tiered import committing
-from tiered.config import Config
-from tiered.key_rings import KEYS_VARIABLE
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.check.partition_check import ObjectKind
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.deadline_store import Deadlines, WatchedStore
+from tiered.config.config import Config
+from tiered.config.key_rings import KEYS_VARIABLE
+from tiered.maintenance import upload_and_commit
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 NOW = 1_800_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000
@@ -371,23 +371,23 @@ SCENES = {
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Segments of this size have several chunks then, so ranges begin inside the object."""
-    real = committing.copy_segment
-    committing.copy_segment = partial(real, chunk_bytes=256)
+    real = upload_and_commit.copy_segment
+    upload_and_commit.copy_segment = partial(real, chunk_bytes=256)
     try:
         yield
     finally:
-        committing.copy_segment = real
+        upload_and_commit.copy_segment = real
 
 
 @contextmanager
 def pages_of_three() -> Iterator[None]:
     """Heads keep hardly a row then."""
-    real = metadata_log.SPILL_RULE
-    metadata_log.SPILL_RULE = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    real = commit_protocol.SPILL_RULE
+    commit_protocol.SPILL_RULE = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
     try:
         yield
     finally:
-        metadata_log.SPILL_RULE = real
+        commit_protocol.SPILL_RULE = real
 
 
 def _begin(scene: Scene, mode: Mode) -> World:

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any
 
 from local.errors import AccessDenied, AlreadyExists, LogError, NotFound, Unavailable
-from remote.memory_store import MemoryStore
 from remote.store import Asked, Body, ObjectInfo, UploadSource, read_each
+from remote.store.memory_store import MemoryStore
 
 BODIES = frozenset({"get", "get_range", "get_ranges"})
 RANGES = frozenset({"get_range", "get_ranges"})

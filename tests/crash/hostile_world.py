@@ -24,8 +24,8 @@ from hostile_stores import LyingGate
 from local_servers import RunningServer, request
 from outage_gate import HOST, Way
 
-from remote.fsspec_store import open_store
-from remote.head import decode_line, encode_line
+from remote.manifest.manifest import decode_line, encode_line
+from remote.store.open_store import open_store
 
 RECORDS = 400
 PARTITIONS = ("plain/0", "plain/1", "newest/0", "kept/0")

@@ -24,7 +24,8 @@ from disk_model import ModelDisk
 from log_programs import Case
 from log_script import FLUSHED, NAME, RETENTION_MS, ROOT, Story, World, play
 
-from local import kernels, offset_index, time_index
+from local import kernels
+from local.index import offset_index, time_index
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from disk_model import ModelDisk
 
-from local import cleaner, truncation
-from local.log import Durability, Log
-from local.log_dirs import LogDirectory
+from local.cleaner import cleaner
+from local.format.record import Record
+from local.log import Durability, Log, truncation
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)

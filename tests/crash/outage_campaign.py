@@ -32,7 +32,7 @@ from real_daemon import Daemon, Node  # noqa: E402
 
 from local.names import TopicPartition  # noqa: E402
 from tiered.demo.s3_endpoint import S3Endpoint  # noqa: E402
-from tiered.remote_view import open_remote  # noqa: E402
+from tiered.read.bucket_reader import open_remote  # noqa: E402
 
 APPEND_S = 1.0  # an append to each topic
 RETENTION_MS = 15 * 60_000
@@ -56,8 +56,8 @@ DEFAULTS = {"retention.ms": "-1", "remote.log.delete.grace.ms": "2m"}
 # The daemon as it is; a line on stdin ends the appends. An acknowledgement is a line in the environment's file.
 PROGRAM = f"""
 import os, sys, threading, time
-from local.log import Durability
-from local.record import Record
+from local.log.log import Durability
+from local.format.record import Record
 from tiered.cli import run as running
 TOPICS = {[(name, count, size) for name, (_, count, size) in TOPICS.items()]!r}
 ended = threading.Event()

@@ -6,16 +6,16 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from local.findings import Severity, worst
-from remote.bucket_check import check_partition
-from remote.head import Head, decode_head
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from local.verify.findings import Severity, worst
+from remote.check.partition_check import check_partition
+from remote.fetch.range_reader import RemotePartition
 from remote.keys import HEADS
-from remote.metadata_log import LogState, MetadataLog
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest import Head, decode_head
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
-from remote.transfer import SegmentToCopy, copy_segment
 
 TOPIC, TOPIC_ID = "orders", "AAAAAAAAAAAAAAAAAAAAAA"
 PREFIX = f"{TOPIC}-{TOPIC_ID}/0/"

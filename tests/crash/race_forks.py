@@ -18,11 +18,11 @@ from race_truth import Truth
 
 from local.errors import LogError
 from local.names import TopicPartition
-from remote.catalog import list_partitions
 from remote.keys import parse_head_key, partition_prefix
+from remote.manifest.catalog import list_partitions
 from remote.store import Body, ObjectStore
-from tiered.forking import PartitionFork, plan_fork, run_fork
-from tiered.topics import Topic, TopicRegistry
+from tiered.migrate.fork import PartitionFork, plan_fork, run_fork
+from tiered.node.topic_registry import Topic, TopicRegistry
 
 FORK = TopicPartition("f", 0)
 

@@ -12,14 +12,14 @@ from race_stage import NOW, Actor, GatedStore, Life, ProcessDied, Race
 from race_truth import Truth, plain, records_in
 
 from local.errors import Conflict, LogError, NotFound, OffsetOutOfRange, Unavailable
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
-from remote.memory_store import MemoryStore
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.topics import Topic
-from tiered.views import build_views, drop_views, plan_views
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views
+from tiered.manager.manager import LogManager
+from tiered.node.topic_registry import Topic
 
 SETTINGS = {
     "num.recovery.threads.per.data.dir": "1",

@@ -11,20 +11,20 @@ from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 from race_truth import Truth
 
 from local.errors import LogError
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.chunk_cache import ChunkCache
-from remote.guest import GuestLog
-from remote.head import Head, JobNote
-from remote.job_changes import Replacement, replace_tiled
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.pins import list_pins
 from remote.keys import new_ulid
-from remote.pins import list_pins
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.job_changes import Replacement, replace_tiled
+from remote.manifest.manifest import Head, JobNote
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
-from remote.transfer import SegmentToCopy, copy_segment
-from tiered.bucket_deletion import delete_unlinked, plan_deletion
-from tiered.garbage import GarbageList, delete_garbage, list_garbage
-from tiered.writer_ids import DELETION
+from tiered.jobs.bucket_deletion import delete_unlinked, plan_deletion
+from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
+from tiered.node.writer_ids import DELETION
 
 
 def merge(actor: Actor, truth: Truth) -> None:

@@ -10,30 +10,26 @@ import pytest
 from race_scenes import BASE, EXPIRES, KEEPS, SceneOfRace, plain_scene
 from race_stage import HOUR, GatedStore
 
-from local import swap
-from local.epochs import EpochRange, LeaderEpochs
 from local.errors import NotFound
+from local.log.leader_epochs import EpochRange, LeaderEpochs
+from local.segment import swap
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
-from remote import (
-    due_deletion,
-    guest,
-    head_collection,
-    metadata_log,
-    orphans,
-    page_removal,
-    partition_removal,
-    pin_watch,
-    spilling,
-)
-from remote.head import Head
-from remote.head_changes import Change
+from remote.gc import delayed_delete, old_manifests, orphans, page_removal, partition_removal, pin_watch
+from remote.gc.pinned_manifest import PinnedLog
 from remote.keys import full_key, head_key
-from remote.metadata_log import LogState, MetadataLog
-from remote.pinned_head import PinnedLog
-from remote.spill_page import encode_page
-from tiered import agreement, apply, bucket_deletion, forking, opening, partition, pausing, view_building
+from remote.manifest import co_writer, commit_protocol, page_spill
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import Change
+from remote.manifest.manifest_page import encode_page
+from tiered.jobs import bucket_deletion
+from tiered.maintenance import apply
+from tiered.migrate import fork as forking
+from tiered.node import upload_pause
+from tiered.partition import partition, partition_opening, reconciliation
+from tiered.views import view_building
 
 Patch = pytest.MonkeyPatch
 
@@ -77,17 +73,17 @@ def _histories_are_compared_from_one_side(patch: Patch) -> None:
         return found if found is not None and found < local.next_offset else None
 
     patch.setattr(tier_relation, "first_contradiction", first_contradiction)
-    patch.setattr(agreement, "_is_other_writer", lambda log, head, mark: False)
-    patch.setattr(opening, "check_same_records", lambda *held, **more: None)  # it sees to most of them, too
+    patch.setattr(reconciliation, "_is_other_writer", lambda log, head, mark: False)
+    patch.setattr(partition_opening, "check_same_records", lambda *held, **more: None)  # it sees to most of them, too
 
 
 def _histories_are_not_compared(patch: Patch) -> None:
     agrees = TierVerdict(relation=Relation.BEHIND)
-    patch.setattr(agreement, "tier_relation", lambda local, remote: agrees)
+    patch.setattr(reconciliation, "tier_relation", lambda local, remote: agrees)
 
 
 def _the_bucket_is_not_agreed_with(patch: Patch) -> None:
-    patch.setattr(opening, "reconcile", lambda log, head, **more: None)
+    patch.setattr(partition_opening, "reconcile", lambda log, head, **more: None)
 
 
 def _records_have_no_epoch(patch: Patch) -> None:
@@ -139,7 +135,7 @@ def _a_pin_that_was_seen_counts_for_what_left_before_it_alone(patch: Patch) -> N
 
 
 def _pinned_heads_are_collected(patch: Patch) -> None:
-    patch.setattr(head_collection, "list_pins", lambda store, prefix: [])
+    patch.setattr(old_manifests, "list_pins", lambda store, prefix: [])
 
 
 def _a_lapsed_pin_shows_another_manifest(patch: Patch) -> None:
@@ -254,7 +250,7 @@ def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
 
 
 def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
-    patch.setattr(orphans, "named_by", spilling.named_keys)
+    patch.setattr(orphans, "named_by", page_spill.named_keys)
 
 
 def _rows_in_pages_name_nothing(patch: Patch) -> None:
@@ -263,12 +259,12 @@ def _rows_in_pages_name_nothing(patch: Patch) -> None:
 
 
 def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
-    def adopt(self: guest.GuestLog, found: Head) -> None:
+    def adopt(self: co_writer.GuestLog, found: Head) -> None:
         self._epoch = found.epoch
         self._set(found)
 
-    patch.setattr(guest.GuestLog, "_adopt", adopt, raising=False)
-    patch.setattr(metadata_log, "names_older_objects", lambda draft, changed: None)
+    patch.setattr(co_writer.GuestLog, "_adopt", adopt, raising=False)
+    patch.setattr(commit_protocol, "names_older_objects", lambda draft, changed: None)
 
 
 def _an_epoch_is_taken_from_anybody(patch: Patch) -> None:
@@ -282,7 +278,7 @@ def _who_deletes_asks_no_fork(patch: Patch) -> None:
     def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
         store.delete([prefix + key for key in keys if not key.startswith("/")])
 
-    for module in (due_deletion, page_removal, partition_removal):
+    for module in (delayed_delete, page_removal, partition_removal):
         patch.setattr(module, "delete_objects", delete_objects)
 
 
@@ -294,7 +290,7 @@ def _a_fork_deletes_what_it_let_go_of(patch: Patch) -> None:
     def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
         store.delete([full_key(prefix, key) for key in keys])
 
-    for module in (due_deletion, page_removal, partition_removal):
+    for module in (delayed_delete, page_removal, partition_removal):
         patch.setattr(module, "delete_objects", delete_objects)
 
 
@@ -308,7 +304,7 @@ def _a_fork_is_told_of_without_a_look(patch: Patch) -> None:
 
 
 def _announcements_go_when_their_pins_end(patch: Patch) -> None:
-    patch.setattr(head_collection, "is_over", lambda store, fork: True)
+    patch.setattr(old_manifests, "is_over", lambda store, fork: True)
 
 
 def _a_look_without_forks_is_good_for_ever(patch: Patch) -> None:
@@ -322,7 +318,9 @@ def _a_pause_stops_nothing(patch: Patch) -> None:
 
 def _a_pause_ends_with_its_process(patch: Patch) -> None:
     """What is on the disk is not looked at when another one opens it."""
-    patch.setattr(pausing, "_read", lambda places: pausing._Look(pausing._NOTHING, is_damaged=False, unreachable=0))
+    patch.setattr(
+        upload_pause, "_read", lambda places: upload_pause._Look(upload_pause._NOTHING, is_damaged=False, unreachable=0)
+    )
 
 
 def _in(trait: Callable[[SceneOfRace], object]) -> Callable[[SceneOfRace], SceneOfRace | None]:

@@ -8,15 +8,15 @@ from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 from race_truth import Truth, plain, records_in, view_name
 
 from local.errors import Conflict, NotFound, OffsetOutOfRange, Unavailable
-from remote.chunk_cache import ChunkCache
-from remote.head import Head
-from remote.metadata_index import MetadataIndex, Pages
-from remote.metadata_log import MetadataLog
-from remote.pinned_head import PinnedLog
-from remote.pins import Pin, pin_newest, release
-from remote.range_reader import RemotePartition
-from remote.view import find_view
-from tiered.remote_view import RemoteLog
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.pinned_manifest import PinnedLog
+from remote.gc.pins import Pin, pin_newest, release
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_lookup import MetadataIndex, Pages
+from remote.manifest.view import find_view
+from tiered.read.bucket_reader import RemoteLog
 
 
 def read(actor: Actor, truth: Truth) -> None:

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from policies import head_collection, invariants
-from remote import metadata_log
-from remote.spilling import SpillRule
-from tiered import forking
+from policies import invariants, manifest_collection
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.migrate import fork
 
 GRACE_MS = 3_600_000
 BASE = {"remote.storage.enable": "true", "remote.log.delete.grace.ms": "1h"}
@@ -87,13 +87,13 @@ class SceneOfRace:
         """The numbers that a race of this size needs smaller than the product has them."""
         with ExitStack() as stack:
             if self.rule is not None:
-                stack.enter_context(mock.patch.object(metadata_log, "SPILL_RULE", self.rule))
+                stack.enter_context(mock.patch.object(commit_protocol, "SPILL_RULE", self.rule))
             if self.kept_heads is not None:
-                stack.enter_context(mock.patch.object(head_collection, "HEADS_KEPT", self.kept_heads))
-                stack.enter_context(mock.patch.object(head_collection, "HEADS_AT_ONCE", 2))
+                stack.enter_context(mock.patch.object(manifest_collection, "HEADS_KEPT", self.kept_heads))
+                stack.enter_context(mock.patch.object(manifest_collection, "HEADS_AT_ONCE", 2))
                 stack.enter_context(mock.patch.object(invariants, "HEADS_KEPT_MIN", 1))
             if self.has_fork:  # so that a forker may sleep past the end of its pin
-                stack.enter_context(mock.patch.object(forking, "PIN_MS", GRACE_MS // 2))
+                stack.enter_context(mock.patch.object(fork, "PIN_MS", GRACE_MS // 2))
             yield
 
 

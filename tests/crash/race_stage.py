@@ -21,8 +21,8 @@ from race_scenes import SceneOfRace
 from race_truth import Truth
 
 from local.errors import LogError, Unavailable
-from remote.memory_store import MemoryStore
 from remote.store import Asked, Body, ObjectInfo, UploadSource, read_if_there
+from remote.store.memory_store import MemoryStore
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

@@ -10,20 +10,20 @@ from typing import Any
 from race_scenes import GRACE_MS, SceneOfRace
 
 from local import kernels
-from local.batch_runs import BatchRuns
 from local.errors import LogError
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
+from local.records.batch_runs import BatchRuns
 from remote import keys
-from remote.head import Head, SpillRow, decode_head
-from remote.head_chain import decode_boundary
-from remote.memory_store import MemoryStore
-from remote.metadata_index import MetadataIndex
-from remote.pins import Pin
-from remote.segment import RemoteSegment
-from remote.spill_page import Rows, decode_page
-from remote.spilling import keys_of
-from remote.view import CompactedView
+from remote.gc.pins import Pin
+from remote.manifest.manifest import Head, SpillRow, decode_head
+from remote.manifest.manifest_chain import decode_boundary
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.manifest_page import Rows, decode_page
+from remote.manifest.page_spill import keys_of
+from remote.manifest.view import CompactedView
+from remote.segment_entry import RemoteSegment
+from remote.store.memory_store import MemoryStore
 
 STRANGERS = (  # below the partition's prefix or beside it; nobody's business
     "README.txt",

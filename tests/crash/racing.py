@@ -50,11 +50,11 @@ from race_stage import HOUR, Actor, GatedStore, Life, Race
 from race_truth import Truth
 
 from local.errors import Conflict, Corrupt
-from remote.bucket_check import ObjectKind
+from remote.check.partition_check import ObjectKind
 from remote.keys import partition_prefix
-from tiered import forking
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from tiered.manager.manager import LogManager
+from tiered.migrate import fork
+from tiered.read.bucket_reader import RemoteLog
 
 __all__ = ["GatedStore", "Race", "race_once"]
 
@@ -168,7 +168,7 @@ def _drawn_ids(race: Race) -> Iterator[None]:
     """Names of objects and commits come from the seed, so that a seed's story is the same every time."""
     rng = random.Random(f"{race.seed} ids")
     real = secrets.randbits
-    new_topic_id, forking.new_topic_id = forking.new_topic_id, lambda: f"{rng.getrandbits(64):021x}A"  # type: ignore[attr-defined]
+    new_topic_id, fork.new_topic_id = fork.new_topic_id, lambda: f"{rng.getrandbits(64):021x}A"  # type: ignore[attr-defined]
     secrets.randbits = rng.getrandbits
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -176,5 +176,5 @@ def _drawn_ids(race: Race) -> Iterator[None]:
         yield
     finally:
         secrets.randbits = real
-        forking.new_topic_id = new_topic_id  # type: ignore[attr-defined]
+        fork.new_topic_id = new_topic_id  # type: ignore[attr-defined]
         logging.disable(level)

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
-from tiered.config import Config
-from tiered.manager import LogManager
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 
 T = TypeVar("T")
 NOW = 1_700_000_000_000
@@ -31,7 +31,7 @@ COUNT = 200
 IMPATIENT = """
 import functools, sys
 from remote import fsspec_store, s3_store
-from remote.retrying_store import RetryPolicy
+from remote.store.middleware.retrying_store import RetryPolicy
 from tiered import manager
 s3_store.CLIENT_AGE_MIN_S = 0.0
 manager.DRAIN_S = 2.0
@@ -221,8 +221,8 @@ def wait_for(look: Callable[[], T | None], what: str, may_wait: Callable[[], boo
 # first number and the count of records; the answer goes to stdout.
 APPENDING = """
 import sys, threading, time
-from local.log import Durability
-from local.record import Record
+from local.log.log import Durability
+from local.format.record import Record
 from tiered.cli import run as running
 started = running._started
 def _started(*words, **more):

@@ -17,13 +17,13 @@ from fault_kinds import PUTS, Clock, FaultStore, Kind, Plan
 
 from local.errors import LogError
 from local.names import TopicPartition
-from remote.bucket_check import ObjectKind
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.check.partition_check import ObjectKind
+from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.remote_view import RemoteLog
-from tiered.rewriting import plan_merge, plan_recode, run_rewrite
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
+from tiered.read.bucket_reader import RemoteLog
 
 NAME = TopicPartition("t", 0)
 CHUNK = 512
@@ -155,7 +155,7 @@ def check_end(world: CareWorld, truth: list[Record]) -> None:
 
 
 def assert_sound_with_keys(world: CareWorld) -> list:
-    from tiered.bucket_check import check_bucket, damage
+    from tiered.health.bucket_check import check_bucket, damage
 
     reports = check_bucket(world.store, keys=KEYS)
     assert damage(reports) == []

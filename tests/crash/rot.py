@@ -13,16 +13,16 @@ from dataclasses import replace
 from care_world import KEYS, named
 from remote_samples import forged
 
-from remote.bucket_check import survey_partition
-from remote.head import Head
-from remote.index_bundle import SECTIONS
+from remote.check.partition_check import survey_partition
 from remote.keys import head_key, parse_head_key, parse_spill_key
-from remote.memory_store import MemoryStore
-from remote.metadata_index import Pages
-from remote.segment import IndexRange, RemoteSegment
-from remote.spill_page import encode_page
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.scrub_report import ScrubReport
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_lookup import Pages
+from remote.manifest.manifest_page import encode_page
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.index_bundle import SECTIONS
+from remote.store.memory_store import MemoryStore
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.health.scrub_report import ScrubReport
 
 NOW = 1_800_000_000_000
 

@@ -17,15 +17,15 @@ from fault_store import Fault, FaultStore, Killed
 from test_recompaction_faults import HOUR, NAME, TOPIC, Story, check, check_bucket_alone, open_manager
 
 from local.errors import Conflict, Fenced, LogError, NotFound
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.head import Head
-from remote.memory_store import MemoryStore
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.manifest import Head
 from remote.store import ObjectStore
-from tiered import bucket_compaction, bucket_passes
-from tiered.bucket_compaction import CompactionOutcome, CompactionPlan
-from tiered.bucket_passes import compact_partition
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from tiered.jobs import bucket_compaction, compaction_passes
+from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
+from tiered.jobs.compaction_passes import compact_partition
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 
 class Scene:
@@ -245,11 +245,11 @@ def test_tombstones_that_go_without_a_bound_are_seen(monkeypatch: pytest.MonkeyP
 
 
 def test_records_that_a_job_takes_without_a_newer_one_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bucket_passes.newest_by_group
+    real = compaction_passes.newest_by_group
 
-    def forgetful(plan: CompactionPlan, runs: Iterable[bucket_passes.KeyRun]) -> dict[int, object]:
+    def forgetful(plan: CompactionPlan, runs: Iterable[compaction_passes.KeyRun]) -> dict[int, object]:
         return {number: found[1:] for number, found in real(plan, runs).items()}
 
-    monkeypatch.setattr(bucket_passes, "newest_by_group", forgetful)
+    monkeypatch.setattr(compaction_passes, "newest_by_group", forgetful)
     with pytest.raises(AssertionError):
         test_jobs_and_a_manager_in_turns(SETTINGS[1])

@@ -12,30 +12,30 @@ from disk_model import ModelDisk
 from fault_kinds import Clock, FaultStore, Kind
 from fault_store import FaultStore as Watched
 
-from local.batch import encode_batch
 from local.errors import Conflict, Fenced, LogError, NotFound
-from local.record_columns import of_arrow
-from policies import head_collection
+from local.records.batch import encode_batch
+from local.records.record_columns import of_arrow
+from policies import manifest_collection
 from policies.decisions import ExpirePage
-from remote.guest import GuestLog
-from remote.head import Head, JobNote
-from remote.head_changes import set_properties
-from remote.job_changes import append_rows
+from remote.gc.orphans import find_orphans
+from remote.gc.pins import pin_newest
 from remote.keys import BOUNDARIES, HEADS, PINS, head_key, parse_head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.orphans import find_orphans
-from remote.pins import pin_newest
-from remote.spilling import SpillRule, named_by
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.job_changes import append_rows
+from remote.manifest.manifest import Head, JobNote
+from remote.manifest.manifest_changes import set_properties
+from remote.manifest.page_spill import SpillRule, named_by
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
-from remote.transfer import copy_segment
-from tiered import bucket_deletion
-from tiered.bucket_deletion import QUIET_MS, Freed, delete_unlinked, plan_deletion
-from tiered.bucket_retention import commit_retention, plan_retention
-from tiered.forking import plan_fork, run_fork
-from tiered.ingest import Ingested, IngestPlan, commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from tiered.jobs import bucket_deletion
+from tiered.jobs.bucket_deletion import QUIET_MS, Freed, delete_unlinked, plan_deletion
+from tiered.jobs.bucket_retention import commit_retention, plan_retention
+from tiered.jobs.ingest import Ingested, IngestPlan, commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.read.bucket_reader import RemoteLog
 
 DAY, HOUR = 86_400_000, 3_600_000
 NOW = 1_800_000_000_000
@@ -322,7 +322,7 @@ def _named_live(pinned: Head, store: ObjectStore) -> set[str]:
 
 
 def _rows_of_pages(pinned: Head, store: ObjectStore) -> set[str]:
-    from remote.spilling import keys_of
+    from remote.manifest.page_spill import keys_of
 
     found: set[str] = set()
     for page in pinned.unlinked_pages:
@@ -373,7 +373,7 @@ def test_a_deletion_that_judges_nobody_fences_an_ingest_that_has_begun(monkeypat
 
 def test_a_deletion_that_asks_no_pins_takes_what_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr("remote.pin_watch.list_pins", lambda store, prefix: [])
+    monkeypatch.setattr("remote.gc.pin_watch.list_pins", lambda store, prefix: [])
     with pytest.raises(AssertionError):
         test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it()
 
@@ -385,8 +385,8 @@ KEPT, AT_ONCE = 3, 4
 
 @pytest.fixture
 def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_collection, "HEADS_KEPT", KEPT)
-    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", AT_ONCE)
 
 
 def grown(store: MemoryStore, heads: int, at_ms: int = RETAINED) -> MemoryStore:
@@ -483,9 +483,9 @@ def test_whoever_comes_between_two_calls_of_a_collection_goes_on_unharmed(event:
 
 def test_a_collection_that_asks_no_pins_takes_the_head_that_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr(head_collection, "HEADS_KEPT", KEPT)
-    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr("remote.head_collection.list_pins", lambda store, prefix: [])
+    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr("remote.gc.old_manifests.list_pins", lambda store, prefix: [])
     with pytest.raises((AssertionError, NotFound)):
         test_a_pinned_head_outlives_the_collection_with_all_that_it_names()
 

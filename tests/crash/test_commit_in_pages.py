@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from remote import metadata_log
 from remote.keys import SPILLS
-from remote.memory_store import MemoryStore
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol_world import PREFIX, Writer, check, rows_of
@@ -25,7 +25,7 @@ from test_commit_protocol import (
 @pytest.fixture(autouse=True)
 def hardly_a_row(monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
 
 
 def test_a_page_is_written_before_the_head_that_names_it_and_leaves_by_the_list():

@@ -2,7 +2,7 @@
 
 After each: a fresh reader finds a sound chain of heads, everything that was acknowledged, every row readable in full,
 nothing half-made; and the work can be done again to its end. DESIGN's I7, I8 and the crash table of
-`remote.metadata_log`.
+`remote.manifest.commit_protocol`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from local.errors import Fenced, InvalidRequest, LogError, Unavailable
-from remote.head_changes import add_segments, set_properties
 from remote.keys import DATA, HEADS, parse_data_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import LogState
-from remote.transfer import copy_segment
+from remote.manifest.commit_protocol import LogState
+from remote.manifest.manifest_changes import add_segments, set_properties
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from local.errors import AlreadyExists, Corrupt, Fenced, InvalidRequest, NotFound
-from remote.head import encode_head
-from remote.head_chain import PROBES_MAX
-from remote.head_changes import set_properties
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import LogState, MetadataLog
-from remote.segment import RemoteSegment
-from remote.transfer import copy_segment
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest import encode_head
+from remote.manifest.manifest_chain import PROBES_MAX
+from remote.manifest.manifest_changes import set_properties
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import FaultStore

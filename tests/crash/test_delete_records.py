@@ -11,12 +11,12 @@ from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
 from local.errors import LogError
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.memory_store import MemoryStore
-from tiered import apply
-from tiered.config import Config
-from tiered.manager import LogManager
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.maintenance import apply
+from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
 DISK, BUCKET = TopicPartition("disk", 0), TopicPartition("bucket", 0)
@@ -135,7 +135,7 @@ def test_readers_told_before_the_checkpoint_is_caught(monkeypatch: pytest.Monkey
         partition.log.raise_log_start(offset)  # type: ignore[attr-defined]
         return True
 
-    monkeypatch.setattr("tiered.deleting.advance_log_start", told_first)
+    monkeypatch.setattr("tiered.maintenance.delete_records.advance_log_start", told_first)
     with pytest.raises(AssertionError, match=r"came back|nobody asked for"):
         cut_everywhere(3)
 
@@ -150,7 +150,7 @@ def test_a_start_that_the_head_does_not_know_is_caught(monkeypatch: pytest.Monke
         finally:
             partition.metadata = metadata  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("tiered.deleting.commit_log_start", lambda partition, offset, now_ms: False)
-    monkeypatch.setattr("tiered.deleting.advance_log_start", without_commit)
+    monkeypatch.setattr("tiered.maintenance.delete_records.commit_log_start", lambda partition, offset, now_ms: False)
+    monkeypatch.setattr("tiered.maintenance.delete_records.advance_log_start", without_commit)
     with pytest.raises(AssertionError):
         cut_everywhere(3)

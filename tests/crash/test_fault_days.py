@@ -20,22 +20,22 @@ from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NOW, World
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound, Unavailable
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import Space
 from remote.keys import head_key
-from tiered.disk_pressure import DiskRelief
-from tiered.manager import LogManager
-from tiered.metrics import Metrics
-from tiered.metrics_server import health_answer
-from tiered.observations import Observations, open_observed
-from tiered.remote_view import RemoteLog
-from tiered.status_report import StatusReport, status_report
-from tiered.tier_tasks import TierTasks
-from tiered.timekeeping import Timekeeper
-from tiered.work_report import Trouble
-from tiered.worker import Worker
+from tiered.config.clock_guard import Timekeeper
+from tiered.maintenance.remote_tasks import TierTasks
+from tiered.manager.manager import LogManager
+from tiered.node.work_report import Trouble
+from tiered.observe.metrics import Metrics
+from tiered.read.bucket_reader import RemoteLog
+from tiered.service.disk_pressure import DiskRelief
+from tiered.service.observations import Observations, open_observed
+from tiered.service.worker import Worker
+from tiered.status.status_report import StatusReport, status_report
+from tiered.web.http.metrics_server import health_answer
 
 MINUTE = 60_000
 STEP = 15 * MINUTE

@@ -9,13 +9,15 @@ from fault_flows import SCENES, Mode, calls_of, cases, run_case, run_drawn
 from fault_kinds import ALL, Kind
 
 from local.errors import AlreadyExists, Fenced, LogError
-from remote import due_deletion, range_reader, transfer
-from remote.chunk_cache import Slice
-from remote.chunks import ChunkTable
-from remote.encryption import KeyRing, ObjectCipher
-from remote.head import Head
+from remote.fetch import range_reader
+from remote.fetch.chunk_cache import Slice
+from remote.gc import delayed_delete
 from remote.keys import head_key
-from remote.metadata_log import LogState, MetadataLog
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest import Head
+from remote.segments import segment_upload
+from remote.segments.chunk_table import ChunkTable
+from remote.segments.encryption import KeyRing, ObjectCipher
 
 SHARE = 3  # the suite runs one case of so many; the campaign all of them
 ENCRYPTED_SHARE = 15
@@ -66,7 +68,7 @@ def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transfer._Copy, "_verify", lambda self, key, size_bytes: None)
+    patch.setattr(segment_upload._Copy, "_verify", lambda self, key, size_bytes: None)
 
 
 def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(due_deletion, "forget_unlinked", lambda keys: lambda head: head)
+    patch.setattr(delayed_delete, "forget_unlinked", lambda keys: lambda head: head)
 
 
 def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:

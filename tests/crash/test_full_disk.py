@@ -14,12 +14,12 @@ import pytest
 from filling_disk import FillingDisk
 from log_world import SMALL, open_log, read_all
 
-from local import cleaner
+from local.cleaner import cleaner
 from local.errors import DiskFailed
+from local.format.record import Record
 from local.log import Durability, Log
+from local.log.producer_state import Producer
 from local.names import CLEANED, SWAP
-from local.producer_state import Producer
-from local.record import Record
 
 MARKER = b"the end of a transaction"
 KEYS = 3

@@ -15,12 +15,12 @@ from filling_disk import FillingDisk
 from log_world import SMALL, open_log, read_all
 
 from local.errors import DiskFailed, LogError
+from local.format.record import Record
 from local.log import Durability
 from local.names import CLEAN_SHUTDOWN, RECOVERY_POINTS, TopicPartition
-from local.record import Record
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.topics import TopicRegistry
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.node.topic_registry import TopicRegistry
 
 NOW = 1_800_000_000_000
 A, B = "./a", "./b"

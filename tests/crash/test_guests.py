@@ -15,19 +15,19 @@ from fault_store import Fault, FaultStore, Killed
 from protocol_world import CHUNK, PREFIX, Writer, check, rows_of, segment_of
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, Unavailable
-from remote.guest import GuestLog
-from remote.head import Head, JobNote
-from remote.head_changes import delete_partition
-from remote.job_changes import Replacement, append_rows, find_job, replace_tiled
+from remote.gc.orphans import find_orphans
 from remote.keys import parse_data_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import LogState, MetadataLog
-from remote.orphans import find_orphans
-from remote.segment import RemoteSegment
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.job_changes import Replacement, append_rows, find_job, replace_tiled
+from remote.manifest.manifest import Head, JobNote
+from remote.manifest.manifest_changes import delete_partition
+from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import CompactedView
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
-from remote.tombstones import tombstone_bound
-from remote.transfer import copy_segment
-from remote.view import CompactedView
+from remote.store.memory_store import MemoryStore
 
 NOW = 10
 

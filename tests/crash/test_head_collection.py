@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
-from remote.bucket_check import check_partition
-from remote.head_chain import QUIET_MAX, decode_boundary, encode_boundary
-from remote.head_changes import expire_segments, forget_unlinked, set_properties
-from remote.head_collection import collect_heads
+from remote.check.partition_check import check_partition
+from remote.gc.old_manifests import collect_heads
+from remote.gc.pin_watch import RENEWAL_LAG_MS
+from remote.gc.pins import list_pins, lowest_pinned, pin_newest, release, renew
 from remote.keys import HEADS, boundary_key, head_key, parse_head_key, parse_pin_key, pin_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import LogState, MetadataLog
-from remote.pin_watch import RENEWAL_LAG_MS
-from remote.pins import list_pins, lowest_pinned, pin_newest, release, renew
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary
+from remote.manifest.manifest_changes import expire_segments, forget_unlinked, set_properties
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed

@@ -10,25 +10,25 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk
 from fault_store import Fault, FaultStore, Killed
 
-from local.batch import encode_batch
 from local.errors import Conflict, Fenced, InvalidRequest, LogError
+from local.format.record import Record
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record
-from local.record_columns import of_arrow
+from local.records.batch import encode_batch
+from local.records.record_columns import of_arrow
 from local.settings import LogSettings
-from remote.guest import GuestLog
-from remote.head_changes import add_segments
 from remote.keys import partition_prefix
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
-from remote.transfer import copy_segment
-from tiered import ingest
-from tiered.copying import segment_to_copy
-from tiered.ingest import abort_ingest, commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from tiered.jobs import ingest
+from tiered.jobs.ingest import abort_ingest, commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.partition.segment_inspection import segment_to_copy
+from tiered.read.bucket_reader import RemoteLog
 
 NOW = 1_800_000_000_000
 TOPIC_ID = "A" * 22

@@ -19,14 +19,14 @@ from test_bucket_compaction_faults import SETTINGS, Scene
 from test_recompaction_faults import HOUR, check, check_bucket_alone
 
 from local.errors import AlreadyExists, LogError, Unavailable
-from remote import guest, job_changes
-from remote.head import Head
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest import co_writer, job_changes
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
 from remote.store import Body, ObjectStore
-from tiered import ingest
-from tiered.rewriting import RewritePlan, plan_merge, plan_recode, run_rewrite
+from remote.store.memory_store import MemoryStore
+from tiered.jobs import ingest
+from tiered.jobs.rewriting import RewritePlan, plan_merge, plan_recode, run_rewrite
 
 Job = Callable[[Scene, ObjectStore], None]  # one that returns has done what it was to do: it asserts so
 EFFECTS = ("put", "put_if_absent", "upload", "delete")
@@ -134,7 +134,7 @@ def _believes_any_answer(self: MetadataLog, head: Head, body: Body) -> Head:
 @pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
 def test_a_commit_that_believes_any_answer_is_seen(monkeypatch: pytest.MonkeyPatch, job: Job, fault: Fault) -> None:
-    monkeypatch.setattr(guest.GuestLog, "_create", _believes_any_answer)
+    monkeypatch.setattr(co_writer.GuestLog, "_create", _believes_any_answer)
     with pytest.raises((AssertionError, LogError)):
         test_an_effect_that_fails_while_a_manager_commits_loses_nothing_and_brings_nothing_back(job, fault)
 

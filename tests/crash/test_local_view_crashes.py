@@ -1,6 +1,6 @@
 """Every disk call of the life of a view beside its log, cut or failed: the old view or the new one is there, whole.
 
-`tiered.local_views` has the steps and what a crash after each of them leaves.
+`tiered.read.local_views` has the steps and what a crash after each of them leaves.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import NAME, NOW, World, settle
 
 from local.errors import LogError, NotFound
-from local.findings import Severity
-from local.record import Record
-from local.view_directory import view_files
-from tiered import local_views
-from tiered.bucket_check import check_bucket, damage
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.view_verifying import verify_views
-from tiered.views import build_views, drop_views, plan_views
+from local.format.record import Record
+from local.log.view_directory import view_files
+from local.verify.findings import Severity
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.health.view_verifying import verify_views
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views
+from tiered.manager.manager import LogManager
+from tiered.read import local_views
+from tiered.read.bucket_reader import RemoteLog
 
 KEYS = 120
 STATES = 3  # crash states that are looked at for every cut

@@ -18,19 +18,20 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
-from local.cleaning_verdicts import Judge
+from local.cleaner.record_retention import Judge
 from local.errors import LogError
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
 from policies import plan as policy_plan
 from policies.decisions import DropLocal, ExpireRemote, Plan
 from policies.snapshot import PartitionSnapshot
-from remote.memory_store import MemoryStore
-from tiered import apply, committing, opening
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.maintenance import apply, upload_and_commit
+from tiered.manager.manager import LogManager
+from tiered.partition import partition_opening
+from tiered.read.bucket_reader import RemoteLog
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000
@@ -214,12 +215,12 @@ def _local_copies_dropped_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _row_committed_without_its_upload(patch: pytest.MonkeyPatch) -> None:
-    real = committing.copy_segment
+    real = upload_and_commit.copy_segment
 
     def copy_segment(store: object, *rest: object, **more: object) -> object:
         return real(MemoryStore("memory://nowhere"), *rest, **more)  # type: ignore[arg-type]
 
-    patch.setattr(committing, "copy_segment", copy_segment)
+    patch.setattr(upload_and_commit, "copy_segment", copy_segment)
 
 
 def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +248,7 @@ def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
     """The bucket's end is not looked at: offsets would be given twice by a machine that lost its disk."""
-    patch.setattr(opening, "reconcile", lambda log, head, now_ms, producers: None)
+    patch.setattr(partition_opening, "reconcile", lambda log, head, now_ms, producers: None)
 
 
 def kill_at_every_call() -> None:

@@ -11,14 +11,15 @@ from broken_disk import BrokenDisk
 from disk_model import ModelDisk, PowerCut
 from log_world import SMALL, fill, read_all
 
-from local import cleaner, log_dir_set, moving, unfinished_moves
-from local.batch import read_marker
+from local.cleaner import cleaner
 from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.format.record import Record
 from local.log import Durability, Log
-from local.log_dir_set import LogDirectories
+from local.log.producer_state import Producer
+from local.logdirs import log_dirs, log_moves, move_recovery
+from local.logdirs.log_dirs import LogDirectories
 from local.names import LOG, TXN_INDEX, TopicPartition, deleted_directory, future_directory, parse_marked_directory
-from local.producer_state import Producer
-from local.record import Record
+from local.records.batch import read_marker
 from policies.placement import choose_log_dir
 
 A, B = "./a", "./b"
@@ -32,7 +33,7 @@ VIEWS = {"view-catalog": b"catalog", "view/compacted/0.log": b"part" * 3, "view/
 @pytest.fixture(autouse=True)
 def _many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs here are small, and are to be copied while they grow all the same."""
-    monkeypatch.setattr(moving, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(log_moves, "LITTLE_BYTES", 1)
 
 
 def opened(disk: ModelDisk | BrokenDisk) -> LogDirectories:
@@ -273,9 +274,9 @@ def moved_while_it_is_refused(
     """`act` is refused at `refused`, and there, before it is taken back, the mover copies what it finds; then `then`
     comes, and the move goes on."""
     log, begun_ones = log_of(dirs), []
-    real = moving._Copy.__init__
+    real = log_moves._Copy.__init__
 
-    def begin(copy: moving._Copy, *given: object) -> None:
+    def begin(copy: log_moves._Copy, *given: object) -> None:
         real(copy, *given)  # type: ignore[arg-type]
         begun_ones.append(copy)
 
@@ -290,7 +291,7 @@ def moved_while_it_is_refused(
         begun_ones[0].catch_up(log.sources(), lambda done, total: None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving._Copy, "__init__", begin)
+        patch.setattr(log_moves._Copy, "__init__", begin)
         dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=meanwhile)
     assert disk.in_between is look, "nothing came between"
     assert not disk.refuses
@@ -476,11 +477,11 @@ def test_a_future_is_left_alone_while_the_log_itself_is_on_a_disk_that_is_away()
 
 
 def _delete_before_the_future_is_whole(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving._Copy, "side_files", lambda self, source: None)
+    patch.setattr(log_moves._Copy, "side_files", lambda self, source: None)
 
 
 def _views_stay_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "copy_view_files", lambda *_: None)
+    patch.setattr(log_moves, "copy_view_files", lambda *_: None)
 
 
 def _segments_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -488,9 +489,9 @@ def _segments_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_checkpoint_in_the_target(patch: pytest.MonkeyPatch) -> None:
-    real = log_dir_set.LogDirectory.write_checkpoints
+    real = log_dirs.LogDirectory.write_checkpoints
     patch.setattr(
-        log_dir_set.LogDirectory,
+        log_dirs.LogDirectory,
         "write_checkpoints",
         lambda self: (
             None if self.root == B and NAME in self.logs and self.storage.is_directory(f"{A}/t-0") else real(self)
@@ -500,14 +501,14 @@ def _no_checkpoint_in_the_target(patch: pytest.MonkeyPatch) -> None:
 
 def _unfinished_switch_is_undone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        unfinished_moves,
+        move_recovery,
         "_finish_switch",
-        lambda source, future: moving.remove_tree(future.storage, future.root, future.path),
+        lambda source, future: log_moves.remove_tree(future.storage, future.root, future.path),
     )
 
 
 def _futures_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(unfinished_moves, "_discard", lambda *_: False)
+    patch.setattr(move_recovery, "_discard", lambda *_: False)
 
 
 _real_sync = __import__("disk_model").ModelFile.sync

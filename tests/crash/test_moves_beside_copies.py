@@ -16,16 +16,16 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk
 
 from local.errors import LogError
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from local.segment import Segment
-from remote.head_changes import Change, objects_of
-from remote.memory_store import MemoryStore
-from remote.segment import RemoteSegment
+from local.segment.segment import Segment
+from remote.manifest.manifest_changes import Change, objects_of
+from remote.segment_entry import RemoteSegment
 from remote.store import Body, UploadSource
-from tiered import committing
-from tiered.config import Config
-from tiered.manager import LogManager
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.maintenance import upload_and_commit
+from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -195,7 +195,7 @@ def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None
             head, unlinked=head.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, head.epoch))
         )
 
-    patch.setattr(committing, "unlink_uploads", unlink)
+    patch.setattr(upload_and_commit, "unlink_uploads", unlink)
 
 
 def _a_segment_that_moved_is_a_trouble(patch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from local.errors import LogError
-from remote import metadata_log
-from remote.catalog import RemotePartitionName
 from remote.keys import SPILLS, parse_spill_key
-from remote.memory_store import MemoryStore
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.page_spill import SpillRule
 from remote.store import ObjectStore
-from tiered.garbage import GarbageList, delete_garbage, list_garbage
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import Fault, FaultStore, Killed
@@ -33,7 +33,7 @@ FAULTS = (Fault.AFTER, Fault.LATE_1, Fault.OUTAGE, Fault.KILL_BEFORE, Fault.KILL
 @pytest.fixture(autouse=True)
 def hardly_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = SpillRule(head_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
 
 
 def work(writer: Writer) -> None:

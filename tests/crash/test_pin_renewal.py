@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from local.errors import Unavailable
-from remote.head_changes import set_properties
-from remote.head_collection import collect_heads
+from remote.gc.old_manifests import collect_heads
+from remote.gc.pins import list_pins, pin_newest, renew
 from remote.keys import PINS
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.pins import list_pins, pin_newest, renew
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import set_properties
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol_world import PREFIX, Writer, rows_of

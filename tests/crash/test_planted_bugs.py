@@ -17,29 +17,21 @@ from log_explorer import Tally, explore
 from log_programs import CASES
 from log_script import NAME, ROOT
 
-from local import (
-    checkpoints,
-    cleaner,
-    cleaning_verdicts,
-    loading,
-    names,
-    newest_records,
-    producer_snapshot,
-    recovery,
-    storage,
-    swap,
-    txn_scan,
-)
-from local.cleaned_transactions import CleanedTransactions
-from local.cleaning_verdicts import Judge
-from local.epochs import LeaderEpochs
+from local import names
+from local.cleaner import cleaner, offset_map, record_retention
+from local.cleaner.cleaned_transactions import CleanedTransactions
+from local.cleaner.record_retention import Judge
 from local.errors import LogError
-from local.group_commit import GroupCommit
-from local.log import Log
-from local.log_dirs import LogDirectory
+from local.index import txn_scan
+from local.log import Log, checkpoints, loading, producer_snapshot, recovery
+from local.log.group_commit import GroupCommit
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_files import ProducerFiles
+from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANED, LOG, SWAP
-from local.producer_files import ProducerFiles
-from local.segment import Segment
+from local.segment import swap
+from local.segment.segment import Segment
+from local.storage import storage
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -187,7 +179,7 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:
-    """Each rule alone keeps a crash from showing records of an aborted transaction (`local.txn_scan`)."""
+    """Each rule alone keeps a crash from showing records of an aborted transaction (`local.index.txn_scan`)."""
     real = ModelFile.sync
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
     patch.setattr(recovery, "check_txn_index", lambda disk, directory, base: None)
@@ -291,8 +283,8 @@ def _last_batches_of_producers_taken(patch: Patch) -> None:
 
 def _aborted_records_count_as_newest(patch: Patch) -> None:
     none = lambda table, aborted: np.zeros(len(table), np.bool_)  # noqa: E731
-    patch.setattr(newest_records, "aborted_batches", none)
-    patch.setattr(cleaning_verdicts, "aborted_batches", none)
+    patch.setattr(offset_map, "aborted_batches", none)
+    patch.setattr(record_retention, "aborted_batches", none)
 
 
 def _open_transactions_cleaned(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from race_stage import Actor, GatedStore, Life
 from racing import Race, race_once
 
 from local.errors import Unavailable
-from tiered.writer_ids import DELETION
+from tiered.node.writer_ids import DELETION
 
 SEEDS = 320
 RUNS = 8

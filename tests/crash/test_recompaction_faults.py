@@ -22,16 +22,16 @@ from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
 from local.errors import LogError
+from local.format.record import Record, StoredRecord
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record, StoredRecord
-from remote.head import Head
 from remote.keys import parse_data_key
-from remote.memory_store import MemoryStore
-from tiered import committing
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.manifest.manifest import Head
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.maintenance import upload_and_commit
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -215,20 +215,20 @@ def test_no_power_cut_in_a_replacement_loses_a_value_or_brings_one_back(before: 
 
 
 def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
-    real = committing.add_segments
-    rows_of = committing._commit
+    real = upload_and_commit.add_segments
+    rows_of = upload_and_commit._commit
 
-    def one_by_one(ways: committing._Ways, change: object, infos: object) -> None:
+    def one_by_one(ways: upload_and_commit._Ways, change: object, infos: object) -> None:
         del change
         for upload in list(ways.partition.uploaded.values()):
             rows_of(ways, real([upload.row]), [])
         ways.partition.uploaded.clear()
 
-    patch.setattr(committing, "_commit", one_by_one)
+    patch.setattr(upload_and_commit, "_commit", one_by_one)
 
 
 def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
-    real = committing.replace_segments
+    real = upload_and_commit.replace_segments
 
     def replace_segments(row: object, ulids: object) -> object:
         change = real(row, ulids)  # type: ignore[arg-type]
@@ -241,16 +241,16 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
 
         return gone
 
-    patch.setattr(committing, "replace_segments", replace_segments)
-    commit = committing._commit
+    patch.setattr(upload_and_commit, "replace_segments", replace_segments)
+    commit = upload_and_commit._commit
 
-    def delete_then_commit(ways: committing._Ways, change: Callable[[Head], Head], infos: object) -> None:
+    def delete_then_commit(ways: upload_and_commit._Ways, change: Callable[[Head], Head], infos: object) -> None:
         LOSSES.clear()
         change(ways.head)
         ways.store.delete([ways.partition.prefix + key for key in LOSSES])
         commit(ways, change, infos)  # type: ignore[arg-type]
 
-    patch.setattr(committing, "_commit", delete_then_commit)
+    patch.setattr(upload_and_commit, "_commit", delete_then_commit)
 
 
 LOSSES: list[str] = []

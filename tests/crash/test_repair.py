@@ -11,15 +11,15 @@ from care_world import KEYS, MODES, NOW, all_kinds, named
 
 from local.errors import LogError
 from local.names import TopicPartition
-from remote.catalog import list_partitions
-from remote.immutable_store import ImmutableStore
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.forking import plan_fork, run_fork
-from tiered.remote_view import RemoteLog
-from tiered.repairing import RepairPlan, plan_repair, run_repair
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.scrub_report import Found
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.immutable_store import ImmutableStore
+from tiered.health.repair import RepairPlan, plan_repair, run_repair
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.health.scrub_report import Found
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.read.bucket_reader import RemoteLog
 
 CASES = int(os.environ.get("TIERED_ROT_CASES", "240"))
 TOPICS = (*MODES, "paged", "viewed")
@@ -116,7 +116,7 @@ def test_a_lost_page_comes_back_from_older_heads_or_from_the_objects(heads_left:
     assert isinstance(store, MemoryStore)
     truth, prefix = _records(store, "t"), named("t").prefix
     if not heads_left:
-        from remote.head_collection import collect_heads
+        from remote.gc.old_manifests import collect_heads
 
         log = world.logs["t"]
         collect_heads(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
@@ -189,9 +189,9 @@ def test_a_page_of_rewritten_rows_does_not_come_back_with_the_rows_before() -> N
     """Older heads hold the same offsets by other rows, whose objects wait for their deletion."""
     from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
 
-    from remote.head import JobNote
-    from remote.job_changes import replace_tiled
-    from tiered.rewriting import plan_recode, rewrite_group
+    from remote.manifest.job_changes import replace_tiled
+    from remote.manifest.manifest import JobNote
+    from tiered.jobs.rewriting import plan_recode, rewrite_group
 
     world = CareWorld.empty()
     fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)

@@ -8,8 +8,8 @@ import pytest
 import rot
 from care_world import KEYS, MODES, all_kinds, named
 
-from remote.memory_store import MemoryStore
-from tiered.scrub import plan_scrub, run_scrub
+from remote.store.memory_store import MemoryStore
+from tiered.health.scrub import plan_scrub, run_scrub
 
 CASES = int(os.environ.get("TIERED_ROT_CASES", "480"))
 TOPICS = (*MODES, "paged", "viewed")

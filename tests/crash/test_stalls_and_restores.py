@@ -8,16 +8,16 @@ import pytest
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, Fenced, RemoteLost
-from remote.catalog import list_partitions
-from remote.head import Head
-from remote.head_changes import set_properties
+from remote.gc.pins import pin_newest
 from remote.keys import HEADS
-from remote.metadata_log import MetadataLog
-from remote.pins import pin_newest
-from remote.spilling import named_keys
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import set_properties
+from remote.manifest.page_spill import named_keys
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 DAY = 24 * HOUR
 KEEPS = {**TIERED, "remote.log.delete.grace.ms": "1h"}

@@ -24,11 +24,11 @@ from bucket_truth import assert_sound
 from manager_world import HOUR, NOW, TIERED, World
 
 from local.errors import Fenced, LogError, OffsetOutOfRange, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.memory_store import MemoryStore
 from remote.store import UploadSource
-from tiered.manager import LogManager
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
 
 LIMIT_S = 60.0  # nothing takes so long; a story that would hang fails instead
 DEEDS = ["append"] * 4 + ["tick"] * 6

@@ -11,7 +11,7 @@ from manager_world import NOW, World, send
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
-from tiered.topic_creation import AskedTopic
+from tiered.topics.topic_creation import AskedTopic
 
 NAMES = ("a", "b")
 ASKED = [AskedTopic(name=name, partitions=2) for name in NAMES]

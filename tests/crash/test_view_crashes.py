@@ -11,13 +11,13 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, settle
 
 from local.errors import Fenced, LogError
-from local.record import Record
+from local.format.record import Record
 from remote.keys import parse_view_key
-from remote.view import ViewState, find_view
-from tiered.bucket_check import check_bucket, damage
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.views import build_views, plan_views
+from remote.manifest.view import ViewState, find_view
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 KEYS = 120
 

@@ -24,22 +24,25 @@ import numpy as np
 from disk_model import ModelDisk
 from legacy_samples import APPEND, many, message, wrapper
 
-from local import checkpoints, kernels, offset_index, producer_snapshot, pure_kernels, time_index, txn_index
-from local.batch import encode_batch, encode_marker
-from local.batch_header import HEADER_BYTES
-from local.columns import COLUMN_DTYPES, TABLE_DTYPES
-from local.compression import Codec, compress, decompress
-from local.crc32c import crc32c
-from local.epochs import LeaderEpochs
 from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import HEADER_BYTES
+from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES
+from local.format.compression import Codec, compress, decompress
+from local.format.crc32c import crc32c
+from local.format.record import Record, TimestampType
+from local.index import offset_index, time_index, txn_index
+from local.index.txn_index import AbortedTransaction
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
+from local.log import checkpoints, producer_snapshot
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_snapshot import ProducerEntry
 from local.names import TopicPartition
-from local.producer_snapshot import ProducerEntry
-from local.record import Record, TimestampType
-from local.txn_index import AbortedTransaction
-from remote.aiven_manifest import CHUNKS_MAX, decode_manifest
+from local.records.batch import encode_batch, encode_marker
+from remote.external.aiven_manifest import CHUNKS_MAX, decode_manifest
 
 try:
-    from local import _kernels as compiled
+    from local.kernels import _kernels as compiled
 except ImportError:  # pragma: no cover - built without a compiler
     compiled = None
 

@@ -8,12 +8,12 @@ import pytest
 from foreign_samples import NAME, TOPIC_ID, Sample, new_key, put_aiven, put_log, write_log
 from foreign_truth import assert_reads
 
-from remote.foreign_detect import foreign_format
-from remote.foreign_layout import LayoutOptions
-from remote.fsspec_store import open_store
+from remote.external.external_layout import LayoutOptions
+from remote.external.layout_detection import foreign_format
+from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.importing import plan_import, run_import
-from tiered.remote_view import open_remote
+from tiered.migrate.import_bucket import plan_import, run_import
+from tiered.read.bucket_reader import open_remote
 
 pytestmark = pytest.mark.server
 

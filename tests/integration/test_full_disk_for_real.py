@@ -17,7 +17,7 @@ from real_daemon import IMPATIENT, Daemon, Node, SmallDisk, appending
 from local.names import TopicPartition
 from tiered.cli.main import invoke
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.remote_view import open_remote
+from tiered.read.bucket_reader import open_remote
 
 pytestmark = [pytest.mark.server, pytest.mark.mounts]
 

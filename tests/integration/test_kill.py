@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
-from tiered.config import Config
+from tiered.config.config import Config
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.manager import LogManager
-from tiered.remote_view import open_remote
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import open_remote
 
 pytestmark = pytest.mark.server
 
@@ -31,10 +31,10 @@ DRAWS = 8
 
 WRITER = """
 import sys, time
-from local.log import Durability
-from local.record import Record
-from tiered.config import Config
-from tiered.manager import LogManager
+from local.log.log import Durability
+from local.format.record import Record
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 config = Config.load(sys.argv[1], {}, {})
 manager = LogManager.open(config, now_ms=time.time_ns() // 10**6)
 while True:

@@ -13,7 +13,7 @@ import pytest
 from bucket_truth import assert_sound
 from local_servers import RunningServer
 
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 
 pytestmark = pytest.mark.server
 _numbers = itertools.count()

@@ -26,7 +26,7 @@ import os, sys, time
 from tiered.cli.main import run
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "tiered.observations":
+        if name == "tiered.service.observations":
             print("importing", flush=True)
             while not os.path.exists({go!r}):
                 time.sleep(0.05)

@@ -12,9 +12,9 @@ from test_simulation import (  # noqa: F401 - fixtures
     the_store_is_asked_once_what_it_guarantees,
 )
 
-from policies.simulation import Counts, simulate
-from remote.fsspec_store import open_store
-from tiered.config import Config, resolve_rules
+from policies.cost.simulation import Counts, simulate
+from remote.store.open_store import open_store
+from tiered.config.config import Config, resolve_rules
 from tiered.demo.s3_endpoint import S3Endpoint
 
 WEEKS = 3

@@ -6,7 +6,7 @@ import pytest
 from bucket_truth import sound_roots
 from manager_world import NOW, TIERED, World, send, settle
 
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 
 BUCKET = "s3://looked-at"

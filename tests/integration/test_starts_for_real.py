@@ -9,7 +9,7 @@ import pytest
 from between_server import BetweenServer, Request
 from real_daemon import AS_IT_IS, COUNT, IMPATIENT, NOW, Daemon, Node, appending
 
-from local.record import Record
+from local.format.record import Record
 from tiered.demo.s3_endpoint import S3Endpoint
 
 pytestmark = pytest.mark.server

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
-from remote.fsspec_store import open_store
-from tiered.bucket_check import check_bucket, damage
+from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.remote_view import open_remote
-from tiered.views import build_views, plan_views
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.read.bucket_reader import open_remote
 
 
 @pytest.fixture(scope="module")

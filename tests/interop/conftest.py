@@ -9,7 +9,7 @@ import pytest
 import written_by_kafka as writing
 from kafka_artifacts import KafkaMissing, find_kafka
 
-from local.log_dirs import LogDirectory
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import DiskStorage

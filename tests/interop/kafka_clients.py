@@ -18,7 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.produce import ProduceRequest
 
-from local.record import Record, StoredRecord, TimestampType
+from local.format.record import Record, StoredRecord, TimestampType
 
 READ_SECONDS_MAX = 60
 T = TypeVar("T")

@@ -21,15 +21,15 @@ from kafka_broker import KafkaBroker
 from kafka_dump import DUMP_TOOL, Dumped, dump
 from written_by_kafka import DUMPED, T0, sample_records
 
-from local.batch import encode_batch
-from local.cleaner import clean
-from local.compression import LEVELS, Codec
-from local.isolation import Isolation
+from local.cleaner.cleaner import clean
+from local.format.compression import LEVELS, Codec
+from local.format.record import Record, StoredRecord, TimestampType
 from local.log import Log
-from local.log_dirs import LogDirectory
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record, StoredRecord, TimestampType
+from local.records.batch import encode_batch
+from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

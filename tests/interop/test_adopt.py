@@ -9,16 +9,16 @@ import pytest
 from kafka_broker import KafkaBroker
 from written_by_kafka import T0
 
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.adopt_settings import AdoptSettings
-from tiered.adopting import Adopter
-from tiered.bucket_check import check_bucket, damage
-from tiered.remote_view import RemoteLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.migrate.adopt import Adopter
+from tiered.migrate.adopt_settings import AdoptSettings
+from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.kafka
 

@@ -3,8 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
-from local import checkpoints, kernels, names, offset_index, producer_snapshot, time_index, txn_index
-from local.index_building import build_indexes
+from local import kernels, names
+from local.index import offset_index, time_index, txn_index
+from local.index.index_building import build_indexes
+from local.log import checkpoints, producer_snapshot
 from local.storage import DiskStorage
 from tiered.cli.main import main
 

@@ -7,9 +7,10 @@ import pytest
 from loaded_by_kafka import APPENDED, CLAIMS, CONTINUED, KINDS, NOW_MS, SETTINGS, idempotent
 from test_kafka_dump import batch_rows, told_of_records
 
-from local import kernels, producer_snapshot
+from local import kernels
 from local.errors import OutOfOrderSequence, ProducerFenced
-from local.log_dirs import LogDirectory
+from local.log import producer_snapshot
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.storage import DiskStorage
 

@@ -20,7 +20,8 @@ from cleaner_oracle import Batch, parsed
 from old_formats import OldLog, old_log
 from test_cleaner_rounds import LIMITS, RETENTION_MS, World, drawn
 
-from local import cleaner, txn_index
+from local.cleaner import cleaner
+from local.index import txn_index
 from local.names import LOG
 from local.storage import DiskStorage
 

@@ -11,8 +11,8 @@ from disk_model import ModelDisk
 from log_world import open_log, read_all
 
 from local import kernels
-from local.compression import Codec
-from local.record import TimestampType
+from local.format.compression import Codec
+from local.format.record import TimestampType
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, on import

@@ -8,9 +8,9 @@ import pytest
 from aiokafka.record.memory_records import MemoryRecords as AioKafkaRecords
 
 from local import kernels
-from local.batch import encode_batch, encode_marker
-from local.compression import Codec
-from local.record import Record, StoredRecord, TimestampType
+from local.format.compression import Codec
+from local.format.record import Record, StoredRecord, TimestampType
+from local.records.batch import encode_batch, encode_marker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, on import

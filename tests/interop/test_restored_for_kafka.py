@@ -9,18 +9,18 @@ import pytest
 from kafka_broker import KafkaBroker
 from written_by_kafka import T0, sample_records
 
-from local.isolation import Isolation
+from local.format.record import Record
+from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record
+from local.records.isolation import Isolation
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.file_store import FileStore
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import run_restore
-from tiered.restoring import RestoreWish, plan_restore
+from remote.manifest.catalog import list_partitions
+from remote.store.file_store import FileStore
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.migrate.restore_plan import RestoreWish, plan_restore
+from tiered.migrate.restore_running import run_restore
+from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.kafka
 

@@ -9,14 +9,14 @@ import tiered_by_kafka as tiering
 from bucket_truth import assert_sound
 from kafka_artifacts import KafkaMissing, find_tiered_kafka
 
-from local.isolation import Isolation
 from local.names import TopicPartition
-from remote.foreign_detect import foreign_format
-from remote.foreign_layout import LayoutOptions
-from remote.fsspec_store import open_store
-from remote.memory_store import MemoryStore
-from tiered.importing import plan_import, run_import
-from tiered.remote_view import RemoteLog, open_remote
+from local.records.isolation import Isolation
+from remote.external.external_layout import LayoutOptions
+from remote.external.layout_detection import foreign_format
+from remote.store.memory_store import MemoryStore
+from remote.store.open_store import open_store
+from tiered.migrate.import_bucket import plan_import, run_import
+from tiered.read.bucket_reader import RemoteLog, open_remote
 
 pytestmark = pytest.mark.kafka
 

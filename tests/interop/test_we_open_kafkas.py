@@ -5,14 +5,16 @@ import shutil
 import pytest
 from written_by_kafka import T0, TOPICS
 
-from local import names, producer_snapshot, verifying
-from local.findings import Severity
-from local.isolation import Isolation
-from local.log_dirs import LogDirectory
+from local import names
+from local.log import producer_snapshot
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from local.verifying import VerifyOptions
+from local.verify import directories as verifying
+from local.verify.directories import VerifyOptions
+from local.verify.findings import Severity
 
 pytestmark = pytest.mark.kafka
 

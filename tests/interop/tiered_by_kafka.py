@@ -15,8 +15,8 @@ from kafka_broker import KafkaBroker
 from kafka_clients import Step
 from written_by_kafka import CODECS, sample_records
 
+from local.format.record import StoredRecord
 from local.names import segment_file
-from local.record import StoredRecord
 
 _SETTINGS = """\
 remote.log.storage.system.enable=true

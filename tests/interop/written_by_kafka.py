@@ -20,7 +20,7 @@ from kafka_broker import KafkaBroker
 from kafka_clients import Step
 from kafka_dump import Dumped, dump
 
-from local.record import Record, StoredRecord
+from local.format.record import Record, StoredRecord
 
 # An hour ago: brokers forget producers who were last heard of days ago.
 T0 = time.time_ns() // 1_000_000 - 3_600_000

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from local import kernels
-from local.batch import read_header, read_marker
+from local.format.record import StoredRecord, TimestampType
 from local.log import Log
-from local.record import StoredRecord, TimestampType
+from local.records.batch import read_header, read_marker
 
 HORIZON = 0x40
 CODECS = 0x07

@@ -16,17 +16,18 @@ from disk_model import ModelDisk
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from local import cleaner, kernels
-from local.columns import BatchTable
-from local.compression import Codec
+from local import kernels
+from local.cleaner import cleaner
 from local.errors import InvalidRequest, OffsetOutOfRange, OutOfOrderSequence, ProducerFenced
-from local.isolation import Isolation
+from local.format.columns import BatchTable
+from local.format.compression import Codec
+from local.format.record import Record, StoredRecord, TimestampType
 from local.log import AppendResult, Durability, Log
-from local.log_dirs import LogDirectory
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
 from local.names import LOG, TopicPartition
-from local.offset_spec import OffsetSpec
-from local.producer_state import Producer
-from local.record import Record, StoredRecord, TimestampType
+from local.records.isolation import Isolation
+from local.records.offset_spec import OffsetSpec
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from disk_model import ModelDisk
 from legacy_samples import APPEND, CREATE, message
 
-from local.compression import Codec, compress
+from local.format.compression import Codec, compress
 from local.storage import DiskStorage
 
 CODECS = (Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4)

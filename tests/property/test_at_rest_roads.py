@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local.errors import AccessDenied, Corrupt
-from remote.at_rest import AtRest, open_chunk
-from remote.chunk_cache import ChunkCache
-from remote.chunks import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks
-from remote.encryption import INDEXES_MAGIC, KeyRing
-from remote.memory_store import MemoryStore
-from remote.outgoing import SegmentFacts
-from remote.range_reader import RemotePartition
-from remote.transfer import SegmentToCopy, copy_segment
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks
+from remote.segments.encryption import INDEXES_MAGIC, KeyRing
+from remote.segments.object_encoding import AtRest, open_chunk
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.segments.segment_upload_stream import SegmentFacts
+from remote.store.memory_store import MemoryStore
 
 KEYS = KeyRing({"k": bytes(range(32))})
 CALM = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

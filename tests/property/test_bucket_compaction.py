@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from test_cleaner_rounds import NAME, RETENTION_MS, STEPS, drawn
 from test_cleaner_rounds import World as LogWorld
 
-from local.isolation import Isolation
-from local.newest_records import Buffer
-from remote.catalog import RemotePartitionName
-from remote.guest import GuestLog
-from remote.head import Head
-from remote.head_changes import add_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
-from remote.spilling import SpillRule
-from remote.tombstones import tombstone_bound
-from remote.transfer import copy_segment
-from tiered.bucket_compaction import CompactionOutcome
-from tiered.bucket_passes import compact_partition
-from tiered.committed import aborted_transactions, producers_in_bucket, stable_end
-from tiered.copying import segment_to_copy
-from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+from local.cleaner.offset_map import Buffer
+from local.records.isolation import Isolation
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import add_segments
+from remote.manifest.page_spill import SpillRule
+from remote.manifest.tombstone_bound import tombstone_bound
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.bucket_compaction import CompactionOutcome
+from tiered.jobs.compaction_passes import compact_partition
+from tiered.partition.segment_inspection import segment_to_copy
+from tiered.read.partition_source import PartitionSource
+from tiered.read.read_committed import aborted_transactions, producers_in_bucket, stable_end
+from tiered.read.reader import TieredReader
 
 TOPIC_ID = "A" * 22
 BUCKET = RemotePartitionName(NAME.topic, TOPIC_ID, NAME.partition)
@@ -229,14 +229,14 @@ def test_equal_jobs_are_one() -> None:
 
 def test_digests_that_all_collide_show_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest is all that tells keys apart between the passes: a bad one must not go unseen."""
-    from tiered import bucket_passes
+    from tiered.jobs import compaction_passes
 
-    real = bucket_passes.digest_keys
+    real = compaction_passes.digest_keys
 
     def weak(data, starts, lengths, secret):  # type: ignore[no-untyped-def]
         low, high = real(data, starts, lengths, secret)
         return low & 1, high & 0
 
-    monkeypatch.setattr(bucket_passes, "digest_keys", weak)
+    monkeypatch.setattr(compaction_passes, "digest_keys", weak)
     with pytest.raises(AssertionError):
         play(World(), drawn(1))

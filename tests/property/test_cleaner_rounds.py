@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from old_formats import OldLog, lay_down, old_log
 
-from local import cleaner
-from local.batch import encode_batch
-from local.compression import Codec
-from local.isolation import Isolation
+from local.cleaner import cleaner
+from local.cleaner.offset_map import Buffer
+from local.format.compression import Codec
+from local.format.record import Record, TimestampType
 from local.log import Log
 from local.names import TopicPartition
-from local.newest_records import Buffer
-from local.record import Record, TimestampType
+from local.records.batch import encode_batch
+from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

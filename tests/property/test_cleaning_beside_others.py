@@ -19,13 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from local import truncation
-from local.cleaning import clean_log
-from local.compression import Codec
+from local.cleaner.log_cleaning import clean_log
 from local.errors import CleaningAborted, OffsetOutOfRange
-from local.log import Log
+from local.format.compression import Codec
+from local.format.record import Record
+from local.log import Log, truncation
 from local.names import TopicPartition
-from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

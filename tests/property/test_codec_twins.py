@@ -5,16 +5,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from local import kernels, pure_kernels
-from local.batch import check_batch, encode_batch, encode_marker, read_header
-from local.batch_header import HEADER_BYTES, seal
-from local.columns import COLUMN_DTYPES, TABLE_DTYPES
-from local.compression import Codec, compress
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
-from local.record import Record, TimestampType
+from local.format.batch_header import HEADER_BYTES, seal
+from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES
+from local.format.compression import Codec, compress
+from local.format.crc32c import crc32c
+from local.format.record import Record, TimestampType
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
+from local.records.batch import check_batch, encode_batch, encode_marker, read_header
 
-compiled = pytest.importorskip("local._kernels", reason="the extension was not built")
+compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
 
 LIMIT = 1 << 22
 # Field sizes on both sides of every varint boundary that a quick test can afford.

@@ -15,10 +15,11 @@ from tier_explorer import explore
 from tier_model import NO_HORIZON, RETENTION_TICKS, Rules, Scope, Segment, World, kept_records, steps
 from tier_model import Record as Kind
 
-from local import cleaner, kernels
-from local.batch_header import DELETE_HORIZON
+from local import kernels
+from local.cleaner import cleaner
+from local.format.batch_header import DELETE_HORIZON
+from local.format.record import Record
 from local.log import Log
-from local.record import Record
 from local.settings import LogSettings
 
 SMALL = Scope(offsets=3, losses=1, has_retention=True)

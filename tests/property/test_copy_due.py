@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import copy_due_since_ms
+from policies.cost.simulation import SpillRule, Workload, _Partition
 from policies.rules import PartitionRules
-from policies.simulation import SpillRule, Workload, _Partition
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copies_at_once
 

@@ -19,20 +19,20 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError
 from local.names import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS
-from remote import metadata_log
-from remote.catalog import list_partitions
-from remote.head import decode_head, decode_line, encode_line
-from remote.head_salvage import salvage_head
-from remote.head_validation import contradictions
+from remote.check.manifest_salvage import salvage_head
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.spilling import SpillRule
-from tiered.remote_view import RemoteLog
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.spark.options import parse_options
-from tiered.spark.planning import plan_read
-from tiered.spark.task import split_columns
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import decode_head, decode_line, encode_line
+from remote.manifest.manifest_validation import contradictions
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.planning import plan_read
+from tiered.spark.source.task import split_columns
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 CHECKPOINTS = (LEADER_EPOCHS, LOG_START_OFFSETS, CLEANER_OFFSETS)
@@ -62,7 +62,7 @@ def bucket() -> Bucket:
     """Two epochs, manifest pages, entries of the manifest itself, pending deletes; records on the disk alone too."""
     with pytest.MonkeyPatch.context() as patched:
         rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=4)
-        patched.setattr(metadata_log, "SPILL_RULE", rule)
+        patched.setattr(commit_protocol, "SPILL_RULE", rule)
         world = World()
         World.made.remove(world)  # it is forged, not checked
         with world.open() as manager:

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from local.crc32c import crc32c
 from local.errors import Corrupt
+from local.format.crc32c import crc32c
 from policies.coverage import Coverage
 from remote import keys
-from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.head import Head, UnlinkedObject, decode_head, decode_line, encode_head, encode_line
-from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
-from remote.metadata_index import MetadataIndex
-from remote.segment import IndexRange, RemoteSegment
-from remote.spill_page import decode_page, encode_page, summary_contradiction
-from remote.view import CompactedView, ViewFailure, ViewStart
+from remote.manifest.manifest import Head, UnlinkedObject, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.manifest_page import decode_page, encode_page, summary_contradiction
+from remote.manifest.view import CompactedView, ViewFailure, ViewStart
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
+from remote.segments.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
 
 OFFSETS = st.integers(0, 2**62)
 TIMES = st.none() | st.integers(-(2**63), 2**63 - 1)

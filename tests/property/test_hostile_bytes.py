@@ -16,8 +16,9 @@ import mutations
 import pytest
 import targets
 
-from local import kernels, pure_kernels
-from local.columns import BatchTable
+from local import kernels
+from local.format.columns import BatchTable
+from local.kernels import pure_kernels
 
 ROOT = Path(__file__).parents[2]
 MEMORY_MIB = 256  # above the process with its imports; batches are limited to 1 MiB inflated there

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local import kernels, pure_key_map
-from local.batch import encode_batch
+from local import kernels
 from local.errors import Corrupt, InvalidRequest
-from local.pure_key_map import LET_GO, PASS_BY, TAKE
-from local.record import Record
-from local.varint import append_varint, varint_bytes
+from local.format.record import Record
+from local.format.varint import append_varint, varint_bytes
+from local.kernels import pure_key_map
+from local.kernels.pure_key_map import LET_GO, PASS_BY, TAKE
+from local.records.batch import encode_batch
 
-compiled = pytest.importorskip("local._kernels", reason="the extension was not built")
+compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
 TWINS = (compiled.KeyMap, pure_key_map.KeyMap)
 ALL = 2**64 - 1
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.compaction import first_dirty_offset, tombstones_below
 from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.coverage import Coverage
@@ -36,10 +36,10 @@ from policies.remote_retention import deletions, expirations, page_to_know
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
-from remote.head import UnlinkedObject
-from remote.segment import RemoteSegment, SegmentState
-from remote.spill_page import Rows, encode_page
-from remote.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewRun
+from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest_page import Rows, encode_page
+from remote.manifest.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewRun
+from remote.segment_entry import RemoteSegment, SegmentState
 
 NOW = 10_000
 LIMITS = st.none() | st.integers(0, 3_000)

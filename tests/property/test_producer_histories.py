@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_world import open_log
 
+from local.format.record import Record
 from local.log import Log
-from local.producer_state import Producer
-from local.record import Record
+from local.log.producer_state import Producer
 from local.settings import LogSettings
 
 SMALL = LogSettings(segment_bytes=700, index_interval_bytes=150, batch_bytes=300)

@@ -14,16 +14,17 @@ import pytest
 from disk_model import ModelDisk
 from log_world import fill, open_log
 
-from local import kernels, swap
+from local import kernels
 from local.errors import OffsetOutOfRange
-from local.index_building import build_indexes
-from local.isolation import Isolation
+from local.format.record import Record, StoredRecord
+from local.index.index_building import build_indexes
 from local.log import Log
-from local.log_view import LogView
-from local.offset_spec import OffsetSpec
-from local.producer_state import Producer
-from local.record import Record, StoredRecord
-from local.segment import Segment
+from local.log.log_view import LogView
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation
+from local.records.offset_spec import OffsetSpec
+from local.segment import swap
+from local.segment.segment import Segment
 from local.settings import LogSettings
 from local.storage import DiskStorage, Storage
 

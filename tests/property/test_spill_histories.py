@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from local.errors import InvalidRequest, NotFound
 from policies.coverage import Coverage
-from remote.head import UnlinkedObject
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.keys import SPILLS
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.spilling import SpillRule
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from remote_samples import stored_row

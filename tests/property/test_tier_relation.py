@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from local.epochs import EpochRange, LeaderEpochs
+from local.log.leader_epochs import EpochRange, LeaderEpochs
 from policies.tier_relation import (
     ALLOWED,
     Action,
@@ -276,7 +276,7 @@ class History:
         if not disk.is_writer or disk.end <= self.start:
             return
         upto = self.draw.randint(self.start + 1, disk.end)
-        disk.synced = max(disk.synced, upto)  # `tiered.deleting`: durable before the manifest says it
+        disk.synced = max(disk.synced, upto)  # `tiered.maintenance.delete_records`: durable before the manifest says it
         self.tiered_upto = max(self.tiered_upto, max(self.entries, default=-1) + 1)
         self.expired_by_owner |= {each[1] for at, each in disk.records.items() if at < upto}
         self.expired |= {at: each for at, each in self.entries.items() if at < upto}

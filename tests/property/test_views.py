@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, settle
 
 from local import kernels
-from local.batch import encode_batch
-from local.batch_header import CONTROL, TRANSACTIONAL
-from local.compression import Codec
-from local.isolation import Isolation
-from local.record import Record, StoredRecord, TimestampType
-from remote.view import CompactedView, find_view
-from tiered.bucket_check import check_bucket, damage
-from tiered.remote_view import RemoteLog
-from tiered.views import build_views, plan_views
+from local.format.batch_header import CONTROL, TRANSACTIONAL
+from local.format.compression import Codec
+from local.format.record import Record, StoredRecord, TimestampType
+from local.records.batch import encode_batch
+from local.records.isolation import Isolation
+from remote.manifest.view import CompactedView, find_view
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.read.bucket_reader import RemoteLog
 
 KEYS = st.sampled_from([None, *[b"k%d" % at for at in range(8)], b"a key of more than a few letters"])
 VALUES = st.sampled_from([None, None, b"", b"v", b"a longer value, of words"])

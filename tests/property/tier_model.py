@@ -1,16 +1,17 @@
 """A compacted, tiered partition in the small: a world of a few records, all of whose futures can be looked at.
 
 What decides is the product: `policies` (cleanings, tombstones_below, copies, replacements, local_drops, expirations,
-deletions) on real snapshots, and `remote.head_changes` on real heads. What is modelled is the world they decide about
-(`World`) and the keep-or-drop rule of the cleaner, which `test_the_models_cleaner_is_the_cleaner` holds against the
-real one. docs/explanation/compaction-across-tiers.md has the table of states, steps and crashes that this follows.
+deletions) on real snapshots, and `remote.manifest.manifest_changes` on real heads. What is modelled is the world they
+decide about (`World`) and the keep-or-drop rule of the cleaner, which `test_the_models_cleaner_is_the_cleaner` holds
+against the real one. docs/explanation/compaction-across-tiers.md has the table of states, steps and crashes that this
+follows.
 
 Time goes in ticks. `delete.retention.ms` is RETENTION_TICKS, the grace time GRACE_TICKS. One reader may be on its way:
 
 * it knows the head of the moment it began at, however old that gets, until the store answers 404 or the disk's first
   offset lies above that head's end;
-* ``both`` reads the disk where it holds the offset, the bucket elsewhere, as `tiered.reader`; ``bucket`` reads the rows
-  of its head alone, as a job on another machine;
+* ``both`` reads the disk where it holds the offset, the bucket elsewhere, as `tiered.read.reader`; ``bucket`` reads the
+  rows of its head alone, as a job on another machine;
 * it makes one step at a time and may rest between any two, for less than RETENTION_TICKS all in all: that is what
   Kafka promises to a consumer that materialises a table, and what is promised here, counted from its first head.
 """
@@ -22,7 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.compaction import cleanings, tombstones_below
 from policies.decisions import ReplaceRemote
 from policies.local_retention import local_drops
@@ -31,9 +32,9 @@ from policies.remote_retention import deletions, expirations
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
-from remote.head import Head, UnlinkedObject, contradiction
-from remote.head_changes import add_segments, expire_segments, raise_cleaned, replace_segments
-from remote.segment import RemoteSegment
+from remote.manifest.manifest import Head, UnlinkedObject, contradiction
+from remote.manifest.manifest_changes import add_segments, expire_segments, raise_cleaned, replace_segments
+from remote.segment_entry import RemoteSegment
 
 NOW = 1_000_000
 TICK_MS = 1000

@@ -10,7 +10,7 @@ from bucket_samples import SampleBucket
 from bucket_truth import assert_sound
 
 from local.errors import InvalidRequest
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 
 _numbers = itertools.count()
 

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faulty_job import FaultyBucket
 
 from local.storage import DiskStorage
-from tiered import pipeline_job
-from tiered.pipeline import Fleet, work_node
-from tiered.pipeline_state import PipelineState
+from tiered.jobs import pipeline_job
+from tiered.jobs.pipeline import Fleet, work_node
+from tiered.jobs.pipeline_state import PipelineState
+from tiered.spark.jobs.pipeline import SparkRunner
 from tiered.spark.launching import launched_session
-from tiered.spark.pipeline import SparkRunner
 
 NOW = 1_800_000_000_000
 
@@ -31,7 +31,7 @@ NOW = 1_800_000_000_000
 def dying_work(fleet, directory, *, now_ms):
     from pyspark import TaskContext
 
-    import tiered.committing
+    import tiered.maintenance.upload_and_commit
 
     if TaskContext.get().attemptNumber() == 0:
         real, copied = tiered.committing.copy_segment, []

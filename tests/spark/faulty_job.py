@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from local.errors import Unavailable
-from tiered.spark.bucket import Bucket
-from tiered.spark.compaction import compact
+from tiered.jobs.job_bucket import Bucket
+from tiered.spark.jobs.compaction import compact
 from tiered.spark.session import spark_session
 
 EFFECTS = ("put", "put_if_absent", "upload", "delete")

@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from faulty_job import FaultyBucket, Strikes
 
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from tiered.rewriting import plan_recode
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
+from tiered.jobs.rewriting import plan_recode
+from tiered.spark.jobs.rewriting import rewrite
 from tiered.spark.launching import launched_session
-from tiered.spark.rewriting import rewrite
 
 NOW = 1_800_000_000_000
 

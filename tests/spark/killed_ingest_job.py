@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faulty_job import FaultyBucket
 
 from tiered.spark.session import spark_session
-from tiered.spark.source import TieredSource
+from tiered.spark.source.source import TieredSource
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class KilledSource(TieredSource):
         return "tiered-killed"
 
     def writer(self, schema, overwrite):
-        from tiered.spark import sink
+        from tiered.spark.sink import sink
 
         real = sink.parse_write_options
         strikes = Strikes(os.environ["COUNTER"], int(os.environ["NUMBER"]), int(os.environ["DRIVER"]))

@@ -12,16 +12,16 @@ import pytest
 from bucket_samples import NOW_MS, SampleBucket
 from bucket_truth import assert_sound
 
-from local.batch import encode_batch
 from local.errors import InvalidRequest, NotFound
 from local.names import TopicPartition
+from local.records.batch import encode_batch
 from local.storage import DiskStorage
-from remote.bucket_check import ObjectKind
-from remote.catalog import list_partitions
-from remote.memory_store import MemoryStore
-from tiered.bucket_passes import compact_partition
-from tiered.remote_view import RemoteLog
-from tiered.spark.compaction import compact
+from remote.check.partition_check import ObjectKind
+from remote.manifest.catalog import list_partitions
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.compaction_passes import compact_partition
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.jobs.compaction import compact
 
 pytestmark = pytest.mark.spark
 

@@ -14,15 +14,15 @@ import pytest
 from bucket_truth import assert_sound
 
 from local.names import TopicPartition
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from tiered.bucket_copying import plan_copy
-from tiered.garbage import GarbageList
-from tiered.remote_view import RemoteLog
-from tiered.rewriting import plan_merge, plan_recode
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
+from tiered.jobs.bucket_copying import plan_copy
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.orphan_collection import GarbageList
+from tiered.jobs.rewriting import plan_merge, plan_recode
+from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact, copy, export, rewrite, scrub
-from tiered.spark.bucket import Bucket
-from tiered.spark.garbage import list_garbage
+from tiered.spark.jobs.garbage import list_garbage
 
 pytestmark = pytest.mark.spark
 

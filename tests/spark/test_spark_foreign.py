@@ -8,7 +8,7 @@ import pytest
 from foreign_samples import NAME, NOW, new_key, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
 
 from local.errors import LogError
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 
 pytestmark = pytest.mark.spark
 AIVEN = "aiven"

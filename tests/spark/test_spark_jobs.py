@@ -12,17 +12,17 @@ import pyarrow.parquet
 import pytest
 from bucket_samples import NOW_MS
 
-from local.batch import encode_batch
 from local.errors import InvalidRequest, NotFound
+from local.records.batch import encode_batch
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.scrub_state import ScrubState
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.health.scrub_state import ScrubState
 from tiered.spark import export, scrub
-from tiered.spark.waves import in_waves, packed
+from tiered.spark.jobs.task_batches import in_waves, packed
 
 pytestmark = pytest.mark.spark
 
@@ -127,7 +127,7 @@ def test_many_days_in_one_task_and_records_without_a_time(spark, file_bucket, ta
 
 
 def test_more_days_than_files_may_be_open_make_several_files_of_a_day(tmp_path):
-    from tiered.spark.exporting import _OPEN_MAX, _files
+    from tiered.spark.jobs.exporting import _OPEN_MAX, _files
 
     days = list(range(_OPEN_MAX + 4)) * 2
     schema = pyarrow.schema({"offset": pyarrow.int64(), "timestamp": pyarrow.timestamp("us", tz="UTC")})

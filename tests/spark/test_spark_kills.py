@@ -13,8 +13,8 @@ import pytest
 from bucket_truth import assert_sound
 
 from local.names import TopicPartition
-from remote.catalog import list_partitions
-from tiered.remote_view import RemoteLog
+from remote.manifest.catalog import list_partitions
+from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.spark
 

@@ -20,12 +20,12 @@ from documented_pages import ELSEWHERE, NEEDS_A_CLUSTER
 from foreign_samples import new_key, put_aiven, put_log, write_log
 from page_runner import ROOT, blocks_of, lines_of
 
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 
 pytestmark = pytest.mark.spark
 RECORDS = 500
@@ -189,7 +189,7 @@ def _the_logs_again(page: Follower) -> None:
 
 
 def _was_imported(page: Follower) -> None:
-    from tiered.remote_view import open_remote
+    from tiered.read.bucket_reader import open_remote
 
     with open_remote(page.here("s3://my-bucket/logs")) as bucket:
         assert bucket.reader().offsets(TopicPartition("orders", 0)) == (0, page.names["end"])

@@ -20,15 +20,15 @@ from pipeline_world import DAY, NOW, FleetWorld
 from local.errors import LogError, OffsetOutOfRange
 from local.names import TopicPartition
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.metadata_log import MetadataLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.pipeline import Fleet, Stage, State, work_node
-from tiered.pipeline_job import Here, plan_pipeline, run_pipeline
-from tiered.pipeline_state import PipelineState
-from tiered.spark.bucket import Bucket
-from tiered.spark.pipeline import SparkRunner
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.pipeline import Fleet, Stage, State, work_node
+from tiered.jobs.pipeline_job import Here, plan_pipeline, run_pipeline
+from tiered.jobs.pipeline_state import PipelineState
+from tiered.spark.jobs.pipeline import SparkRunner
 
 pytestmark = pytest.mark.spark
 
@@ -188,13 +188,13 @@ def test_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
 def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_path):
     """Retention unlinks; after the grace time the deletion stage, in tasks, frees objects and collects heads. A topic
     whose ingest may be at work is left alone, a reader's pin holds what it holds."""
-    from local.record_columns import of_arrow
-    from remote.guest import GuestLog
-    from remote.head_changes import set_properties
+    from local.records.record_columns import of_arrow
+    from remote.gc.pins import pin_newest, release
     from remote.keys import HEADS
-    from remote.pins import pin_newest, release
-    from tiered.ingest import commit_ingest, plan_ingest
-    from tiered.ingest_task import IngestTask
+    from remote.manifest.co_writer import GuestLog
+    from remote.manifest.manifest_changes import set_properties
+    from tiered.jobs.ingest import commit_ingest, plan_ingest
+    from tiered.jobs.ingest_task import IngestTask
 
     (tmp_path / "bucket").mkdir()
     fleet = Fleet(bucket=Bucket(url=f"file://{tmp_path}/bucket"))
@@ -269,7 +269,7 @@ class Unstopped:
 
 def test_the_command_plans_runs_and_says_what_it_left_alone(spark, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
-    monkeypatch.setattr("tiered.cli.pipeline.now_ms", lambda: NOW)
+    monkeypatch.setattr("tiered.cli.bucket.pipeline.now_ms", lambda: NOW)
     monkeypatch.chdir(tmp_path)
     world = filled(tmp_path / "fleet")
     words = [*world.nodes, "--remote", world.url, "-o", "json"]

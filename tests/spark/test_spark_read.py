@@ -7,9 +7,9 @@ import json
 import pytest
 from bucket_samples import NOW_MS, Row, batch_at
 
-from local.batch import encode_batch, encode_marker
-from local.compression import Codec
-from remote.head_changes import expire_segments
+from local.format.compression import Codec
+from local.records.batch import encode_batch, encode_marker
+from remote.manifest.manifest_changes import expire_segments
 from tiered.spark import read_arrow
 
 pytestmark = pytest.mark.spark

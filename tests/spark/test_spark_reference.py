@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from local.isolation import Isolation
+from local.format.record import Record
+from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record
-from remote import metadata_log
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.pins import list_pins
-from remote.spilling import SpillRule
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import open_remote
-from tiered.rewriting import plan_merge, plan_recode, run_rewrite
+from local.records.isolation import Isolation
+from remote.gc.pins import list_pins
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import list_partitions
+from remote.manifest.page_spill import SpillRule
+from remote.store.open_store import open_store
+from tiered.config.config import Config
+from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import open_remote
 from tiered.spark import read_arrow
-from tiered.spark.held_heads import pinned
+from tiered.spark.source.pinned_snapshots import pinned
 
 pytestmark = pytest.mark.spark
 
@@ -101,7 +101,7 @@ def open_bucket(home: Path, **settings) -> Bucket:
 def everything(tmp_path_factory):
     """Topics of every kind; rows of the index in pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata_log, "SPILL_RULE", SMALL_PAGES)
+        patch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
         bucket = open_bucket(tmp_path_factory.mktemp("everything") / "home")
         source = random.Random(5)
         for topic, properties in {
@@ -279,8 +279,8 @@ def test_a_job_and_a_reader_see_every_record_once_while_segments_are_rewritten(s
 
 
 def test_flights_of_a_year_are_the_same_in_spark(spark, tmp_path):
+    from tiered.demo.flight_queries import digests, newest_by_key
     from tiered.demo.flights import load_flights
-    from tiered.spark.flight_queries import digests, newest_by_key
 
     flights = load_flights(20_000)
     bucket = open_bucket(

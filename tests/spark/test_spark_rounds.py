@@ -7,11 +7,11 @@ import json
 import pytest
 from bucket_samples import NOW_MS
 
-from local.batch import encode_batch
 from local.names import TopicPartition
+from local.records.batch import encode_batch
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
-from tiered.spark.compaction import compact
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.jobs.compaction import compact
 
 pytestmark = pytest.mark.spark
 

@@ -12,9 +12,9 @@ import pytest
 from bucket_truth import assert_sound
 
 from local.names import TopicPartition
-from remote.bucket_check import ObjectKind
+from remote.check.partition_check import ObjectKind
 from tiered.demo.flights import load_flights
-from tiered.remote_view import RemoteLog
+from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact
 
 pytestmark = pytest.mark.spark

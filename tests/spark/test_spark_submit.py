@@ -15,10 +15,10 @@ import pytest
 from bucket_samples import NOW_MS
 from bucket_truth import assert_sound
 
-from local.batch import encode_batch
 from local.errors import InvalidRequest
-from remote.catalog import list_partitions
-from remote.metadata_log import MetadataLog
+from local.records.batch import encode_batch
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
 from tiered.spark import launching
 from tiered.spark.java import ensure_java
 

@@ -8,7 +8,7 @@ import pytest
 from bucket_samples import NOW_MS, batch_at
 
 from local.errors import InvalidRequest
-from remote.head_changes import expire_segments
+from remote.manifest.manifest_changes import expire_segments
 from tiered.spark import read_arrow
 
 pytestmark = pytest.mark.spark

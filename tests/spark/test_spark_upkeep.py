@@ -17,18 +17,18 @@ from rewrite_flows import small_segments
 
 from local.errors import Corrupt, Fenced
 from local.names import TopicPartition
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.metadata_log import MetadataLog
-from remote.sealing import keyed
-from tiered import garbage as here
-from tiered.bucket_copying import plan_copy, run_copy
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.sealing import keyed
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
-from tiered.rewriting import plan_merge, plan_recode, run_rewrite
+from tiered.jobs import orphan_collection as here
+from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
+from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import copy, rewrite
-from tiered.spark.bucket import Bucket
-from tiered.spark.garbage import delete_garbage, list_garbage
+from tiered.spark.jobs.garbage import delete_garbage, list_garbage
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ import pytest
 from bucket_samples import NOW_MS
 from bucket_truth import assert_sound
 
-from local.batch import encode_batch
 from local.errors import InvalidRequest
+from local.records.batch import encode_batch
 from tiered.spark.java import ensure_java
 
 pytestmark = pytest.mark.spark
@@ -144,7 +144,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(installed):
     files = {str(each.relative_to(ROOT)) for each in found}
     with zipfile.ZipFile(installed.wheel) as wheel:
         missing = {each for each in files if Path(each).suffix not in made} - set(wheel.namelist())
-    assert "tiered/web/lab.js" in files
+    assert "tiered/web/pages/lab.js" in files
     assert {each for each in missing if not each.startswith("tiered/spark/discovery/")} == set(), "as pyspark_tiered"
 
 

@@ -12,12 +12,12 @@ import pytest
 from bucket_truth import assert_sound
 
 from local.errors import LogError
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.fsspec_store import open_store
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.store.open_store import open_store
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact
 
 pytestmark = pytest.mark.spark

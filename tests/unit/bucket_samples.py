@@ -1,16 +1,17 @@
-"""Buckets to read from: batches made with `local.batch`, copied and committed as the manager does it."""
+"""Buckets to read from: batches made with `local.records.batch`, copied and committed as the manager does it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from local import kernels, offset_index, time_index
-from local.batch import encode_batch
-from local.record import TimestampType
-from remote.head_changes import add_segments, replace_segments
+from local import kernels
+from local.format.record import TimestampType
+from local.index import offset_index, time_index
+from local.records.batch import encode_batch
 from remote.keys import partition_prefix
-from remote.metadata_log import MetadataLog
-from remote.transfer import SegmentToCopy, copy_segment
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments, replace_segments
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"

@@ -37,7 +37,7 @@ _HEAVY = (
     "boto3",
     "obstore.fsspec",
     "cryptography.fernet",
-    "tiered.manager",
+    "tiered.manager.manager",
 )
 
 

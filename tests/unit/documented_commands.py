@@ -18,7 +18,7 @@ import click
 from local.errors import LogError
 from tiered.cli.main import main
 from tiered.cli.session import parse_setting
-from tiered.properties import find_property, parse
+from tiered.config.properties import find_property, parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "localstack" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

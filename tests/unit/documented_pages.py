@@ -17,7 +17,7 @@ _SYSTEM = "a tool of the system"
 _MAKE_NODE = """python -c '
 import sys, time
 from pathlib import Path
-from local.record import Record
+from local.format.record import Record
 from tiered import Config, LogManager
 home, url = Path(sys.argv[1]).absolute(), sys.argv[2:]
 (home / "bucket").mkdir(parents=True)
@@ -48,14 +48,14 @@ for each in $(find bucket -path '*orders*/0/data/*.log' | sort | head -2); do ch
 _BROKER = """python -c '
 import time
 from local import checkpoints
-from local.log_dirs import LogDirectory
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition, new_topic_id
-from local.record import Record
+from local.format.record import Record
 from local.settings import LogSettings
-from local.storage import DiskStorage
+from local.storage.storage import DiskStorage
 import os
 from base64 import urlsafe_b64decode
-from local.log import Log
+from local.log.log import Log
 root, disk, now = "/var/kafka/data", DiskStorage(), time.time_ns() // 1_000_000
 os.makedirs(root)
 directory, ends = LogDirectory(disk, root), {}
@@ -150,7 +150,7 @@ config, now = Config.load("tiered.toml"), time.time_ns() // 1_000_000
         buckets=("logs",),
         preamble="""
 import time
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 store, now = open_store("s3://logs/prod"), time.time_ns() // 1_000_000
 clock = lambda: now
 """,
@@ -162,7 +162,7 @@ clock = lambda: now
         exports={"TIERED_KEYS": f"2026-b {'A' * 43}=", "AWS_CONFIG_FILE": "/tmp/aws"},
         preamble="""
 import time
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 store, now = open_store("s3://logs/prod"), time.time_ns() // 1_000_000
 clock, ring = (lambda: now), None
 """,

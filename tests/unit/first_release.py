@@ -18,7 +18,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from remote.encryption import KeyRing
+from remote.segments.encryption import KeyRing
 
 HERE = Path(__file__).parent
 FILE = HERE / "first_release.zip"
@@ -49,14 +49,14 @@ def make() -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent / "crash")]
     from manager_world import DAY, NOW, TIERED, World, settle
 
+    from local.format.record import Record
+    from local.log.producer_state import Producer
     from local.names import TopicPartition
-    from local.producer_state import Producer
-    from local.record import Record
-    from remote import metadata_log
-    from remote.spilling import SpillRule
+    from remote.manifest import commit_protocol
+    from remote.manifest.page_spill import SpillRule
 
     rng = random.Random(20)
-    metadata_log.SPILL_RULE = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+    commit_protocol.SPILL_RULE = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
     world = World()
     ring = Path("/tmp/first-release-ring")
     ring.write_text("first " + base64.b64encode(bytes(range(32))).decode() + "\n")
@@ -88,9 +88,9 @@ def make() -> None:
 
 
 def _expected(world, keys) -> dict[str, dict[str, list[list[object]]]]:
-    from local.isolation import Isolation
     from local.names import TopicPartition
-    from tiered.remote_view import RemoteLog
+    from local.records.isolation import Isolation
+    from tiered.read.bucket_reader import RemoteLog
 
     found = {}
     for topic in TOPICS:

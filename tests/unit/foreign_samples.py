@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from local.isolation import Isolation
+from local.format.record import Record, StoredRecord
 from local.log import Log
+from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record, StoredRecord
+from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from foreign_samples import NAME, NOW, Sample
 
-from local.isolation import Isolation
-from tiered.remote_view import RemoteLog
+from local.records.isolation import Isolation
+from tiered.read.bucket_reader import RemoteLog
 
 COMMITTED = Isolation.READ_COMMITTED
 

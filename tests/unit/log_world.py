@@ -5,9 +5,9 @@ from __future__ import annotations
 from disk_model import ModelDisk
 
 from local import kernels
+from local.format.record import Record, StoredRecord
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record, StoredRecord
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

@@ -9,14 +9,14 @@ from typing import ClassVar
 from disk_model import ModelDisk
 
 from local.errors import Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.known_heads import KnownHeads
-from remote.memory_store import MemoryStore
+from remote.manifest.manifest_memory_cache import KnownHeads
 from remote.store import ObjectStore
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.reader import TieredReader
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.read.reader import TieredReader
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

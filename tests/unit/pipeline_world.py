@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.pipeline import Fleet
-from tiered.remote_view import RemoteLog
-from tiered.spark.bucket import Bucket
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
+from tiered.config.config import Config
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.pipeline import Fleet
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

@@ -1,4 +1,4 @@
-"""For each alert of `tiered.alert_table` a trouble that it is about, and what its runbook does about it.
+"""For each alert of `tiered.observe.alert_table` a trouble that it is about, and what its runbook does about it.
 
 A `Scene` is two functions: after `plant` the alert has to fire, `mend` does what the runbook says, and after it none
 may. `told` is what the commands under "Look" have to say; `also` are the other alerts that fire with it, and none
@@ -16,12 +16,12 @@ from pathlib import Path
 from watched_node import DAY, ROOM, WatchedNode
 
 from local.errors import AccessDenied, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.pins import pin_newest
-from tiered.alert_table import Limits
-from tiered.config import Config
-from tiered.manager import LogManager
+from remote.gc.pins import pin_newest
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.observe.alert_table import Limits
 
 HOUR = 60
 ORDERS = TopicPartition("orders", 0)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import Decision
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.head import UnlinkedObject
-from remote.segment import RemoteSegment, SegmentState
-from remote.view import CompactedView
+from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.view import CompactedView
+from remote.segment_entry import RemoteSegment, SegmentState
 
 NOW = 1_000_000
 KEEP = PartitionRules(retention_ms=None, local_retention_ms=None)

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from tiered.cli import render
-from tiered.cli.schemas import COMMANDS, SCHEMAS
+from tiered.cli.schemas.schemas import COMMANDS, SCHEMAS
 
 # `-o jsonl` of these prints the columns of the sections that were asked for, and no others.
 WITH_SECTIONS = {"status"}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from tiered.web.gate import Gate
-from tiered.web.server import WebServer
-from tiered.web.serving import ServerInThread, Tls
+from tiered.web.http.gate import Gate
+from tiered.web.http.server import WebServer
+from tiered.web.http.serving import ServerInThread, Tls
 
 SECRET = "what only those see who may"
 LIMIT_S = 60.0  # on a busy machine; nothing waits so long

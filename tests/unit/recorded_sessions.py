@@ -37,9 +37,9 @@ if __name__ == "__main__":
 
 from local import kernels  # noqa: E402
 from local.storage import DiskStorage, Space  # noqa: E402
-from tiered import doctor  # noqa: E402
 from tiered.cli import render  # noqa: E402
 from tiered.cli.main import invoke  # noqa: E402
+from tiered.health import doctor  # noqa: E402
 
 FOLDER = ROOT / "tests" / "sessions"
 WIDTHS = (80, 120)

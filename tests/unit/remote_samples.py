@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from remote.head import Head, encode_line
 from remote.keys import data_key, indexes_key
-from remote.segment import IndexRange, RemoteSegment
+from remote.manifest.manifest import Head, encode_line
+from remote.segment_entry import IndexRange, RemoteSegment
 
 
 def row(ulid="U1", base_offset=0, next_offset=10, **changes):

@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 
 from simulated_run import DAY, HOUR, Run, run
 
-from policies.simulation import Counts, Reads, Simulated, Workload, simulate
-from remote import metadata_log
-from remote.spilling import SpillRule
-from tiered.config import Config, log_settings, resolve_rules
-from tiered.cost_history import head_costs
+from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.config.config import Config, log_settings, resolve_rules
+from tiered.cost.cost_history import head_costs
 
 WEEKS = 4
 RECORDS = 100  # of a batch
@@ -134,7 +134,7 @@ MORE: dict[str, dict[str, object]] = {
 def workload_of(
     done: Run, settings: dict[str, str], *, batch_ms: int, tick_ms: int, reads_ms: int | None, is_managers: bool = False
 ) -> Workload:
-    """What the history of the run says, as `tiered.cost_history` measures it."""
+    """What the history of the run says, as `tiered.cost.cost_history` measures it."""
     rows, log = done.first_rows, log_settings(Config.load(None).topic_properties("t", settings))
     size = sum(row.size_bytes for row in rows)
     reads = None
@@ -164,7 +164,7 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
     settings = {**BASE, **options.pop("settings", {})}
     rule = options.pop("rule", None)
     if rule is not None:
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     done = run(store, directory, settings, weeks=weeks, **{"records": RECORDS, **options})
     rules = resolve_rules(Config.load(None).topic_properties("t", settings))
     workload = workload_of(

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from math import ceil
 from unittest.mock import patch
 
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from policies.simulation import RANGE_BYTES
-from remote import read_ahead
-from remote.head import Head
-from remote.metered_store import MeteredStore, RequestCounts
-from remote.segment import RemoteSegment
+from policies.cost.simulation import RANGE_BYTES
+from remote.fetch import read_ahead
+from remote.manifest.manifest import Head
+from remote.segment_entry import RemoteSegment
 from remote.store import ObjectStore
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.readable import Readable
-from tiered.remote_view import RemoteLog
+from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.reader_factory import Readable
 
 START = 1_800_000_000_000
 HOUR = 3_600_000

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from foreign_samples import NAME, put_log, write_log
 
-from local.producer_state import Producer
-from local.record import Record
-from remote.fsspec_store import open_store
+from local.format.record import Record
+from local.log.producer_state import Producer
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 
 
 def make_place(home: Path) -> None:

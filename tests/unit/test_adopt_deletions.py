@@ -13,16 +13,17 @@ import pytest
 from test_adopt_metrics import _samples
 from test_adopting import NAME, NOW, Broker, Side
 
-from local import checkpoints, names
-from local.epochs import LeaderEpochs
+from local import names
 from local.errors import Corrupt, NotFound, OffsetOutOfRange, Unavailable
+from local.log import checkpoints
+from local.log.leader_epochs import LeaderEpochs
 from local.storage import join
 from policies.deleted_records import BrokerRetention, LogStartFacts, is_deletion
-from tiered import adopting
-from tiered.adopt_metrics import AdoptMetrics
-from tiered.adopting import AdoptedPartition
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
+from tiered.migrate import adopt
+from tiered.migrate.adopt import AdoptedPartition
+from tiered.migrate.adopt_metrics import AdoptMetrics
+from tiered.read.bucket_reader import RemoteLog
 
 HOUR = 3_600_000
 PLAIN = ("-X", "cleanup.policy=delete")
@@ -233,8 +234,8 @@ def test_figures_that_are_not_known_are_none_and_never_zero(problem, tmp_path: P
     def refuse(*given, **named):
         raise problem
 
-    monkeypatch.setattr(adopting.MetadataLog, "load", refuse)
-    monkeypatch.setattr(adopting.MetadataLog, "become_writer", refuse)
+    monkeypatch.setattr(adopt.MetadataLog, "load", refuse)
+    monkeypatch.setattr(adopt.MetadataLog, "become_writer", refuse)
     found = side.tick()
     assert found.problem is problem
     assert (found.tiered_upto, found.lag_segments, found.lag_bytes, found.at_risk_bytes) == (None, None, None, None)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from test_adopting import NAME, NOW, Broker, Side
 
-from local import checkpoints, names
+from local import names
 from local.errors import Conflict
+from local.log import checkpoints
 from local.storage import DiskStorage, join
-from tiered.adopt_metrics import AdoptMetrics
-from tiered.adopting import AdoptedPartition
-from tiered.cli.adopt import _serving
-from tiered.metric_table import BY_NAME
+from tiered.cli.bucket.adopt import _serving
+from tiered.migrate.adopt import AdoptedPartition
+from tiered.migrate.adopt_metrics import AdoptMetrics
+from tiered.observe.metric_table import BY_NAME
 
 
 def _samples(metrics: AdoptMetrics, now_ms: int = NOW) -> dict[str, float]:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from local.errors import Corrupt, InvalidRequest
+from local.format.record import Record
 from local.log import Log
 from local.names import LOG, TopicPartition, segment_file
-from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 from policies.deleted_records import BrokerRetention
-from tiered.adopt_settings import AdoptSettings
-from tiered.broker_topics import METADATA, BrokerTopics
 from tiered.cli.main import invoke
+from tiered.migrate.adopt_settings import AdoptSettings
+from tiered.migrate.broker_topics import METADATA, BrokerTopics
 
 NOW = 1_800_000_000_000
 

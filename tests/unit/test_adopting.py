@@ -9,29 +9,30 @@ from pathlib import Path
 import pytest
 from disk_model import ModelDisk
 
-from local import checkpoints, kernels
-from local.cleaner import clean
+from local import kernels
+from local.cleaner.cleaner import clean
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
-from local.isolation import Isolation
-from local.log_dirs import LogDirectory
+from local.format.record import Record
+from local.log import checkpoints
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition, new_topic_id
-from local.producer_state import Producer
-from local.record import Record
+from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from remote.catalog import list_partitions
-from remote.guest import GuestLog
-from remote.head_changes import expire_segments
-from remote.memory_store import MemoryStore
-from tiered import adopting
-from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
-from tiered.bucket_check import check_bucket, damage
-from tiered.cli import adopt
+from remote.manifest.catalog import list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.manifest_changes import expire_segments
+from remote.store.memory_store import MemoryStore
+from tiered.cli.bucket import adopt
 from tiered.cli.main import invoke
-from tiered.committed import producers_in_bucket
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import run_restore
-from tiered.restoring import RestoreWish, plan_restore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.migrate import adopt as adopting
+from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
+from tiered.migrate.restore_plan import RestoreWish, plan_restore
+from tiered.migrate.restore_running import run_restore
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.read_committed import producers_in_bucket
 
 NOW = 1_800_000_000_000
 NAME = TopicPartition("t", 0)

@@ -14,17 +14,17 @@ from manager_world import DAY, NOW, TIERED, World, settle, values
 from test_cost_advice import SMALL, months_of_segments
 
 from local.errors import Conflict, InvalidRequest, Unavailable
-from local.record import Record
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from tiered.advice_applying import apply_advice, check_advice, save_advice
-from tiered.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice
-from tiered.cli import apply_advice as apply_command
-from tiered.cli import cost as cost_command
+from local.format.record import Record
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
+from tiered.cli.cost import cost as cost_command
 from tiered.cli.main import invoke
-from tiered.cost_advising import cost_advice
-from tiered.price_file import price_rows
-from tiered.rewriting import plan_recode, run_rewrite
+from tiered.cli.node import apply_advice as apply_command
+from tiered.config.price_file import price_rows
+from tiered.cost.advice_applying import apply_advice, check_advice, save_advice
+from tiered.cost.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice
+from tiered.cost.cost_advising import cost_advice
+from tiered.jobs.rewriting import plan_recode, run_rewrite
 
 LATER = NOW + 1000
 

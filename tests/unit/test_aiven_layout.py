@@ -23,12 +23,12 @@ from foreign_truth import assert_reads
 
 from local import kernels
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
-from remote.aiven_encryption import PrivateKeys
-from remote.aiven_manifest import Sealing, decode_manifest
-from remote.foreign_layout import LayoutOptions
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from tiered.remote_view import RemoteLog
+from remote.external.aiven_encryption import PrivateKeys
+from remote.external.aiven_manifest import Sealing, decode_manifest
+from remote.external.external_layout import LayoutOptions
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.read.bucket_reader import RemoteLog
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_world import open_log, read_all
 
-from local import column_encoding, kernels, pure_kernels
-from local.batch import encode_batch, encode_marker
-from local.column_encoding import encode_column_batches
-from local.columns import Columns
-from local.compression import Codec
 from local.errors import Corrupt, InvalidRequest
+from local.format.columns import Columns
+from local.format.compression import Codec
+from local.format.record import Record, TimestampType
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
+from local.log import column_encoding
+from local.log.column_encoding import encode_column_batches
 from local.names import TopicPartition
-from local.record import Record, TimestampType
-from local.record_columns import RecordColumns, of_columns, record_columns
+from local.records.batch import encode_batch, encode_marker
+from local.records.record_columns import RecordColumns, of_columns, record_columns
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)

@@ -7,15 +7,15 @@ from disk_model import ModelDisk
 from log_world import open_log, read_all
 
 from local import kernels
-from local.batch import check_batch, encode_batch
-from local.compression import Codec
-from local.crc32c import crc32c
 from local.errors import InvalidRequest
+from local.format.compression import Codec
+from local.format.crc32c import crc32c
+from local.format.record import Record, TimestampType
 from local.log import Log
-from local.producer_state import Producer
-from local.record import Record, TimestampType
+from local.log.producer_state import Producer
+from local.records.batch import check_batch, encode_batch
 from local.settings import LogSettings
-from tiered.topic_settings import log_settings
+from tiered.config.topic_settings import log_settings
 
 NOW_MS = 1_000_000
 

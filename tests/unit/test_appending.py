@@ -8,11 +8,11 @@ import pytest
 from disk_model import ModelDisk, ModelFile
 
 from local.errors import DiskFailed
+from local.format.record import Record
 from local.log import Durability, Log
 from local.names import TopicPartition
-from local.record import Record
 from local.settings import LogSettings
-from tiered.appending import append_shares, flush_all
+from tiered.partition.appending import append_shares, flush_all
 
 PATIENCE_S = 60
 NAMES = [TopicPartition("t", number) for number in range(3)]

@@ -3,8 +3,8 @@
 import pytest
 
 from local.errors import InvalidRequest
-from policies.cost import DAY_MS
-from tiered.arrival_rate import Mark, Piece, arrival, by_offsets, given_arrival, rates_of, read_rates, steady
+from policies.cost.storage_cost import DAY_MS
+from tiered.cost.arrival_rate import Mark, Piece, arrival, by_offsets, given_arrival, rates_of, read_rates, steady
 
 GIB = 1 << 30
 

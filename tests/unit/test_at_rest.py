@@ -17,21 +17,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from remote_samples import head
 
-from local.crc32c import crc32c
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
-from remote.at_rest import AtRest, Seal, open_chunk
-from remote.chunk_cache import ChunkCache
-from remote.chunks import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_chunks, encode_chunks
-from remote.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
-from remote.head_changes import add_segments
-from remote.index_bundle import decode_bundle
+from local.format.crc32c import crc32c
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
 from remote.keys import parse_data_key
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from remote.outgoing import SegmentFacts
-from remote.range_reader import RemotePartition
-from remote.segment import PART_BYTES
-from remote.transfer import SegmentToCopy, copy_segment
+from remote.manifest.manifest_changes import add_segments
+from remote.segment_entry import PART_BYTES
+from remote.segments.chunk_table import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_chunks, encode_chunks
+from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
+from remote.segments.index_bundle import decode_bundle
+from remote.segments.object_encoding import AtRest, Seal, open_chunk
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.segments.segment_upload_stream import SegmentFacts
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096

@@ -122,8 +122,8 @@ _PLACES = {
 def test_in_a_place_where_it_cannot_work_every_command_says_so_in_a_line_and_changes_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
-    from tiered.config import Config
-    from tiered.manager import LogManager
+    from tiered.config.config import Config
+    from tiered.manager.manager import LogManager
 
     def told() -> tuple[str, str]:
         found = capfd.readouterr()

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from local import kernels, pure_kernels
-from local.batch import assign_offset, check_batch, encode_batch, encode_marker, read_header
-from local.batch_header import HEADER_BYTES, seal
-from local.columns import TORN
-from local.compression import Codec
 from local.errors import Corrupt, InvalidRequest
-from local.record import Record, StoredRecord, TimestampType
+from local.format.batch_header import HEADER_BYTES, seal
+from local.format.columns import TORN
+from local.format.compression import Codec
+from local.format.record import Record, StoredRecord, TimestampType
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
+from local.records.batch import assign_offset, check_batch, encode_batch, encode_marker, read_header
 
 T0 = 1_700_000_000_000
 CREATE, APPEND = TimestampType.CREATE_TIME, TimestampType.LOG_APPEND_TIME
@@ -246,7 +247,7 @@ BAD_SECTIONS = {
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 @pytest.mark.parametrize("fault", BAD_SECTIONS)
 def test_a_wrong_record_is_corrupt_though_the_checksum_is_right(fault, codec):
-    from local.compression import compress
+    from local.format.compression import compress
 
     header = read_header(encode_batch([(None, None, T0)], base_offset=5))
     assert header is not None

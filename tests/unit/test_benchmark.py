@@ -15,11 +15,11 @@ import pytest
 from fault_store import Fault, FaultStore
 
 from local.errors import InvalidRequest, LogError
-from remote.memory_store import MemoryStore
-from tiered import benchmark_local
-from tiered.benchmark import BenchOptions, Measured, foretell_requests, percentiles_ms, run_benchmark
+from remote.store.memory_store import MemoryStore
+from tiered.bench import benchmark_local
+from tiered.bench.benchmark import BenchOptions, Measured, foretell_requests, percentiles_ms, run_benchmark
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
+from tiered.cli.schemas.schemas import SCHEMAS
 
 NOW = 1_800_000_000_000
 SMALL = BenchOptions(size_bytes=1 << 20, fsyncs=4, lookups=20, cold_reads=2)

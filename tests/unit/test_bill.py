@@ -8,14 +8,14 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import NotFound, Unavailable
-from policies.bill import KINDS, Requests, TopicFacts, bills, moved
-from policies.cost import GIB, monthly_storage
-from policies.prices import BUILT_IN
-from policies.stored import Lying, Stored, stored_of
-from remote import metadata_log
-from remote.metered_store import RequestCounts
-from remote.spilling import SpillRule
-from tiered.cost import all_rows, cost_report
+from policies.cost.bill import KINDS, Requests, TopicFacts, bills, moved
+from policies.cost.prices import BUILT_IN
+from policies.cost.storage_cost import GIB, monthly_storage
+from policies.cost.storage_usage import Lying, Stored, stored_of
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.store.middleware.metered_store import RequestCounts
+from tiered.cost.topic_cost import all_rows, cost_report
 
 MIB = 1 << 20
 
@@ -93,7 +93,7 @@ def test_a_topic_without_anything_costs_nothing():
 
 def test_the_report_counts_every_row_those_in_pages_too(monkeypatch):
     rule = SpillRule(head_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)

@@ -9,17 +9,17 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 from remote_samples import forged
 
-from local import txn_index
 from local.errors import NotFound
-from local.findings import Severity
-from local.producer_state import Producer
-from local.record import Record
-from remote.bucket_check import BucketReport, ObjectKind
-from remote.head import Head, decode_head, encode_head
-from remote.index_bundle import decode_bundle, encode_bundle
+from local.format.record import Record
+from local.index import txn_index
+from local.log.producer_state import Producer
+from local.verify.findings import Severity
+from remote.check.partition_check import BucketReport, ObjectKind
 from remote.keys import data_key, head_key, new_ulid
-from remote.memory_store import MemoryStore
-from tiered.bucket_check import check_bucket, damage
+from remote.manifest.manifest import Head, decode_head, encode_head
+from remote.segments.index_bundle import decode_bundle, encode_bundle
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
 
 pytestmark = pytest.mark.damages_bucket
 
@@ -86,7 +86,7 @@ def _flip(store: MemoryStore, key: str, at: int) -> None:
 
 def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     """Other bytes in the last row's segment, with every checksum around it made to fit."""
-    from remote.chunks import table_of
+    from remote.segments.chunk_table import table_of
 
     prefix, head = _newest(store)
     row = head.segments[-1]

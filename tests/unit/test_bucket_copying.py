@@ -11,14 +11,14 @@ from manager_world import NAME, TIERED, World, send, settle
 from rewrite_flows import WRITES, records, small_segments
 
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
-from remote.catalog import list_partitions
-from remote.head_changes import expire_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.sealing import keyed
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import expire_segments
+from remote.manifest.sealing import keyed
 from remote.store import ObjectStore
-from tiered.bucket_check import check_bucket, damage
-from tiered.bucket_copying import CopyOutcome, compare, copy_row, plan_copy, run_copy
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.bucket_copying import CopyOutcome, compare, copy_row, plan_copy, run_copy
 
 
 def _target() -> ObjectStore:
@@ -131,7 +131,7 @@ def test_somebody_elses_partition_and_the_same_bucket_are_refused() -> None:
 
 
 def test_a_source_that_was_rewritten_since_is_told() -> None:
-    from tiered.rewriting import plan_merge, run_rewrite
+    from tiered.jobs.rewriting import plan_merge, run_rewrite
 
     world, target = _uncleaned(4), _target()
     stops = iter([False, True])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from local.errors import InvalidRequest
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from tiered.bucket_verifying import Sample, verify_bucket
+from remote.manifest.catalog import list_partitions
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.scrub import SegmentJob, plan_scrub
+from tiered.health.bucket_verifying import Sample, verify_bucket
+from tiered.health.scrub import SegmentJob, plan_scrub
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Fenced, NotFound
-from remote.catalog import RemotePartitionName, chosen_partitions
-from remote.metadata_log import MetadataLog
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.local_copies import LocalCopies
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.rewriting import commit_groups, plan_merge, plan_recode, rewrite_group, run_rewrite
-from tiered.scrub import plan_scrub, report_of, run_scrub
+from remote.manifest.catalog import RemotePartitionName, chosen_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from tiered.health.repair_from_local import LocalCopies
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.rewriting import commit_groups, plan_merge, plan_recode, rewrite_group, run_rewrite
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 
 def _name(world: World) -> RemotePartitionName:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from disk_model import ModelDisk
 
-from local import checkpoints
-from local.epochs import LeaderEpochs
 from local.errors import Corrupt
+from local.log import checkpoints
+from local.log.leader_epochs import LeaderEpochs
 from local.names import TopicPartition
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from local.errors import Unavailable
-from remote.chunk_cache import LEFT_KEPT, ChunkCache, Slice
+from remote.fetch.chunk_cache import LEFT_KEPT, ChunkCache, Slice
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bytes():
@@ -153,7 +153,7 @@ def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypat
                 all_wait.set()
             return super().wait(timeout)
 
-    monkeypatch.setattr("remote.chunk_cache.threading", SimpleNamespace(Event=Landed, Lock=threading.Lock))
+    monkeypatch.setattr("remote.fetch.chunk_cache.threading", SimpleNamespace(Event=Landed, Lock=threading.Lock))
     cache, side_by_side = ChunkCache(), threading.Barrier(readers - 1)
 
     def fail_first(keys):

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from test_adopting import NAME, NOW, Broker, Side
 
-from local.cleaner import clean
+from local.cleaner.cleaner import clean
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.metadata_log import MetadataLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
+from tiered.read.bucket_reader import RemoteLog
 
 
 def _bursts(broker: Broker, bursts: int) -> None:

@@ -10,15 +10,16 @@ from itertools import pairwise
 import pytest
 from disk_model import ModelDisk
 
-from local import cleaner, kernels
-from local.batch import encode_batch, read_header
-from local.batch_header import HEADER_BYTES, seal
-from local.compression import Codec
+from local import kernels
+from local.cleaner import cleaner
 from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import HEADER_BYTES, seal
+from local.format.compression import Codec
+from local.format.record import Record, StoredRecord
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record, StoredRecord
-from local.segment import Segment
+from local.records.batch import encode_batch, read_header
+from local.segment.segment import Segment
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)

@@ -9,16 +9,16 @@ import pytest
 from cleaner_oracle import Batch, batches_of
 from disk_model import ModelDisk
 
-from local import cleaner
-from local.batch import encode_batch
-from local.cleaner import CleaningResult
-from local.compression import Codec
+from local.cleaner import cleaner
+from local.cleaner.cleaner import CleaningResult
+from local.cleaner.offset_map import Buffer
 from local.errors import InvalidRequest
+from local.format.compression import Codec
+from local.format.record import Record
 from local.log import Log
+from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.newest_records import Buffer
-from local.producer_state import Producer
-from local.record import Record
+from local.records.batch import encode_batch
 from local.settings import DAY_MS, LogSettings
 from local.storage import DiskStorage
 
@@ -262,7 +262,7 @@ def test_the_line_before_a_pass_is_that_of_kafkas_log_cleaner(caplog: pytest.Log
     story = Story(segment_bytes=300)
     for _ in range(3):
         story.put(*range(10))
-    with caplog.at_level("INFO", logger="local.cleaner"):
+    with caplog.at_level("INFO", logger="local.cleaner.cleaner"):
         story.round()
         story.round(now_ms=NOW + DAY_MS, tombstones_below=7)
     lines = [each for each in caplog.messages if each.startswith("Cleaning log ")]

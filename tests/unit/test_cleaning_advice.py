@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from local.cleaning_history import CleaningRun
+from local.cleaner.cleaner_history import CleaningRun
 from local.names import TopicPartition
-from policies.cleaning_advice import CleanerFacts, LogFacts, advise
+from policies.cleaner_advice import CleanerFacts, LogFacts, advise
 from policies.compaction import LogToClean
 from policies.rules import DAY_MS, PartitionRules
 

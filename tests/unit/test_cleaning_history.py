@@ -8,7 +8,7 @@ import pytest
 from disk_model import ModelDisk
 
 from local import names
-from local.cleaning_history import RUNS_MAX, CleaningHistory, CleaningRun, summary
+from local.cleaner.cleaner_history import RUNS_MAX, CleaningHistory, CleaningRun, summary
 
 MB = 1024 * 1024
 RUN = CleaningRun(

@@ -8,11 +8,12 @@ import pytest
 from disk_model import ModelDisk
 from test_cleaner import append, open_log, read_all
 
-from local import cleaner, kernels
-from local.batch import HEADER_BYTES
+from local import kernels
+from local.cleaner import cleaner
 from local.errors import CleaningAborted
+from local.format.record import Record
 from local.log import Log
-from local.record import Record
+from local.records.batch import HEADER_BYTES
 
 
 def filled() -> tuple[ModelDisk, Log]:

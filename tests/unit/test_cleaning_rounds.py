@@ -11,17 +11,18 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, World, send, settle, values
 
-from local import checkpoints, cleaner, names
-from local.cleaning_states import Cleaning as Gate
+from local import names
+from local.cleaner import cleaner
 from local.errors import CleaningAborted, Corrupt, DiskFailed
-from local.log import Log
+from local.format.record import Record
+from local.log import Log, checkpoints
+from local.log.cleaning_state import Cleaning as Gate
 from local.names import TopicPartition
-from local.record import Record
-from tiered.cleaning import LOGS_PER_THREAD
-from tiered.manager import LogManager
-from tiered.metrics_server import health_answer
-from tiered.status_report import status_report
-from tiered.worker import Worker
+from tiered.maintenance.cleaning import LOGS_PER_THREAD
+from tiered.manager.manager import LogManager
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
+from tiered.web.http.metrics_server import health_answer
 
 LOCAL = {"cleanup.policy": "compact"}
 
@@ -250,7 +251,7 @@ def test_the_throttle_is_shared_by_all_threads_and_counts_what_they_read_and_wro
     with world.open(log_cleaner_threads="2", log_cleaner_io_max_bytes_per_second="1000") as manager:
         slept: list[float] = []
         at = iter_clock(slept)
-        from tiered.cleaning import CleanerSettings, Cleaning
+        from tiered.maintenance.cleaning import CleanerSettings, Cleaning
 
         manager.cleaning = Cleaning(CleanerSettings.of(manager.config), clock=at, sleep=slept.append)
         dirty(manager, 2)
@@ -395,7 +396,7 @@ def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
 def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advice(world: World) -> None:
     from dataclasses import replace
 
-    from tiered.compaction_status import compaction_advice
+    from tiered.status.compaction_status import compaction_advice
 
     with world.open() as manager:
         manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=64)

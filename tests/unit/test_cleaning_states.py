@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cleaner import append, open_log, read_all
 
-from local import cleaner
-from local.cleaning import clean_log
-from local.cleaning_states import Cleaning, CleaningGate, Event, State, after
+from local.cleaner import cleaner
+from local.cleaner.log_cleaning import clean_log
 from local.errors import CleaningAborted, InvalidRequest
 from local.log import Log
+from local.log.cleaning_state import Cleaning, CleaningGate, Event, State, after
 from local.names import TopicPartition
 
 NAME = TopicPartition("t", 0)

@@ -180,7 +180,7 @@ def test_dump_shows_files_and_partitions(home: Path, capfd) -> None:
 
 @pytest.mark.parametrize("output", ["jsonl", "csv"])
 def test_dump_prints_as_it_reads(home: Path, capfd, monkeypatch, output: str) -> None:
-    from tiered.reader import TieredReader
+    from tiered.read.reader import TieredReader
 
     batches, out = TieredReader.batches, []
 

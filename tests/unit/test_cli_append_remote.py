@@ -10,9 +10,9 @@ import pytest
 
 from local.errors import AccessDenied, Unavailable
 from local.storage import DiskStorage
-from tiered import remote_acks
-from tiered.append_marks import FILE, MARKS_MAX, AppendMarks, Share, input_key
 from tiered.cli.main import invoke
+from tiered.manager import remote_acks
+from tiered.manager.append_marks import FILE, MARKS_MAX, AppendMarks, Share, input_key
 
 APPEND = ["append", "orders", "lines", "-K", ":", "--acks", "remote"]
 

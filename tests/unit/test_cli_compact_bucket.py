@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bucket_truth import assert_sound
 
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 
 

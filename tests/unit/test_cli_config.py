@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.completion import answer, candidates
-from tiered.cli.config import example_of
 from tiered.cli.main import COMMANDS, invoke
-from tiered.properties import PROPERTIES, parse
+from tiered.cli.topics.config import example_of
+from tiered.config.properties import PROPERTIES, parse
 
 
 @pytest.fixture

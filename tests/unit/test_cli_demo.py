@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remote.metered_store import RequestCounts
-from tiered.cli.demo import _look_around
+from remote.store.middleware.metered_store import RequestCounts
+from tiered.cli.node.demo import _look_around
 from tiered.demo.main_job import DemoResult
 
 

@@ -134,8 +134,8 @@ def test_a_tiered_topic_without_a_store_is_refused(home: Path, capfd) -> None:
 
 
 def test_a_second_manager_on_a_directory_is_a_conflict_and_readers_are_not(home: Path, capfd) -> None:
-    from tiered.config import Config
-    from tiered.manager import LogManager
+    from tiered.config.config import Config
+    from tiered.manager.manager import LogManager
 
     with LogManager.open(Config.load(str(home / "tiered.toml")), now_ms=0):
         assert invoke(["topic", "create", "new"]) == Exit.CONFLICT

@@ -9,7 +9,7 @@ from bucket_truth import assert_sound
 from foreign_samples import NAME, Sample, new_key, put_aiven, put_log, write_log
 
 from local.errors import InvalidRequest
-from remote.fsspec_store import open_store
+from remote.store.open_store import open_store
 from tiered.cli.layouts import LAYOUTS, layout_words
 from tiered.cli.main import invoke
 
@@ -172,6 +172,6 @@ def test_aivens_prefix_and_keys_are_words(sample, ours, tmp_path, capfd) -> None
 
 
 def test_the_command_lines_words_are_the_librarys() -> None:
-    from remote.foreign_layout import WORDS
+    from remote.external.external_layout import WORDS
 
     assert sorted(LAYOUTS) == sorted(WORDS)

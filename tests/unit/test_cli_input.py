@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tiered.cli.data.lines import CHUNK_BYTES, line_runs
 from tiered.cli.errors import Exit
-from tiered.cli.lines import CHUNK_BYTES, line_runs
 from tiered.cli.main import invoke
 from tiered.cli.signals import stop_signals
-from tiered.config import Config
+from tiered.config.config import Config
 
 COMMAND = [sys.executable, "-m", "tiered"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.main import invoke
-from tiered.work_report import FILE
+from tiered.node.work_report import FILE
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from local.errors import InvalidRequest
-from remote import fsspec_store
-from remote.object_settings import ObjectSettings
-from tiered.cli.bucket import open_target
+from remote.store import open_store as fsspec_store
+from remote.store.object_settings import ObjectSettings
+from tiered.cli.bucket_options import open_target
 from tiered.cli.main import invoke
-from tiered.properties import DEFAULTS
+from tiered.config.properties import DEFAULTS
 
 KEY = "2026-a " + "A" * 43 + "=\n"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from local.findings import Finding, Severity
 from local.storage import DiskStorage
-from remote.encryption import KeyRing
-from remote.head import decode_head, encode_head
-from remote.sealing import Sealer
+from local.verify.findings import Finding, Severity
+from remote.manifest.manifest import decode_head, encode_head
+from remote.manifest.sealing import Sealer
+from remote.segments.encryption import KeyRing
 from tiered.cli.main import invoke
-from tiered.scrub_state import ScrubState, SegmentResult
+from tiered.health.scrub_state import ScrubState, SegmentResult
 
 
 @pytest.fixture

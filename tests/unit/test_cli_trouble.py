@@ -18,11 +18,11 @@ from local.errors import AccessDenied, DiskFailed, Fenced, LogError, NotFound, U
 from local.names import TopicPartition
 from tiered.cli.main import invoke
 from tiered.cli.session import now_ms
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.web.site import Site
-from tiered.work_report import WorkJournal
-from tiered.worker import Worker
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.node.work_report import WorkJournal
+from tiered.service.worker import Worker
+from tiered.web.pages.site import Site
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_topic_list_and_settings_need_no_store_and_no_log(troubled: Path, capfd)
 
 
 def test_run_ends_cleanly_on_a_signal(home: Path, capfd, monkeypatch) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     tick, finished = LogManager.tick, []
     for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
@@ -139,7 +139,7 @@ def test_run_ends_cleanly_on_a_signal(home: Path, capfd, monkeypatch) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
 def test_a_second_signal_breaks_the_round_off(home: Path, capfd, monkeypatch, number: int, code: int) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     def interrupted(manager: LogManager, now_ms: int, **more: object) -> bool:
         signal.raise_signal(number)
@@ -153,7 +153,7 @@ def test_a_second_signal_breaks_the_round_off(home: Path, capfd, monkeypatch, nu
 def test_run_stopped_while_a_partition_is_in_trouble_ends_with_0_and_says_what_is_wrong(
     home: Path, capfd, monkeypatch
 ) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     def troubled(manager: LogManager, now_ms: int, **more: object) -> bool:
         manager.problems[TopicPartition("orders", 0)] = Unavailable("reading an object", key="x")
@@ -167,7 +167,7 @@ def test_run_stopped_while_a_partition_is_in_trouble_ends_with_0_and_says_what_i
 
 
 def test_run_once_that_a_signal_ends_before_all_is_done_is_no_success(home: Path, capfd, monkeypatch) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     def busy(manager: LogManager, now_ms: int, **more: object) -> bool:
         signal.raise_signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ def test_run_once_that_a_signal_ends_before_all_is_done_is_no_success(home: Path
 
 
 def test_a_round_under_way_is_asked_to_stop(home: Path, capfd, monkeypatch) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     asked = []
 
@@ -194,7 +194,7 @@ def test_a_round_under_way_is_asked_to_stop(home: Path, capfd, monkeypatch) -> N
 
 
 def test_run_ends_when_a_newer_writer_has_taken_over(home: Path, capfd, monkeypatch) -> None:
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     def fenced(manager: LogManager, now_ms: int, **more: object) -> bool:
         manager.problems[TopicPartition("orders", 0)] = Fenced("committing a head, a newer writer owns it", epoch=9)
@@ -233,7 +233,7 @@ def test_what_looks_shows_the_disk_where_the_bucket_refuses_or_is_not_there(
     def refuse(*args: object, **more: object) -> None:
         raise error("reading an object, refused", store="file:bucket")
 
-    monkeypatch.setattr("remote.metadata_log.MetadataLog.load", refuse)
+    monkeypatch.setattr("remote.manifest.commit_protocol.MetadataLog.load", refuse)
     capfd.readouterr()
     unread = 6 if error is Unavailable else 10
     assert invoke(["status", "-o", "json"]) == unread

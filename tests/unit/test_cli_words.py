@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from local.errors import InvalidRequest
+from local.format.record import StoredRecord, TimestampType
 from local.names import TopicPartition
-from local.record import StoredRecord, TimestampType
 from tiered.cli.arguments import Position, parse_partition, parse_position, parse_time
 from tiered.cli.records import as_json, parse_template, rfc3339
 

@@ -13,10 +13,10 @@ import pytest
 import zstandard
 
 from local import kernels
-from local.batch import encode_batch, read_header
-from local.batch_header import HEADER_BYTES, seal
-from local.compression import LEVELS, Codec, compress, decompress
 from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import HEADER_BYTES, seal
+from local.format.compression import LEVELS, Codec, compress, decompress
+from local.records.batch import encode_batch, read_header
 
 TEXT = b"".join(b"%d fox %d " % (at * at % 977, at % 13) for at in range(20_000))
 NOISE = b"".join(struct.pack("<I", at * 2654435761 % 2**32) for at in range(40_000))

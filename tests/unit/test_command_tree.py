@@ -202,7 +202,7 @@ def test_run_ui_serves_the_pages_of_the_manager_at_work(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a token where one is wanted, as `tiered web` does."""
-    from tiered.cli import run
+    from tiered.cli.node import run
 
     seen: list[tuple[int, str]] = []
     finish, secret = run._work_off, tmp_path / "token"
@@ -240,7 +240,7 @@ def test_apply_wants_either_a_plan_or_auto(words: list[str], capsys: pytest.Capt
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_backfill_refuses_a_number_of_tasks_that_is_none(text: str) -> None:
     from local.errors import InvalidRequest
-    from tiered.cli.backfill import parse_parallel
+    from tiered.cli.data.backfill import parse_parallel
 
     assert (parse_parallel("auto"), parse_parallel("7")) == (None, 7)
     with pytest.raises(InvalidRequest):

@@ -12,19 +12,19 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Unavailable
+from policies.cost.plan_cost import plan_cost
+from policies.cost.prices import BUILT_IN
 from policies.decisions import CopySegment
-from policies.plan_cost import plan_cost
-from policies.prices import BUILT_IN
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX, commits_of
-from remote.head import Head
 from remote.keys import HEADS
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
 from remote.store import UploadSource
-from tiered.committing import copy_in_groups, copy_together
-from tiered.key_rotation import rotate_keys
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.key_rotation import rotate_keys
+from tiered.maintenance.upload_and_commit import copy_in_groups, copy_together
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 KEPT = {**TIERED, "local.retention.ms": "-2"}
 KEY = "remote.encryption.key.id"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from manager_world import HOUR, NAME, NOW, TIERED, World, settle
 
-from local.cleaning_history import CleaningRun
+from local.cleaner.cleaner_history import CleaningRun
 from local.errors import InvalidRequest, NotFound
-from local.producer_state import Producer
-from local.record import Record
-from tiered.compacting import compact_topic, estimate_topic
-from tiered.compaction_status import cleaner_metrics, compaction_advice, compaction_status
-from tiered.manager import LogManager
+from local.format.record import Record
+from local.log.producer_state import Producer
+from tiered.jobs.topic_compaction import compact_topic, estimate_topic
+from tiered.manager.manager import LogManager
+from tiered.status.compaction_status import cleaner_metrics, compaction_advice, compaction_status
 
 COMPACT = {"cleanup.policy": "compact"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_samples import row
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.compaction import (
     PATIENCE_ROUNDS,
     LogToClean,

@@ -7,15 +7,15 @@ from bucket_samples import NOW_MS, SampleBucket
 from bucket_truth import assert_sound
 from disk_model import ModelDisk
 
-from local.batch import encode_batch
-from local.newest_records import Buffer
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.head import Head
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.bucket_compaction import CompactionOutcome, CompactionPlan, commit_compaction, plan_compaction
-from tiered.bucket_passes import GroupWork, compact_partition, newest_by_group
-from tiered.remote_view import RemoteLog
+from local.cleaner.offset_map import Buffer
+from local.records.batch import encode_batch
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, commit_compaction, plan_compaction
+from tiered.jobs.compaction_passes import GroupWork, compact_partition, newest_by_group
+from tiered.read.bucket_reader import RemoteLog
 
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "65536"}
 ROWS, KEYS = 12, 5

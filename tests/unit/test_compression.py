@@ -9,12 +9,13 @@ import lz4.frame
 import numpy as np
 import pytest
 
-from local import compression, kernels
-from local.batch import assign_offset, encode_batch, encode_marker, read_header
-from local.batch_header import seal
-from local.compression import Codec, compress, decompress, size_guesses
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
+from local.format import compression
+from local.format.batch_header import seal
+from local.format.compression import Codec, compress, decompress, size_guesses
+from local.format.crc32c import crc32c
+from local.kernels import dispatch as kernels
+from local.records.batch import assign_offset, encode_batch, encode_marker, read_header
 
 PACKED = [codec for codec in Codec if codec is not Codec.NONE]
 MIB = 1 << 20

@@ -10,10 +10,10 @@ import pytest
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.settings import LogSettings
 from policies.rules import PartitionRules
-from tiered.broker_names import BROKER_NAMES
-from tiered.config import Config, log_settings, resolve_rules
-from tiered.lint import TomlLines
-from tiered.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
+from tiered.config.broker_names import BROKER_NAMES
+from tiered.config.config import Config, log_settings, resolve_rules
+from tiered.config.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
+from tiered.health.lint import TomlLines
 
 DAY = 86_400_000
 

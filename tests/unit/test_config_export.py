@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from local.errors import InvalidRequest
-from tiered.broker_file import broker_settings, read_entries
-from tiered.cli.config import example_of
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.config_export import as_toml, export_config, kafka_configs, kafka_value
-from tiered.properties import DEFAULTS, PROPERTIES, Source, parse
-from tiered.topics import Topic
+from tiered.cli.topics.config import example_of
+from tiered.config.config import Config
+from tiered.config.properties import DEFAULTS, PROPERTIES, Source, parse
+from tiered.health.broker_file import broker_settings, read_entries
+from tiered.node.topic_registry import Topic
+from tiered.topics.config_export import as_toml, export_config, kafka_configs, kafka_value
 
 TOML = """
 [local]

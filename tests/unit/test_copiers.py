@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tiered.copiers import Copiers, Load, State
+from tiered.maintenance.task_pool import Copiers, Load, State
 
 LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 

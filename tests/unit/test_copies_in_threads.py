@@ -17,17 +17,17 @@ from local.errors import DiskFailed, Fenced, Unavailable
 from local.names import TopicPartition
 from local.storage import Space
 from policies.decisions import CleanLog
-from remote.bucket_check import ObjectKind
-from remote.head import Head
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.check.partition_check import ObjectKind
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
 from remote.store import UploadSource
-from tiered.apply import apply_on_disk
-from tiered.bucket_check import check_bucket
-from tiered.manager import LogManager
-from tiered.rounds import Rounds
-from tiered.tier_tasks import Due
-from tiered.worker import Worker
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket
+from tiered.maintenance.apply import apply_on_disk
+from tiered.maintenance.maintenance import Rounds
+from tiered.maintenance.remote_tasks import Due
+from tiered.manager.manager import LogManager
+from tiered.service.worker import Worker
 
 LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 OTHER = TopicPartition("o", 0)

@@ -11,9 +11,9 @@ from legacy_samples import many
 from log_world import fill, open_log
 
 from local.errors import Corrupt, InvalidRequest
-from remote.memory_store import MemoryStore
-from remote.transfer import copy_segment
-from tiered.copying import SegmentWatch, segment_to_copy
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
+from tiered.partition.segment_inspection import SegmentWatch, segment_to_copy
 
 PREFIX = "t-AAAAAAAAAAAAAAAAAAAAAA/0/"
 

@@ -6,14 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from policies.cost import GIB, S3_STANDARD, monthly_storage, request_cost, segment_requests, upload_requests
-from remote.head_changes import add_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.segment import PART_BYTES
+from policies.cost.storage_cost import (
+    GIB,
+    S3_STANDARD,
+    monthly_storage,
+    request_cost,
+    segment_requests,
+    upload_requests,
+)
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segment_entry import PART_BYTES
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import parts_of
-from remote.transfer import SegmentToCopy, copy_segment
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 MIB = 1 << 20
 

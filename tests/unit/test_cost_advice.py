@@ -9,22 +9,22 @@ from dataclasses import replace
 import pytest
 from manager_world import DAY, NOW, TIERED, World, send, settle
 
-from local.record import Record
-from policies import cost_advice as cost_advice_policy
-from policies.cost import GIB
-from policies.cost_advice import KeptSegment, advise_costs
-from policies.prices import BUILT_IN
+from local.format.record import Record
+from policies.cost import cost_advice as cost_advice_policy
+from policies.cost.cost_advice import KeptSegment, advise_costs
+from policies.cost.prices import BUILT_IN
+from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.simulation import Reads, Workload
+from policies.cost.storage_cost import GIB
 from policies.rules import PartitionRules
-from policies.simulation import Reads, Workload
-from policies.what_if import Stream, Variant, cost_of
-from remote.catalog import list_partitions
-from remote.metered_store import MeteredStore
+from remote.manifest.catalog import list_partitions
+from remote.store.middleware.metered_store import MeteredStore
 from tiered.cli.arguments import parse_time
-from tiered.cost import cost_report
-from tiered.cost_advising import cost_advice, kept_segments
-from tiered.cost_history import measured_streams
-from tiered.price_file import price_rows
-from tiered.rewriting import Only, plan_recode, run_rewrite
+from tiered.config.price_file import price_rows
+from tiered.cost.cost_advising import cost_advice, kept_segments
+from tiered.cost.cost_history import measured_streams
+from tiered.cost.topic_cost import cost_report
+from tiered.jobs.rewriting import Only, plan_recode, run_rewrite
 
 MIB = 1 << 20
 STREAM = Stream(

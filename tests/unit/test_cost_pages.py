@@ -16,9 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tiered import cost_history, keeping
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cost import cost_history
+from tiered.status import storage_cost
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 DAY = 86_400_000
@@ -34,7 +35,7 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     # A head holds random names, and how well those compress would be seen in the last digit.
     monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
-    monkeypatch.setattr(keeping, "size_of", lambda head: 2_000)
+    monkeypatch.setattr(storage_cost, "size_of", lambda head: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0

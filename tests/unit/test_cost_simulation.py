@@ -14,21 +14,21 @@ import simulated_run
 from simulated_run import DAY, HOUR, NAME, START, run
 
 from local.errors import InvalidRequest, NotFound
-from local.record import Record
-from policies.cost import GIB, monthly_storage
-from policies.prices import BUILT_IN
+from local.format.record import Record
+from policies.cost.prices import BUILT_IN
+from policies.cost.scenarios import KINDS, Stream, Variant, break_evens, changed, cost_of, levers, variants
+from policies.cost.simulation import Reads, Workload
+from policies.cost.storage_cost import GIB, monthly_storage
 from policies.rules import PartitionRules
-from policies.simulation import Reads, Workload
-from policies.what_if import KINDS, Stream, Variant, break_evens, changed, cost_of, levers, variants
-from remote.memory_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.cost_chart import chart_lines, cost_page
-from tiered.cost_history import Measured, measured_streams
-from tiered.cost_lab import ALONG, cost_lab
-from tiered.cost_simulation import simulate_costs, simulate_streams
-from tiered.manager import LogManager
-from tiered.units import parse_duration
+from tiered.config.config import Config
+from tiered.config.units import parse_duration
+from tiered.cost.cost_chart import chart_lines, cost_page
+from tiered.cost.cost_history import Measured, measured_streams
+from tiered.cost.cost_lab import ALONG, cost_lab
+from tiered.cost.cost_simulation import simulate_costs, simulate_streams
+from tiered.manager.manager import LogManager
 
 MIB = 1 << 20
 # 1 GiB an hour in segments of 256 MiB, two weeks in the bucket.
@@ -246,7 +246,7 @@ def test_a_simulation_of_today_is_what_the_bucket_holds_and_what_was_metered(liv
 
 
 def test_a_topic_whose_segments_left_the_disk_is_sampled_in_the_bucket(lived, monkeypatch):
-    from tiered import cost_history
+    from tiered.cost import cost_history
 
     monkeypatch.setattr(cost_history, "_samples", lambda held: [])
     with opened(lived) as manager:

@@ -9,10 +9,11 @@ from itertools import pairwise
 import google_crc32c
 import pytest
 
-from local import crc32c as module
-from local import kernels, pure_kernels
-from local.crc32c import LONG_BYTES, crc32c, crc32c_each
 from local.errors import InvalidRequest
+from local.format import crc32c as module
+from local.format.crc32c import LONG_BYTES, crc32c, crc32c_each
+from local.kernels import dispatch as kernels
+from local.kernels import pure_kernels
 
 DATA = random.Random(3).randbytes(3 * LONG_BYTES + 5)
 

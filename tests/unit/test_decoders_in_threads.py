@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from remote_samples import head, stored_row
 
-from remote.head import encode_head
+from remote.manifest.manifest import encode_head
 
 ROOT = Path(__file__).parents[2]
 MODULES = [path for room in ("local", "remote", "policies", "tiered") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -23,7 +23,7 @@ _BUILTIN = {"dict", "list", "tuple", "str", "int", "bytes", "float", "bool", "ob
 PROGRAM = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from remote.head import decode_head
+from remote.manifest.manifest import decode_head
 body, go, failed = sys.stdin.buffer.read(), threading.Barrier(8), []
 
 def work():

@@ -9,14 +9,14 @@ from disk_model import ModelDisk
 from log_world import NAME, fill, open_log
 
 from local import kernels
-from local.batch import encode_batch
-from local.compression import Codec
-from local.decoding import decode_up_to_damage
 from local.errors import Corrupt
-from local.isolation import Isolation
-from local.record import Record
-from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+from local.format.compression import Codec
+from local.format.record import Record
+from local.records.batch import encode_batch
+from local.records.decoding import decode_up_to_damage
+from local.records.isolation import Isolation
+from tiered.read.partition_source import PartitionSource
+from tiered.read.reader import TieredReader
 
 
 def _batches(codec: Codec, count: int = 12) -> tuple[bytearray, list[int]]:

@@ -13,18 +13,18 @@ from policy_samples import NOW as MOMENT
 from web_pages import data, page, site
 
 from local.errors import Unavailable
-from local.producer_state import Producer
-from local.record import Record
+from local.format.record import Record
+from local.log.producer_state import Producer
 from policies.deferrals import Action, Code, Deferral
 from policies.plan import deferrals, plan_partition
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from tiered.cli.main import invoke
-from tiered.manager import LogManager
-from tiered.planning import priced_plan
-from tiered.remote_acks import wait_for_bucket
-from tiered.status_report import status_report
-from tiered.status_rows import status_facts
+from tiered.manager.manager import LogManager
+from tiered.manager.remote_acks import wait_for_bucket
+from tiered.plans.planning import priced_plan
+from tiered.status.status_report import status_report
+from tiered.status.status_rows import status_facts
 
 SEGMENTS = (local(0, 2), local(2, 4), local(4, 6, age=0, active=True))
 LAG = replace(KEEP, copy_lag_ms=150)

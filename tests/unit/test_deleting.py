@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.checkpoints import read_offsets
 from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
+from local.log.checkpoints import read_offsets
 from tiered.cli.main import invoke
-from tiered.deleting import DeletedRecords
+from tiered.maintenance.delete_records import DeletedRecords
 
 
 @pytest.fixture(params=[{}, TIERED], ids=["on disk", "tiered"])

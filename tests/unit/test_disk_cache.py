@@ -15,17 +15,17 @@ from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from test_range_reader import BODY, CHUNK, PREFIX, copied
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
-from local.log_dir_set import LogDirectories
+from local.logdirs.log_dirs import LogDirectories
 from local.storage import DiskStorage
-from remote.chunk_cache import ChunkCache
-from remote.disk_cache import LOCK, WHOLE, DiskCache
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from remote.range_reader import RemotePartition
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.disk_cache import LOCK, WHOLE, DiskCache
+from remote.fetch.range_reader import RemotePartition
 from remote.store import Body
-from tiered.config import Config
-from tiered.opening import Opener
-from tiered.remote_view import RemoteLog
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.config.config import Config
+from tiered.partition.partition_opening import Opener
+from tiered.read.bucket_reader import RemoteLog
 
 ROOT = "./cache"
 

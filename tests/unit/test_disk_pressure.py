@@ -16,8 +16,8 @@ from local.storage import Space
 from policies.disk_relief import disk_relief
 from policies.invariants import violations
 from policies.snapshot import PartitionSnapshot
-from tiered.manager import LogManager
-from tiered.worker import Worker
+from tiered.manager.manager import LogManager
+from tiered.service.worker import Worker
 
 MIB = 1 << 20
 KEPT = {"remote.storage.enable": "true", "retention.ms": "-1"}

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from local import storage
 from local.errors import DiskFailed
-from local.storage import DiskStorage
+from local.storage import DiskStorage, storage
 
 
 def test_a_part_of_a_file_that_cannot_be_read_is_an_error_of_the_map_and_not_the_end_of_the_process(

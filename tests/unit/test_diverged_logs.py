@@ -16,10 +16,10 @@ from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settl
 from local.errors import Conflict, DiskFailed, Diverged, Fenced
 from local.log import Log
 from policies.decisions import DropLocal
-from remote.metadata_log import MetadataLog
-from tiered.apply import apply_on_disk, apply_partition
-from tiered.manager import LogManager
-from tiered.store_check import StoreCheck
+from remote.manifest.commit_protocol import MetadataLog
+from tiered.maintenance.apply import apply_on_disk, apply_partition
+from tiered.manager.manager import LogManager
+from tiered.stores.store_check import StoreCheck
 
 COPIED, ONLY_HERE = 20, 80
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}

@@ -11,18 +11,18 @@ import msgspec
 import pytest
 
 from local.errors import AccessDenied, NotFound, Unavailable
+from local.format.record import Record
 from local.names import CLEAN_SHUTDOWN, TopicPartition
-from local.record import Record
 from local.storage import DiskStorage, Space
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
 from remote.keys import PROBES
-from remote.memory_store import MemoryStore
-from tiered import doctor_node, doctor_store
+from remote.manifest.catalog import list_partitions
+from remote.store.memory_store import MemoryStore
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
-from tiered.config import Config, file_url
-from tiered.doctor import (
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.config.config import Config, file_url
+from tiered.health import doctor_node, doctor_store
+from tiered.health.doctor import (
     Finding,
     Patient,
     State,
@@ -33,10 +33,10 @@ from tiered.doctor import (
     run_checks,
     surroundings,
 )
-from tiered.forking import plan_fork, run_fork
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.work_report import WorkJournal
+from tiered.manager.manager import LogManager
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.node.work_report import WorkJournal
+from tiered.read.bucket_reader import RemoteLog
 
 MINUTE, DAY = 60_000, 86_400_000
 TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1d"}
@@ -291,8 +291,8 @@ def test_the_probes_are_gone_afterwards(config: Config) -> None:
 
 
 def test_uploads_that_nobody_finished(config: Config, monkeypatch) -> None:
-    from remote import unfinished_uploads
-    from remote.unfinished_uploads import UnfinishedUpload
+    from remote.store import unfinished_uploads
+    from remote.store.unfinished_uploads import UnfinishedUpload
 
     begun = [now_ms() - 3 * DAY, now_ms()]
     found = [UnfinishedUpload(key=f"t/{at}", upload_id="u", begun_ms=at) for at in begun]

@@ -15,21 +15,21 @@ from manager_world import DAY, HOUR, NOW, TIERED, World, settle
 from remote_samples import head
 from remote_samples import stored_row as row
 
-from local.compression import Codec, compress
 from local.errors import Corrupt
-from local.record import Record
-from remote.encryption import parse_key_ring
-from remote.fsspec_store import open_store
-from remote.head import UnlinkedObject, encode_head
-from remote.head_changes import expire_segments
-from remote.metadata_log import MetadataLog
-from remote.sealing import keyed
+from local.format.compression import Codec, compress
+from local.format.record import Record
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import UnlinkedObject, encode_head
+from remote.manifest.manifest_changes import expire_segments
+from remote.manifest.sealing import keyed
+from remote.segments.encryption import parse_key_ring
+from remote.segments.zstd_frames import frames
 from remote.store import ObjectStore
-from remote.zstd_frames import frames
-from tiered import committing
+from remote.store.open_store import open_store
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.dump_sources import Kind, kind_of, split_object_url, url_in_bucket
+from tiered.inspect.dump_sources import Kind, kind_of, split_object_url, url_in_bucket
+from tiered.maintenance import upload_and_commit
 
 RING = f"k1 {base64.b64encode(bytes(range(32))).decode()}"
 MODES = {
@@ -45,7 +45,7 @@ def bucket(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Ob
     """(store, key of a segment of several chunks, the same bucket as a directory)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIERED_KEYS", RING)
-    monkeypatch.setattr(committing, "copy_segment", partial(committing.copy_segment, chunk_bytes=700))
+    monkeypatch.setattr(upload_and_commit, "copy_segment", partial(upload_and_commit.copy_segment, chunk_bytes=700))
     world = World()
     with world.open(segment_bytes="100000") as manager:
         manager.create_topic("t", 1, {**TIERED, **MODES[request.param]}, now_ms=NOW)

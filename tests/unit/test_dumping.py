@@ -15,26 +15,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from local import checkpoints, kernels, producer_snapshot, txn_index
-from local.batch import HEADER_BYTES, Codec, encode_batch, encode_marker
-from local.batch_runs import DISORDER, BatchRuns
-from local.columns import TORN
-from local.coordinator_records import decode_offsets_record, decode_transaction_record
+from local import kernels
 from local.errors import Corrupt, InvalidRequest
-from local.findings import Severity
-from local.index_building import build_indexes
-from local.index_checks import check_offset_index, check_time_index, places_of
-from remote.chunks import table_of
-from remote.fsspec_store import open_store
-from remote.index_bundle import IndexBundle, encode_bundle
+from local.format.columns import TORN
+from local.index import txn_index
+from local.index.index_building import build_indexes
+from local.log import checkpoints, producer_snapshot
+from local.records.batch import HEADER_BYTES, Codec, encode_batch, encode_marker
+from local.records.batch_runs import DISORDER, BatchRuns
+from local.records.coordinator_records import decode_offsets_record, decode_transaction_record
+from local.verify.findings import Severity
+from local.verify.index_checks import check_offset_index, check_time_index, places_of
+from remote.segments.chunk_table import table_of
+from remote.segments.index_bundle import IndexBundle, encode_bundle
+from remote.store.open_store import open_store
 from tiered.cli import render
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.cli.render import Column, emit
-from tiered.decoders import DECODERS, encode
-from tiered.dump_rows import sequence_of
-from tiered.dump_sources import Kind, kind_of, open_file, split_object_url
-from tiered.dumping import Filter, LogDump
+from tiered.inspect.decoders import DECODERS, encode
+from tiered.inspect.dump_rows import sequence_of
+from tiered.inspect.dump_sources import Kind, kind_of, open_file, split_object_url
+from tiered.inspect.dumping import Filter, LogDump
 
 BASE = 100
 T0 = 1_700_000_000_000
@@ -519,7 +521,7 @@ def test_objects_are_read_in_ranges(capfd) -> None:
 
     store.get_range = get_range  # type: ignore[method-assign]
     try:
-        from tiered.dump_sources import open_object
+        from tiered.inspect.dump_sources import open_object
 
         source = open_object(store, STEM + ".log")
         walk = BatchRuns(source.read, source.size_bytes, chunk_bytes=10_000)

@@ -12,10 +12,10 @@ from manager_world import NOW
 from local.errors import AccessDenied, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
 from policies.decisions import CopySegment
 from tiered.cli.errors import one_line
-from tiered.lint import _mistake
-from tiered.status_report import _SET_CLOCK, _of_node
-from tiered.tier_tasks import next_slice
-from tiered.work_report import WorkJournal
+from tiered.health.lint import _mistake
+from tiered.maintenance.remote_tasks import next_slice
+from tiered.node.work_report import WorkJournal
+from tiered.status.status_report import _SET_CLOCK, _of_node
 
 ROOT = Path(__file__).parents[2]
 TEXTS = frozenset({"reason", "attempt", "message", "why", "what", "text", "problem", "trouble", "next_step"})
@@ -39,7 +39,7 @@ def _branches_on_text(tree: ast.AST) -> list[int]:
     return found
 
 
-FOREIGN = {"remote/hdfs_errors.py"}  # the one door of a client whose errors have no other sign
+FOREIGN = {"remote/store/hdfs_errors.py"}  # the one door of a client whose errors have no other sign
 
 
 def test_no_module_branches_on_the_text_of_a_message() -> None:

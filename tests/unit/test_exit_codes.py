@@ -12,8 +12,8 @@ import pytest
 
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
 
 DESIGNED = (0, 1, 2, 3, 4, 5, 6, 10, 130)
 SHOWN: set[int] = set()

@@ -10,11 +10,11 @@ from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Unavailable
 from local.names import TopicPartition
-from remote.memory_store import MemoryStore
 from remote.store import UploadSource
-from tiered.manager import LogManager
-from tiered.metrics import Metrics
-from tiered.observations import Observations
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations
 
 LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 OTHER = TopicPartition("o", 0)

@@ -14,20 +14,20 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Unavailable
 from policies.remote_retention import UNLINKED_MAX
-from remote import metadata_log
-from remote.catalog import RemotePartitionName
-from remote.chunks import ChunkTable
-from remote.head import Head, decode_head
-from remote.head_changes import add_segments
-from remote.index_bundle import IndexBundle, encode_bundle
+from remote.gc.pins import pin_newest, release
 from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_head_key
-from remote.metadata_log import SPILL_RULE, MetadataLog
-from remote.pins import pin_newest, release
-from remote.segment import IndexRange, RemoteSegment
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import SPILL_RULE, MetadataLog
+from remote.manifest.manifest import Head, decode_head
+from remote.manifest.manifest_changes import add_segments
+from remote.manifest.page_spill import SpillRule
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.chunk_table import ChunkTable
+from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.store import ObjectStore
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.manager import LogManager
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.manager.manager import LogManager
 
 pytestmark = pytest.mark.damages_bucket  # the rows' objects are none
 ROWS, SOME_ROWS = 12_000, 9_000
@@ -227,7 +227,7 @@ def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behi
     monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     for at in range(1000):
         world = _copy_of(_with_pages_to_delete())
         store = FaultStore(world.store, at, fault)
@@ -252,7 +252,7 @@ def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orph
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damaged: str, how: str
 ) -> None:
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     pages = sorted(info.key for info in world.store.list("") if "/meta/spill/" in info.key)
     hit = pages[:1] if damaged == "first" else pages
@@ -279,7 +279,7 @@ def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orph
 
 def test_a_page_that_the_store_cannot_give_just_now_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     real = world.store.get
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from local.errors import Unavailable, forget_locals
-from remote.memory_store import MemoryStore
-from remote.retrying_store import RetryingStore, RetryPolicy
 from remote.store import Body, ObjectStore, UploadSource
-from remote.watched_store import WatchedStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.deadline_store import WatchedStore
+from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
 
 TWICE = RetryPolicy(attempts_max=2, sleep=lambda seconds: None)
 

@@ -10,10 +10,10 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local import kernels
 from local.errors import InvalidRequest, OffsetOutOfRange, Unavailable
-from remote.memory_store import MemoryStore
 from remote.store import Asked, Body, read_each
-from tiered.fetching import Fetched, Fetcher
-from tiered.manager import LogManager
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
+from tiered.read.deadline_fetch import Fetched, Fetcher
 
 LONG_MS = 30_000
 

@@ -11,19 +11,20 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import NOW, World, send, settle
 
-from local.crc32c import crc32c
 from local.errors import Corrupt
-from local.isolation import Isolation
+from local.format.crc32c import crc32c
 from local.names import TopicPartition
-from remote import chunks, head, index_bundle, spill_page
-from remote.catalog import list_partitions
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.bucket_check import check_bucket, damage
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import run_restore
-from tiered.restoring import Kept, RestoreWish, plan_restore
+from local.records.isolation import Isolation
+from remote.manifest import manifest, manifest_page
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segments import chunk_table, index_bundle
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.manager.manager import LogManager
+from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_running import run_restore
+from tiered.read.bucket_reader import RemoteLog
 
 KINDS = {"all": Isolation.READ_UNCOMMITTED, "committed": Isolation.READ_COMMITTED}
 
@@ -63,7 +64,7 @@ def test_a_manager_takes_it_over_and_goes_on(world: World) -> None:
     plan = plan_restore(world.store, list_partitions(world.store), wish, now_ms=NOW, keys=first_release.KEYS)
     run_restore(world.store, plan, disk, "./new", now_ms=lambda: NOW, keys=first_release.KEYS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiered.opening.load_key_ring", lambda path, environ: first_release.KEYS)
+        patch.setattr("tiered.partition.partition_opening.load_key_ring", lambda path, environ: first_release.KEYS)
         manager = LogManager.open(replace(world.config, data_dir="./new"), now_ms=NOW, storage=disk, store=world.store)
     with manager:
         assert manager.problems == {}
@@ -82,30 +83,32 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
     objects, _ = first_release.load()
     heads = [body for key, body in objects.items() if "meta/head/" in key]
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
-        head.decode_head(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
+        manifest.decode_head(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
     body = next(body for key, body in objects.items() if key.endswith(".indexes") and key.startswith("plain"))
     before = body[:-14] + struct.pack(">H", 2)
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
         index_bundle.decode_bundle(before + struct.pack(">I8s", crc32c(before), index_bundle.MAGIC))
     table = index_bundle.decode_bundle(body).chunks
-    encoded = chunks.encode_chunks(table)
+    encoded = chunk_table.encode_chunks(table)
     with pytest.raises(Corrupt, match="newer format: version=3 known=2"):
-        chunks.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
+        chunk_table.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
     name = next(name for name in list_partitions(world.store) if name.topic == "paged")
     (spill, *_) = MetadataLog(world.store, name.prefix).refresh().spills
     page = world.store.get(name.prefix + spill.key)
-    rows = tuple(spill_page.decode_page(spill, page))
-    monkeypatch.setattr(spill_page, "_FORMAT", {b"tiered.spill": b"2"})
-    spill_page._schema.cache_clear()
-    later, newer = spill_page.encode_page(rows, 1, "A" * 26)
+    rows = tuple(manifest_page.decode_page(spill, page))
+    monkeypatch.setattr(manifest_page, "_FORMAT", {b"tiered.spill": b"2"})
+    manifest_page._schema.cache_clear()
+    later, newer = manifest_page.encode_page(rows, 1, "A" * 26)
     with pytest.raises(Corrupt, match="newer format"):
-        spill_page.decode_page(later, newer)
-    spill_page._schema.cache_clear()
+        manifest_page.decode_page(later, newer)
+    manifest_page._schema.cache_clear()
 
 
 def test_a_head_with_a_field_that_is_not_known_yet_is_read() -> None:
     objects, _ = first_release.load()
     body = next(body for key, body in objects.items() if "meta/head/" in key)
-    known = head.decode_head(body)
-    fields = msgspec.json.decode(head.decode_line(body))
-    assert head.decode_head(head.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]}))) == known
+    known = manifest.decode_head(body)
+    fields = msgspec.json.decode(manifest.decode_line(body))
+    assert (
+        manifest.decode_head(manifest.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]}))) == known
+    )

@@ -11,17 +11,17 @@ from bucket_truth import assert_sound
 from foreign_samples import NAME, NOW, TOPIC_ID, Files, Sample, put_aiven, put_kafka_local, write_log
 from foreign_truth import assert_reads
 
-from local.epochs import LeaderEpochs
-from local.findings import Severity
-from remote.foreign_detect import foreign_format
-from remote.foreign_layout import LayoutOptions
-from remote.foreign_lineage import Chosen, Copy
-from remote.fsspec_store import open_store
-from remote.memory_store import MemoryStore
+from local.log.leader_epochs import LeaderEpochs
+from local.verify.findings import Severity
+from remote.external.external_layout import LayoutOptions
+from remote.external.external_lineage import Chosen, Copy
+from remote.external.layout_detection import foreign_format
+from remote.store.memory_store import MemoryStore
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.foreign_epochs import hidden
-from tiered.importing import plan_import, run_import
-from tiered.remote_view import RemoteLog
+from tiered.migrate.import_bucket import plan_import, run_import
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.external_epochs import hidden
 
 Epochs = dict[int, int]
 SEGMENTS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote.foreign_lineage import Chosen, Copy, choose, lineage_of
+from remote.external.external_lineage import Chosen, Copy, choose, lineage_of
 
 
 def _copy(number, base, following, epochs=(), stamp=0):

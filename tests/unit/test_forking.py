@@ -12,27 +12,28 @@ from disk_model import ModelDisk
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
+from local.format.record import StoredRecord
 from local.names import TopicPartition
-from local.record import StoredRecord
-from remote import forks, metadata_log
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.forks import forks_of, is_over, kept_by_forks
-from remote.head_chain import HeadChain
+from remote.gc import fork_references
+from remote.gc.fork_references import forks_of, is_over, kept_by_forks
+from remote.gc.orphans import find_orphans
+from remote.gc.pins import Pin, list_pins, pin_newest, release
 from remote.keys import parse_data_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.orphans import find_orphans
-from remote.pins import Pin, list_pins, pin_newest, release
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.page_spill import SpillRule
 from remote.store import ObjectStore
-from tiered.bucket_check import check_bucket, damage
-from tiered.cost import cost_report
-from tiered.forking import PIN_MS, ForkPlan, plan_fork, run_fork
-from tiered.garbage import delete_garbage, list_garbage
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import run_restore
-from tiered.restoring import Kept, RestoreWish, plan_restore
+from remote.store.memory_store import MemoryStore
+from tiered.cost.topic_cost import cost_report
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.manager.manager import LogManager
+from tiered.migrate.fork import PIN_MS, ForkPlan, plan_fork, run_fork
+from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_running import run_restore
+from tiered.read.bucket_reader import RemoteLog
 
 LATER = NOW + 3 * DAY  # past every grace time, and past the pin of a fork
 FORK = TopicPartition("f", 0)
@@ -336,7 +337,7 @@ def _plan_calls(world: World) -> int:
 def test_a_removal_cut_at_any_call_is_ended_by_the_next_run(monkeypatch: pytest.MonkeyPatch, is_after: bool) -> None:
     """Of a fork that was not made in time. Else nobody would end it, what it names would stay for good, and a topic of
     its name could not be made where it was cut before it was marked."""
-    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL_PAGES)
+    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL_PAGES)
     world, seen = _world(150), 0
     truth = _read(world.store, NAME)
 
@@ -348,7 +349,7 @@ def test_a_removal_cut_at_any_call_is_ended_by_the_next_run(monkeypatch: pytest.
         stepping = Stepping(other.store, at, cut, is_after=is_after)
         plan = _plan(stepping)  # type: ignore[arg-type]
         with monkeypatch.context() as late:
-            late.setattr("tiered.forking._is_in_time", lambda *given: False)
+            late.setattr("tiered.migrate.fork._is_in_time", lambda *given: False)
             with pytest.raises((Cut, Conflict)) as ended:
                 run_fork(stepping, plan, now_ms=lambda: NOW)  # type: ignore[arg-type]
         _fork(other.store)
@@ -496,7 +497,7 @@ def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
     _fork(world.store)
     home = _names(world.store, "t")[0].prefix
     fork = _names(world.store, "f")[0].prefix
-    real, is_due = forks.named_by_fork, [True]
+    real, is_due = fork_references.named_by_fork, [True]
 
     def named(store: ObjectStore, prefix: str) -> set[str]:
         if prefix == fork and is_due.pop() if is_due else False:
@@ -508,14 +509,14 @@ def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
         return real(store, prefix)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks, "named_by_fork", named)
+        patch.setattr(fork_references, "named_by_fork", named)
         kept = kept_by_forks(world.store, home)
     assert {home + key for key in kept} == _data(world.store)
 
 
 def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader ended without releasing its pin. GC removes a pin when it removes old manifests: here it has none."""
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", SMALL_PAGES)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
     world = _world()
     _fork(world.store)
     home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
@@ -538,7 +539,7 @@ def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkey
 
 def test_a_lost_page_of_a_pinned_manifest_of_a_fork_lets_no_home_delete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program deleted the page while the fork lists it as a pending delete: its rows are not known."""
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", SMALL_PAGES)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
     world = _world()
     _fork(world.store)
     home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix

@@ -10,12 +10,12 @@ from bucket_truth import assert_sound
 from care_world import NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, fill, named
 
 from local.errors import Corrupt, InvalidRequest
-from remote.at_rest import AS_IT_IS
-from remote.head_changes import add_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.unfinished_uploads import UnfinishedUpload, nobodys_uploads
-from tiered.garbage import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segments.object_encoding import AS_IT_IS
+from remote.store.memory_store import MemoryStore
+from remote.store.unfinished_uploads import UnfinishedUpload, nobodys_uploads
+from tiered.jobs.orphan_collection import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
 
 DAY = 86_400_000
 LATER = NOW + 4 * DAY

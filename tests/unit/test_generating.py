@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tiered.alert_table import ALERTS, Limits
 from tiered.cli.main import COMMANDS, invoke
-from tiered.generating import (
+from tiered.observe.alert_table import ALERTS, Limits
+from tiered.observe.metric_table import BY_NAME, METRICS, Kind
+from tiered.observe.monitoring_files import (
     PANELS,
     alert_rules,
     dashboard,
@@ -25,7 +26,6 @@ from tiered.generating import (
     runbook_index,
     systemd_unit,
 )
-from tiered.metric_table import BY_NAME, METRICS, Kind
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -9,8 +9,8 @@ from threading import Thread
 import pytest
 
 from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
-from tiered import given_files
-from tiered.given_files import check_target, read_given, write_given
+from tiered.config import user_files
+from tiered.config.user_files import check_target, read_given, write_given
 
 
 def test_what_was_written_is_read_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -84,6 +84,6 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_bytes(b"12345")
     with pytest.raises(AccessDenied, match="enotdir"):
         read_given(str(tmp_path / "file" / "below"), "reading", "made by x")
-    monkeypatch.setattr(given_files, "BYTES_MAX", 4)
+    monkeypatch.setattr(user_files, "BYTES_MAX", 4)
     with pytest.raises(InvalidRequest, match="it has no end"):
         read_given(str(tmp_path / "file"), "reading", "made by x")

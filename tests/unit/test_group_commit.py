@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from local.errors import DiskFailed
-from local.group_commit import GroupCommit
+from local.log.group_commit import GroupCommit
 
 PATIENCE_S = 60
 

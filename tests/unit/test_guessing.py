@@ -11,16 +11,16 @@ import pytest
 from test_range_reader import PREFIX, segment_of
 
 from local.errors import Corrupt
-from remote.chunk_cache import ChunkCache
-from remote.chunks import CHUNK_BYTES
-from remote.guessing import REST, WRONG_MAX, Guesses
-from remote.head_changes import add_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_prediction import REST, WRONG_MAX, Guesses
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import CHUNK_BYTES
+from remote.segments.segment_upload import copy_segment
 from remote.store import Asked, Body, ObjectInfo
-from remote.transfer import copy_segment
+from remote.store.memory_store import MemoryStore
 
 SIZE = 9 * CHUNK_BYTES + 77
 BODY = random.Random(11).randbytes(SIZE)

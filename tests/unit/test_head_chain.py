@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from local.errors import Corrupt
-from remote.head_chain import HeadChain
-from remote.head_changes import set_properties
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_changes import set_properties
 from remote.store import Asked, Body, ObjectInfo
+from remote.store.memory_store import MemoryStore
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 

@@ -9,23 +9,23 @@ import pytest
 from remote_samples import forged, head, stored_row, ulid_of
 from view_samples import view, view_row
 
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest, NotFound
-from remote.bounds import OBJECT_BYTES_MAX
-from remote.due_deletion import delete_due_objects, delete_due_pages
-from remote.head import UnlinkedObject, UnlinkedPage, decode_head, decode_line, encode_head, encode_line
-from remote.head_chain import decode_boundary
-from remote.head_changes import add_segments
-from remote.head_salvage import salvage_head
-from remote.head_validation import Part
+from local.format.crc32c import crc32c
+from remote.check.manifest_salvage import salvage_head
+from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
+from remote.gc.pin_watch import PinWatch
+from remote.gc.pins import list_pins
 from remote.keys import data_key, head_key, indexes_key, new_ulid, partition_prefix, pin_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.pin_watch import PinWatch
-from remote.pins import list_pins
-from remote.segment import SegmentState
-from remote.spill_page import decode_page, encode_page
-from remote.spilling import SpillRule
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import UnlinkedObject, UnlinkedPage, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest_chain import decode_boundary
+from remote.manifest.manifest_changes import add_segments
+from remote.manifest.manifest_page import decode_page, encode_page
+from remote.manifest.manifest_validation import Part
+from remote.manifest.page_spill import SpillRule
+from remote.number_bounds import OBJECT_BYTES_MAX
+from remote.segment_entry import SegmentState
+from remote.store.memory_store import MemoryStore
 
 PREFIX = partition_prefix("orders", "A" * 22, 2)
 ROWS = tuple(stored_row(f"R{at}", at * 10, at * 10 + 10) for at in range(4))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from local.compression import Codec, decompress
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
-from remote.head import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
-from remote.head_changes import (
+from local.format.compression import Codec, decompress
+from local.format.crc32c import crc32c
+from remote.manifest.manifest import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest_changes import (
     add_segments,
     expire_pages,
     expire_segments,
@@ -25,9 +25,9 @@ from remote.head_changes import (
     set_properties,
     unlink_uploads,
 )
-from remote.segment import SegmentState
-from remote.spill_page import encode_page
-from remote.spilling import lost_object
+from remote.manifest.manifest_page import encode_page
+from remote.manifest.page_spill import lost_object
+from remote.segment_entry import SegmentState
 
 sys.path.insert(0, str(Path(__file__).parent))
 from remote_samples import head, ulid_of

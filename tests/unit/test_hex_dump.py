@@ -11,12 +11,12 @@ import pytest
 from legacy_samples import many
 
 from local import kernels
-from local.batch import HEADER_BYTES, Codec, encode_batch
-from local.compression import decompress
 from local.errors import Corrupt
-from local.record import TimestampType
+from local.format.compression import decompress
+from local.format.record import TimestampType
+from local.records.batch import HEADER_BYTES, Codec, encode_batch
 from tiered.cli.main import invoke
-from tiered.hex_dump import HexField, batch_fields
+from tiered.inspect.hex_dump import HexField, batch_fields
 
 T0 = 1_700_000_000_000
 RECORDS: list[tuple[object, ...]] = [

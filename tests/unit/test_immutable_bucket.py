@@ -12,23 +12,23 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, 
 
 from local.errors import AccessDenied, AlreadyExists
 from local.names import TopicPartition
-from remote.catalog import list_partitions
-from remote.immutable_store import ImmutableStore
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.pins import pin_newest, renew
-from remote.probe import probe_store
-from remote.throttled_store import ThrottledStore
-from tiered.bucket_check import check_bucket, damage
-from tiered.cli.bucket import open_bucket
+from remote.gc.pins import pin_newest, renew
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.immutable_store import ImmutableStore
+from remote.store.middleware.throttled_store import ThrottledStore
+from remote.store.probe import probe_store
+from tiered.cli.bucket_options import open_bucket
 from tiered.cli.main import invoke
 from tiered.cli.session import Session
 from tiered.cli.spark_jobs import task_bucket
-from tiered.config import Config
-from tiered.configured_store import configured_store
-from tiered.forking import plan_fork, run_fork
-from tiered.garbage import list_garbage
-from tiered.remote_view import RemoteLog
+from tiered.config.config import Config
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.orphan_collection import list_garbage
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.read.bucket_reader import RemoteLog
+from tiered.stores.configured_store import configured_store
 
 
 class LockedStore(MemoryStore):

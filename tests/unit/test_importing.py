@@ -21,21 +21,21 @@ from foreign_truth import assert_reads
 from manager_world import World
 
 from local import kernels
-from local.batch import encode_batch
 from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
-from local.record import Record
-from remote.catalog import list_partitions
-from remote.encryption import KeyRing
-from remote.foreign_detect import foreign_format
-from remote.foreign_layout import LayoutOptions
-from remote.head_changes import expire_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.importing import plan_import, run_import
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import run_restore
-from tiered.restoring import Kept, RestoreWish, plan_restore
-from tiered.rewriting import Keeping
+from local.format.record import Record
+from local.records.batch import encode_batch
+from remote.external.external_layout import LayoutOptions
+from remote.external.layout_detection import foreign_format
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import expire_segments
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.rewriting import Keeping
+from tiered.migrate.import_bucket import plan_import, run_import
+from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_running import run_restore
+from tiered.read.bucket_reader import RemoteLog
 
 LAYOUTS = ("aiven", "local-tiered-storage", "pinterest", "logs")
 RING = KeyRing({"k": b"k" * 32})

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from local.errors import Corrupt
-from remote.head_changes import add_segments, expire_segments, set_properties
-from remote.head_collection import collect_heads
-from remote.index_copies import IndexCopies
+from remote.gc.old_manifests import collect_heads
 from remote.keys import HEADS, head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.spilling import SpillRule
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from disk_model import ModelDisk

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from local import offset_index, time_index
-from local.columns import TABLE_DTYPES, BatchTable
 from local.errors import Corrupt
-from local.index_building import Indexes, build_indexes
-from local.index_files import time_entry
+from local.format.columns import TABLE_DTYPES, BatchTable
+from local.index import offset_index, time_index
+from local.index.index_building import Indexes, build_indexes
+from local.index.index_files import time_entry
 from local.kernels import scan_batches
 
 

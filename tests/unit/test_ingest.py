@@ -12,22 +12,22 @@ from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from local.record_columns import of_arrow
-from remote.catalog import list_partitions
-from remote.encryption import NO_KEYS, KeyRing
-from remote.head import Head, JobNote
-from remote.job_changes import append_rows
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.orphans import find_orphans
-from remote.sealing import keyed
-from tiered.bucket_check import check_bucket, damage
-from tiered.bucket_passes import compact_partition
-from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.remote_view import RemoteLog
+from local.records.record_columns import of_arrow
+from remote.gc.orphans import find_orphans
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.job_changes import append_rows
+from remote.manifest.manifest import Head, JobNote
+from remote.manifest.sealing import keyed
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.jobs.compaction_passes import compact_partition
+from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.read.bucket_reader import RemoteLog
 
 SETTINGS = {"segment.bytes": "4096", "index.interval.bytes": "512", "append.batch.bytes": "512"}
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local import kernels
-from local.batch import encode_batch, encode_marker
-from local.isolation import aborted_batches, without_aborted
-from local.record import Record
-from local.txn_index import AbortedTransaction
+from local.format.record import Record
+from local.index.txn_index import AbortedTransaction
+from local.records.batch import encode_batch, encode_marker
+from local.records.isolation import aborted_batches, without_aborted
 
 
 class Stream(NamedTuple):

@@ -13,29 +13,29 @@ from remote_samples import stored_row as row
 from remote_samples import ulid_of
 
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.chunks import RAW, ZSTD
-from remote.encryption import KeyRing
-from remote.fsspec_store import open_store
-from remote.head_changes import add_segments
 from remote.keys import data_key, partition_prefix
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.object_settings import ObjectSettings
-from remote.rewrapping import rewrap, rewrap_keys
-from remote.sealing import keyed
-from remote.spilling import SpillRule
-from remote.view import CompactedView
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.key_rotation import rewrap, rewrap_keys
+from remote.manifest.manifest_changes import add_segments
+from remote.manifest.page_spill import SpillRule
+from remote.manifest.sealing import keyed
+from remote.manifest.view import CompactedView
+from remote.segments.chunk_table import RAW, ZSTD
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from remote.store.object_settings import ObjectSettings
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.configured_store import configured_store, object_settings, store_options
-from tiered.doctor import State, examine
-from tiered.key_rings import load_key_ring
-from tiered.manager import LogManager
-from tiered.properties import DEFAULTS
-from tiered.remote_view import RemoteLog, open_remote
-from tiered.topic_settings import at_rest
+from tiered.config.config import Config
+from tiered.config.key_rings import load_key_ring
+from tiered.config.properties import DEFAULTS
+from tiered.config.topic_settings import at_rest
+from tiered.health.doctor import State, examine
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.stores.configured_store import configured_store, object_settings, store_options
 
 NOW = 1_700_000_000_000
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}

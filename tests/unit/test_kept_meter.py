@@ -12,12 +12,12 @@ from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, 
 
 from local.storage import replace_file
 from remote.keys import topic_directory
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore, RequestCounts
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from tiered.cost import cost_report
-from tiered.kept_meter import FILE, KeptMeter, RequestHistory, added, month_of, read_history
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from tiered.cost.topic_cost import cost_report
+from tiered.stores.persistent_meter import FILE, KeptMeter, RequestHistory, added, month_of, read_history
 
 ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
 

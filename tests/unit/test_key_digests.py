@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from local.cleaner.key_digests import digest_keys
 from local.errors import InvalidRequest
-from local.key_digests import digest_keys
 
 SECRET = bytes(range(16))
 MASK = (1 << 64) - 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from local.errors import Corrupt
-from tiered.key_exchange import (
+from tiered.jobs.key_exchange import (
     Combiner,
     KeyRun,
     bucket_count,
@@ -114,7 +114,7 @@ def test_offsets_go_back_to_the_group_that_holds_them(start):
 
 
 def test_strings_longer_than_a_row_may_be_are_parted(monkeypatch):
-    monkeypatch.setattr("tiered.key_exchange.STRING_RECORDS", 10)
+    monkeypatch.setattr("tiered.jobs.key_exchange.STRING_RECORDS", 10)
     keys, offsets = drawn(np.random.default_rng(3), 95, 0)
     strings = [string for _, string in parted(run_of(keys, offsets), 1)]
     assert len(strings) == 10

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from local.errors import Corrupt, Unavailable
-from remote.head_changes import set_properties
-from remote.head_collection import collect_heads
+from remote.gc.old_manifests import collect_heads
+from remote.gc.pins import pin_newest
 from remote.keys import head_key
-from remote.known_heads import SURE_MS, KnownHeads
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.pins import pin_newest
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import set_properties
+from remote.manifest.manifest_memory_cache import SURE_MS, KnownHeads
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 STEP_MS = 10_000

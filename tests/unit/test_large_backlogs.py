@@ -10,26 +10,26 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World
 
-from local.record import Record
-from local.record_columns import of_arrow
+from local.format.record import Record
+from local.records.record_columns import of_arrow
 from policies.decisions import CopySegment
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX
-from remote.catalog import list_partitions
-from remote.encryption import NO_KEYS
-from remote.head import Head
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.segments.encryption import NO_KEYS
 from remote.store import ObjectStore
-from tiered.bucket_copying import plan_copy, run_copy
-from tiered.bucket_passes import compact_partition
-from tiered.forking import plan_fork, run_fork
-from tiered.ingest import commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.manager import LogManager
-from tiered.remote_acks import wait_for_bucket
-from tiered.remote_view import RemoteLog
-from tiered.rewriting import plan_recode, run_rewrite
-from tiered.saved_plan import apply_saved, decode_plan, encode_plan, save_plan
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.bucket_copying import plan_copy, run_copy
+from tiered.jobs.compaction_passes import compact_partition
+from tiered.jobs.ingest import commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.jobs.rewriting import plan_recode, run_rewrite
+from tiered.manager.manager import LogManager
+from tiered.manager.remote_acks import wait_for_bucket
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.plans.saved_plan import apply_saved, decode_plan, encode_plan, save_plan
+from tiered.read.bucket_reader import RemoteLog
 
 SEGMENTS = 110
 VALUE = bytes(640 << 10)  # one record fills a segment, and two of them do not fit into one: cleaning merges none
@@ -58,7 +58,7 @@ def _applied(manager: LogManager) -> None:
 
 
 def _saved(manager: LogManager) -> None:
-    from tiered.planning import priced_plan
+    from tiered.plans.planning import priced_plan
 
     for _ in range(3):
         saved = save_plan(priced_plan(manager, NOW), made_ms=NOW, settings={})

@@ -8,15 +8,15 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, OffsetOutOfRange
-from local.isolation import Isolation
+from local.format.record import Record
 from local.names import TopicPartition
-from local.offset_spec import OffsetSpec
-from local.record import Record
-from remote.head_changes import set_properties
-from remote.head_collection import collect_heads
-from tiered.fetching import Fetcher
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from local.records.isolation import Isolation
+from local.records.offset_spec import OffsetSpec
+from remote.gc.old_manifests import collect_heads
+from remote.manifest.manifest_changes import set_properties
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.deadline_fetch import Fetcher
 
 ENDED = 160
 

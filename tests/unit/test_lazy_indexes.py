@@ -13,15 +13,17 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from log_world import fill, open_log, read_all
 
-from local import index_files, kernels, names, offset_index, swap, time_index
-from local.batch import encode_batch
+from local import kernels, names
 from local.errors import Corrupt, NotFound
-from local.index_building import build_indexes
-from local.index_files import INDEX_SUFFIXES
-from local.index_maps import INDEX_MAPS, IndexMaps
+from local.format.record import Record
+from local.index import index_files, offset_index, time_index
+from local.index.index_building import build_indexes
+from local.index.index_files import INDEX_SUFFIXES
+from local.index.index_maps import INDEX_MAPS, IndexMaps
 from local.log import Log
-from local.offset_spec import OffsetSpec
-from local.record import Record
+from local.records.batch import encode_batch
+from local.records.offset_spec import OffsetSpec
+from local.segment import swap
 from local.settings import LogSettings
 from local.storage import DiskStorage
 
@@ -299,11 +301,11 @@ DESCRIPTORS_MAX = 200
 BOUNDED = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (%d, %d))
-from local.index_maps import INDEX_MAPS, MAPS_MAX
-from local.log import Log
+from local.index.index_maps import INDEX_MAPS, MAPS_MAX
+from local.log.log import Log
 from local.names import TopicPartition
 from local.settings import LogSettings
-from local.storage import DiskStorage
+from local.storage.storage import DiskStorage
 log = Log.open(DiskStorage(), sys.argv[1], TopicPartition("t", 0), LogSettings(), now_ms=0, was_clean=True)
 most = 0
 segments = log.segments()

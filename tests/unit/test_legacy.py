@@ -11,17 +11,18 @@ from disk_model import ModelDisk
 from legacy_samples import APPEND, many, message, wrapper
 from log_world import SMALL, fill, open_log, read_all
 
-from local import cleaner, kernels
-from local.batch import assign_offset, check_batch, encode_batch, read_header
-from local.columns import TORN
-from local.compression import Codec, compress, mended_lz4
-from local.epochs import LeaderEpochs
+from local.cleaner import cleaner
 from local.errors import Corrupt, InvalidRequest
+from local.format.columns import TORN
+from local.format.compression import Codec, compress, mended_lz4
+from local.format.record import StoredRecord, TimestampType
+from local.kernels import dispatch as kernels
+from local.kernels.pure_kernels import DROP, REBUILD
 from local.log import Log
-from local.pure_kernels import DROP, REBUILD
-from local.record import StoredRecord, TimestampType
+from local.log.leader_epochs import LeaderEpochs
+from local.records.batch import assign_offset, check_batch, encode_batch, read_header
 from local.settings import LogSettings
-from tiered.copying import segment_to_copy
+from tiered.partition.segment_inspection import segment_to_copy
 
 LOG = "./t-0/00000000000000000000.log"
 # Golden, of kafka-python's builder: offset 7, key "k", value "old", format 0; and format 1 at 1700000000000.

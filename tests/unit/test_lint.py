@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from local.errors import InvalidRequest, NotFound
-from tiered.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
-from tiered.broker_names import BROKER_NAMES
-from tiered.broker_only import broker_only
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.lint import LintFinding, Severity, lint_place
-from tiered.lint_rules import RULES, Subject, hints
-from tiered.properties import DEFAULTS, PROPERTIES, find_property
+from tiered.config.broker_names import BROKER_NAMES
+from tiered.config.broker_only import broker_only
+from tiered.config.config import Config
+from tiered.config.properties import DEFAULTS, PROPERTIES, find_property
+from tiered.health.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
+from tiered.health.lint import LintFinding, Severity, lint_place
+from tiered.health.lint_rules import RULES, Subject, hints
 
 TIERED = {"remote.storage.enable": "true"}
 COMPACT = {**TIERED, "cleanup.policy": "compact"}

@@ -9,18 +9,18 @@ from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, SwitchableStore, World, send, settle
 
 from local.errors import Corrupt, NotFound, OffsetOutOfRange
-from local.findings import Severity
-from local.producer_state import Producer
-from local.record import Record
-from remote.head import decode_head
-from remote.tombstones import tombstone_bound
-from remote.view import ViewState, find_view
-from remote.view_catalog import ViewCatalog, decode_catalog, encode_catalog
-from tiered.log_dirs import describe_log_dirs
-from tiered.manager import LogManager
-from tiered.view_places import look_after_views
-from tiered.view_verifying import verify_views
-from tiered.views import build_views, drop_views, plan_views, view_status
+from local.format.record import Record
+from local.log.producer_state import Producer
+from local.verify.findings import Severity
+from remote.manifest.manifest import decode_head
+from remote.manifest.tombstone_bound import tombstone_bound
+from remote.manifest.view import ViewState, find_view
+from remote.manifest.view_catalog import ViewCatalog, decode_catalog, encode_catalog
+from tiered.health.view_verifying import verify_views
+from tiered.inspect.log_dir_usage import describe_log_dirs
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
+from tiered.manager.manager import LogManager
+from tiered.read.view_places import look_after_views
 
 CATALOG = "./data/t-0/view-catalog"
 

@@ -9,12 +9,13 @@ import pytest
 from disk_model import ModelDisk
 from log_world import fill, open_log, read_all
 
-from local import kernels, offset_index, time_index
-from local.batch import encode_batch, read_header
-from local.compression import Codec
-from local.crc32c import crc32c
+from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange
-from local.record import Record, TimestampType
+from local.format.compression import Codec
+from local.format.crc32c import crc32c
+from local.format.record import Record, TimestampType
+from local.index import offset_index, time_index
+from local.records.batch import encode_batch, read_header
 from local.settings import LogSettings
 from local.storage import DiskStorage
 

@@ -10,16 +10,17 @@ import pytest
 from disk_model import ModelDisk
 from log_world import NAME, fill, open_log, read_all
 
-from local import kernels, names, swap
-from local.epochs import LeaderEpochs
+from local import kernels, names
 from local.errors import Conflict, DiskFailed, LogError
-from local.index_building import build_indexes
-from local.isolation import Isolation
+from local.format.record import Record
+from local.index.index_building import build_indexes
 from local.log import Durability, Log
-from local.log_dirs import LogDirectory
-from local.log_reading import READ_BYTES
-from local.producer_state import Producer
-from local.record import Record
+from local.log.leader_epochs import LeaderEpochs
+from local.log.log_reading import READ_BYTES
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
+from local.records.isolation import Isolation
+from local.segment import swap
 from local.settings import LogSettings
 
 COMMITTED = Isolation.READ_COMMITTED

@@ -6,10 +6,10 @@ import pytest
 from disk_model import ModelDisk
 
 from local.errors import Corrupt
-from local.findings import Severity
-from local.log_dir_checks import check_together
-from local.log_dir_set import LogDirectories
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition, deleted_directory, future_directory
+from local.verify.findings import Severity
+from local.verify.log_dir_checks import check_together
 
 A, B = "./a", "./b"
 NAME = TopicPartition("t", 0)

@@ -9,12 +9,12 @@ from broken_disk import BrokenDisk
 from disk_model import ModelDisk
 from log_world import SMALL
 
-from local import checkpoints
 from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, NotFound
-from local.log_dir_set import LogDirectories
-from local.log_dirs import LogDirectory
+from local.format.record import Record
+from local.log import checkpoints
+from local.logdirs.log_dir import LogDirectory
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import Space
 from policies.placement import choose_log_dir
 

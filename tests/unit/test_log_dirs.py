@@ -9,11 +9,11 @@ import pytest
 from disk_model import ModelDisk
 from log_world import SMALL
 
-from local.checkpoints import read_offsets
 from local.errors import DiskFailed
-from local.log_dirs import LogDirectory
+from local.format.record import Record
+from local.log.checkpoints import read_offsets
+from local.logdirs.log_dir import LogDirectory
 from local.names import CLEAN_SHUTDOWN, TopicPartition, new_topic_id
-from local.record import Record
 
 OPENED, LEFT = TopicPartition("opened", 0), TopicPartition("left", 1)
 COMPACTED = replace(SMALL, is_compacted=True)

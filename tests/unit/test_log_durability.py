@@ -11,9 +11,9 @@ from log_world import NAME, fill, open_log, read_all
 from test_group_commit import PATIENCE_S, waiting
 
 from local.errors import DiskFailed
+from local.format.record import Record
 from local.log import AppendResult, Durability, Log
-from local.producer_state import Producer
-from local.record import Record
+from local.log.producer_state import Producer
 from local.settings import LogSettings
 
 ONE = [Record(b"k", b"v", 5000)]

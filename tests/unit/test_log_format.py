@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from local.names import TopicPartition
-from tiered.log_format import JsonFormatter, split_facts
+from tiered.service.log_format import JsonFormatter, split_facts
 
 
 def line(message: object, *values: object, **more: object) -> dict[str, object]:
-    record = logging.LogRecord("tiered.apply", logging.INFO, "x.py", 1, message, values, None)
+    record = logging.LogRecord("tiered.maintenance.apply", logging.INFO, "x.py", 1, message, values, None)
     record.created = 1_795_176_000.5
     for name, value in more.items():
         setattr(record, name, value)
@@ -24,7 +24,7 @@ def line(message: object, *values: object, **more: object) -> dict[str, object]:
 
 def test_facts_are_fields_and_the_message_is_constant() -> None:
     assert line("applied: partition=%s size=%d share=%.1f", TopicPartition("t", 3), 17, 0.25) == {
-        "time": "2026-11-20T12:00:00.500Z", "level": "info", "logger": "tiered.apply", "message": "applied",
+        "time": "2026-11-20T12:00:00.500Z", "level": "info", "logger": "tiered.maintenance.apply", "message": "applied",
         "partition": "t/3", "size": 17, "share": 0.25,
     }  # fmt: skip
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from local.errors import Corrupt
+from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from local.record import Record
 from tiered.cli import recovery_progress
 from tiered.cli.session import Session
-from tiered.config import Config
-from tiered.log_loading import LoadProgress, load_logs
-from tiered.manager import LogManager
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.partition.log_loading import LoadProgress, load_logs
 
 NOW = 1_800_000_000_000
 JOBS = {root: [TopicPartition(root, number) for number in range(5)] for root in ("a", "b")}

@@ -6,12 +6,12 @@ import pytest
 from disk_model import ModelDisk
 from log_world import SMALL, open_log, read_all
 
-from local.batch import encode_batch, encode_marker
 from local.errors import InvalidRequest, OutOfOrderSequence, ProducerFenced
+from local.format.record import Record
+from local.index.txn_index import AbortedTransaction
 from local.log import AppendResult, Durability, Log
-from local.producer_state import Producer
-from local.record import Record
-from local.txn_index import AbortedTransaction
+from local.log.producer_state import Producer
+from local.records.batch import encode_batch, encode_marker
 
 RECORDS = [Record(b"k", b"v%d" % at, 500) for at in range(3)]
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from log_world import fill, open_log
 
 from local import kernels
-from local.batch import encode_batch, read_header
-from local.compression import Codec
 from local.errors import InvalidRequest, OffsetOutOfRange
-from local.isolation import Isolation
+from local.format.compression import Codec
+from local.format.record import Record, TimestampType
 from local.log import Log
-from local.offset_spec import FoundOffset, OffsetSpec
-from local.producer_state import Producer
-from local.record import Record, TimestampType
+from local.log.producer_state import Producer
+from local.records.batch import encode_batch, read_header
+from local.records.isolation import Isolation
+from local.records.offset_spec import FoundOffset, OffsetSpec
 from local.settings import LogSettings
 from local.storage import StorageFile
 

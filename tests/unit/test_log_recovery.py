@@ -6,10 +6,10 @@ import pytest
 from disk_model import ModelDisk
 from log_world import fill, open_log, read_all
 
-from local.batch import encode_batch
 from local.errors import Corrupt, DiskFailed
+from local.format.record import Record
 from local.log import Durability
-from local.record import Record
+from local.records.batch import encode_batch
 
 
 def test_a_rebuilt_index_equals_the_one_written_while_appending() -> None:

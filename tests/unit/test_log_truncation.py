@@ -7,15 +7,15 @@ from disk_model import ModelDisk
 from log_world import NAME, SMALL, fill, open_log, read_all
 from test_producer_files import COMPACTED, end, facts, names_of, put, story
 
-from local import checkpoints, cleaner
-from local.batch import read_header
+from local.cleaner import cleaner
 from local.errors import Corrupt, DiskFailed
-from local.index_building import build_indexes
+from local.format.record import Record
+from local.index.index_building import build_indexes
 from local.kernels import scan_batches
-from local.log import Durability
-from local.log_dirs import LogDirectory
+from local.log import Durability, checkpoints
+from local.logdirs.log_dir import LogDirectory
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, RECOVERY_POINTS, TIME_INDEX, TXN_INDEX, segment_file
-from local.record import Record
+from local.records.batch import read_header
 
 
 @pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 55, 60, 99, 100])

@@ -12,15 +12,16 @@ import pytest
 from disk_model import ModelDisk
 from log_world import SMALL, fill, open_log, read_all
 
-from local import cleaner, index_files, producer_snapshot
+from local.cleaner import cleaner
 from local.errors import LogError, NotFound, OffsetOutOfRange, Unavailable
-from local.isolation import Isolation
-from local.log import Log
-from local.looking import PAUSES_S, look
+from local.format.record import Record
+from local.index import index_files
+from local.log import Log, producer_snapshot
+from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import Producer, ProducerState
+from local.log.read_only_open import PAUSES_S, look
 from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
-from local.producer_snapshot import ProducerEntry
-from local.producer_state import Producer, ProducerState
-from local.record import Record
+from local.records.isolation import Isolation
 from local.storage import DiskStorage, FileFacts
 
 

@@ -9,14 +9,14 @@ from disk_model import ModelDisk
 from log_world import NAME, fill, open_log
 
 from local import kernels, names
-from local.batch import encode_batch
-from local.batch_checks import may_have_producers, walk
+from local.format.batch_checks import may_have_producers, walk
+from local.format.record import Record
+from local.index.sealed_indexes import LOOKING
 from local.log import Log
-from local.looking import found_segment, look, trim_to_whole_batches
-from local.producer_state import Producer
-from local.record import Record
-from local.sealed_indexes import LOOKING
-from local.segment import Segment
+from local.log.producer_state import Producer
+from local.log.read_only_open import found_segment, look, trim_to_whole_batches
+from local.records.batch import encode_batch
+from local.segment.segment import Segment
 from local.settings import LogSettings
 from local.storage import FileFacts
 

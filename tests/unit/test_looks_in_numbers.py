@@ -10,14 +10,14 @@ from manager_world import DAY, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError, Unavailable
 from local.names import TopicPartition
-from remote.fsspec_store import open_store
-from remote.known_heads import KnownHeads
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore, RequestCounts
-from tiered import taking_up
-from tiered.manager import LogManager
-from tiered.partition import Partition
-from tiered.status_report import status_report
+from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore, RequestCounts
+from remote.store.open_store import open_store
+from tiered.manager.manager import LogManager
+from tiered.partition import acquisition
+from tiered.partition.partition import Partition
+from tiered.status.status_report import status_report
 
 TOPICS = [f"t{number}" for number in range(12)]
 
@@ -102,8 +102,8 @@ def test_the_threads_of_a_status_do_not_grow_with_the_topics(
     with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket"), **settings) as manager:
         assert len(status_report(manager, NOW, storage=world.disk).partitions) == topics
     calls = [name for name in started if name == "tiered-store-call"]
-    assert len(calls) <= taking_up.DISK_LOOKERS + 1, "one that waits for a call each, and one that was not back yet"
-    assert len(started) - len(calls) <= taking_up.DISK_LOOKERS
+    assert len(calls) <= acquisition.DISK_LOOKERS + 1, "one that waits for a call each, and one that was not back yet"
+    assert len(started) - len(calls) <= acquisition.DISK_LOOKERS
 
 
 def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
@@ -117,14 +117,14 @@ def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked
 
     def silent(each: Partition) -> LogError | None:
         asked.append(each.name)
-        now[0] += taking_up.LOOK_S / 3
+        now[0] += acquisition.LOOK_S / 3
         return Unavailable("reading an object, no answer by the deadline")
 
     with manager:
-        found = taking_up.look_up_all(silent, held, "file:///b", clock=lambda: now[0])
+        found = acquisition.look_up_all(silent, held, "file:///b", clock=lambda: now[0])
     assert len(found) == len(held)
     assert all(isinstance(error, Unavailable) for error in found)
-    assert 3 <= len(asked) <= 2 + taking_up.DISK_LOOKERS
+    assert 3 <= len(asked) <= 2 + acquisition.DISK_LOOKERS
     told = [str(error) for each, error in zip(held, found, strict=True) if each.name not in asked]
     assert len(told) == len(held) - len(asked)
     assert all("has not answered for others" in each and "no answer by the deadline" in each for each in told)
@@ -136,11 +136,11 @@ def test_a_store_that_is_merely_slow_is_asked_about_all(world: World, error: Log
     now = [0.0]
 
     def slow(each: Partition) -> LogError | None:
-        now[0] += taking_up.LOOK_S
+        now[0] += acquisition.LOOK_S
         return error
 
     with manager:
-        assert taking_up.look_up_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
+        assert acquisition.look_up_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
 
 
 def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
@@ -153,8 +153,8 @@ def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
         return None
 
     with manager:
-        assert len(held) == len(TOPICS) <= taking_up.LOOKERS
-        assert taking_up.look_up_all(wait, held, "s3://b") == [None] * len(held)
+        assert len(held) == len(TOPICS) <= acquisition.LOOKERS
+        assert acquisition.look_up_all(wait, held, "s3://b") == [None] * len(held)
 
 
 def test_a_status_of_a_bucket_that_is_out_of_reach_has_the_local_figures_and_says_so(world: World) -> None:

@@ -6,14 +6,14 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import RemoteLost
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.metrics import Metrics
-from tiered.observations import Observations
-from tiered.status_report import status_report
-from tiered.tier_sync import SyncState, tier_sync
-from tiered.unread import unread_partitions
-from tiered.web.site import Site
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations
+from tiered.status.status_report import status_report
+from tiered.status.sync_status import SyncState, tier_sync
+from tiered.status.unknown_figures import unread_partitions
+from tiered.web.pages.site import Site
 
 
 @pytest.fixture

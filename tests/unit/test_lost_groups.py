@@ -12,16 +12,16 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk
 from test_compaction_rounds import KEYS, NEWEST, ROWS, SETTINGS, Topic
 
-from local.newest_records import Buffer
-from remote.guest import GuestLog
-from remote.head_changes import expire_segments, forget_unlinked
-from remote.metadata_log import MetadataLog
-from remote.segment import RemoteSegment
-from tiered import bucket_compaction, bucket_passes, rewriting
-from tiered.bucket_compaction import CompactionOutcome, CompactionPlan, GroupResult, commit_compaction
-from tiered.bucket_passes import GroupWork, newest_by_group
+from local.cleaner.offset_map import Buffer
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import expire_segments, forget_unlinked
+from remote.segment_entry import RemoteSegment
 from tiered.cli.main import invoke
-from tiered.rewriting import commit_groups, plan_merge, rewrite_group, run_rewrite
+from tiered.jobs import bucket_compaction, compaction_passes, rewriting
+from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, GroupResult, commit_compaction
+from tiered.jobs.compaction_passes import GroupWork, newest_by_group
+from tiered.jobs.rewriting import commit_groups, plan_merge, rewrite_group, run_rewrite
 
 GROUP = 4  # segments of a group
 
@@ -186,7 +186,7 @@ def test_compaction_in_rounds_stops_at_a_lost_group_and_repeats_that_round(monke
         commits.append(commit_compaction(*more, **given))  # type: ignore[arg-type]
         return commits[-1]
 
-    monkeypatch.setattr(bucket_passes, "commit_compaction", commit)
+    monkeypatch.setattr(compaction_passes, "commit_compaction", commit)
     outcome = topic.compact(job_id="j", rows_max=8)
     assert (outcome.given_up > 0, len(commits)) == (True, 1)
     assert topic.compact(job_id="j", rows_max=8).given_up == 0
@@ -273,7 +273,7 @@ def _merge_at_commit(monkeypatch: pytest.MonkeyPatch, module: object, name: str,
 
 def test_compact_of_replaced_segments_warns_exits_5_and_does_it_when_resumed(node, monkeypatch, capfd) -> None:
     node = [*node, "-X", "cleanup.policy=compact"]
-    _merge_at_commit(monkeypatch, bucket_passes, "commit_compaction", node)
+    _merge_at_commit(monkeypatch, compaction_passes, "commit_compaction", node)
     assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 5
     told = capfd.readouterr()
     (row,) = json.loads(told.out)["partitions"]

@@ -8,14 +8,14 @@ import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, Fenced, NotFound, OffsetOutOfRange
+from local.format.record import Record
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record
 from policies.decisions import CleanLog, CopySegment, DeleteUnlinked, ExpireRemote, Plan
-from tiered import apply
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.status import partition_status
+from tiered.maintenance import apply
+from tiered.manager.manager import LogManager
+from tiered.partition.partition_status import partition_status
+from tiered.read.bucket_reader import RemoteLog
 
 
 @pytest.fixture

@@ -8,26 +8,27 @@ import pytest
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import OffsetOutOfRange
-from policies import head_collection, invariants
+from policies import invariants, manifest_collection
 from policies.decisions import CollectHeads
 from policies.invariants import violations
-from remote import metadata_log, pin_watch
-from remote.head_changes import set_properties
-from remote.head_collection import collect_heads
-from remote.index_copies import index_copies
+from remote.gc import pin_watch
+from remote.gc.old_manifests import collect_heads
+from remote.gc.pins import list_pins, pin_newest, release
 from remote.keys import HEADS
-from remote.metadata_log import MetadataLog
-from remote.pins import list_pins, pin_newest, release
-from remote.spilling import SpillRule
-from tiered.remote_view import RemoteLog
+from remote.manifest import commit_protocol
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import index_copies
+from remote.manifest.manifest_changes import set_properties
+from remote.manifest.page_spill import SpillRule
+from tiered.read.bucket_reader import RemoteLog
 
 DAY = 24 * HOUR
 
 
 @pytest.fixture(autouse=True)
 def few_heads(monkeypatch):
-    monkeypatch.setattr(head_collection, "HEADS_KEPT", 3)
-    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 2)
     monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
 
 
@@ -60,10 +61,10 @@ def test_a_collection_is_planned_with_its_reason_and_one_that_leaves_too_few_hea
         send(manager, 1500)
         settle(manager)
         snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, heads_void_upto=3)
-        (decision,) = head_collection.head_collections(snapshot)
+        (decision,) = manifest_collection.head_collections(snapshot)
         assert decision == CollectHeads(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
         assert violations(snapshot, [decision]) == []
-        assert head_collection.head_collections(replace(snapshot, heads_void_upto=5)) == []
+        assert manifest_collection.head_collections(replace(snapshot, heads_void_upto=5)) == []
         assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]
 
 
@@ -122,7 +123,7 @@ def test_a_reader_that_slept_while_its_head_was_collected_is_told_the_truth(
     world = World()
     if in_pages:
         rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
         send(manager, 300)

@@ -9,10 +9,10 @@ from manager_world import COMPACTED, NAME, NOW, TIERED, World, values
 
 from local import kernels
 from local.errors import InvalidRequest
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from local.record_columns import record_columns
-from tiered.partitioner import Partitioner
+from local.records.record_columns import record_columns
+from tiered.topics.partitioner import Partitioner
 
 RECORDS = [Record(None if at % 11 == 3 else b"k%d" % (at % 97), b"value %d" % at, NOW + at) for at in range(500)]
 TABLE = pa.table(

@@ -11,14 +11,14 @@ from broken_disk import BrokenDisk
 from disk_model import ModelDisk
 
 from local.errors import DiskFailed
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import Space
-from remote.memory_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.topics import TopicRegistry
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.node.topic_registry import TopicRegistry
 
 NOW = 1_800_000_000_000
 A, B = "./a", "./b"

@@ -6,15 +6,15 @@ import pytest
 from manager_world import *  # noqa: F403
 from test_manager import *  # noqa: F403
 
-from remote import metadata_log
 from remote.keys import SPILLS
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
 
 
 @pytest.fixture(autouse=True)
 def pages_of_three_rows(monkeypatch, world):
     monkeypatch.setattr(
-        metadata_log, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+        commit_protocol, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
     )
 
 

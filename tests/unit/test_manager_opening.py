@@ -9,12 +9,12 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
-from local.isolation import Isolation
+from local.format.record import Record
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record
-from remote.head_changes import expire_segments
-from remote.metadata_log import MetadataLog
+from local.records.isolation import Isolation
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import expire_segments
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from disk_model import ModelDisk
 from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import InvalidRequest, RemoteLost, Unavailable
+from local.format.record import Record
 from local.log import Log
-from local.record import Record
-from remote.memory_store import MemoryStore
-from tiered.manager import LogManager
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
 
 KEEP_SOME = {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}
 

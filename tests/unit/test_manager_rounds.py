@@ -10,14 +10,14 @@ from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import AccessDenied, Conflict, DiskFailed, Fenced, InvalidRequest, RemoteLost, Unavailable
+from local.format.record import Record
+from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.producer_state import Producer
-from local.record import Record
 from policies.decisions import DeleteUnlinked, Plan
-from remote.memory_store import MemoryStore
-from tiered import apply
-from tiered.manager import LogManager
-from tiered.worker import Worker
+from remote.store.memory_store import MemoryStore
+from tiered.maintenance import apply
+from tiered.manager.manager import LogManager
+from tiered.service.worker import Worker
 
 
 @pytest.fixture

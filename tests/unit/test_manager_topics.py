@@ -13,19 +13,19 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.checkpoints import read_offsets
 from local.errors import DiskFailed, InvalidRequest, NotFound, Unavailable
+from local.format.record import Record
 from local.log import Durability, Log
-from local.record import Record
+from local.log.checkpoints import read_offsets
 from local.storage import StorageFile
 from policies.decisions import DropLocal
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectInfo
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.status import partition_status
-from tiered.topic_creation import AskedTopic
+from remote.store.memory_store import MemoryStore
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.partition.partition_status import partition_status
+from tiered.topics.topic_creation import AskedTopic
 
 
 @pytest.fixture

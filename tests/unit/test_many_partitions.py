@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from manager_world import NOW, TIERED, World, send
 
-from local.record import Record
-from tiered.metrics import Metrics
-from tiered.observations import Observations, open_observed
-from tiered.status_report import status_report
-from tiered.worker import Worker
+from local.format.record import Record
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations, open_observed
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
 
 PARTITIONS = 60
 

@@ -16,16 +16,17 @@ from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, 
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
-from remote import metadata_log, read_ahead
-from remote.memory_store import MemoryStore
-from remote.spilling import SpillRule
-from tiered.exposition import Form, Sample, exposition, form_of
-from tiered.metric_table import BY_NAME, METRICS, Kind
-from tiered.metrics import KEPT_MS, Metrics
-from tiered.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
-from tiered.observations import Histogram, Observations, open_observed
-from tiered.web import gate
-from tiered.worker import Worker
+from remote.fetch import read_ahead
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from tiered.observe.exposition import Form, Sample, exposition, form_of
+from tiered.observe.metric_table import BY_NAME, METRICS, Kind
+from tiered.observe.metrics import KEPT_MS, Metrics
+from tiered.service.observations import Histogram, Observations, open_observed
+from tiered.service.worker import Worker
+from tiered.web.http import gate
+from tiered.web.http.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
 
 MINUTE = 60_000
 
@@ -316,7 +317,9 @@ def test_ranges_that_wait_for_a_reader_are_counted(world: World, monkeypatch) ->
 
 def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
     monkeypatch.setattr(
-        metadata_log, "SPILL_RULE", SpillRule(head_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8)
+        commit_protocol,
+        "SPILL_RULE",
+        SpillRule(head_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8),
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
@@ -334,7 +337,7 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
 def test_the_room_of_the_disks_is_told(tmp_path) -> None:
     from dataclasses import replace
 
-    from tiered.config import Config
+    from tiered.config.config import Config
 
     config = replace(Config.load(None, {}, {}, local_dir=str(tmp_path)), remote_url="memory://b")
     seen = Observations()

@@ -10,19 +10,19 @@ import pytest
 from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
-from remote.bucket_check import survey_partition
-from remote.catalog import list_partitions
-from remote.head_collection import collect_heads
+from remote.check.partition_check import survey_partition
+from remote.gc.old_manifests import collect_heads
+from remote.gc.orphans import find_orphans
 from remote.keys import HEADS
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.orphans import find_orphans
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
-from tiered.restoring import Kept, RestoreWish, plan_restore
-from tiered.segment_table import TableOptions, segment_rows
-from tiered.spark.options import parse_options
-from tiered.spark.planning import plan_read
+from tiered.inspect.segment_table import TableOptions, segment_rows
+from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.planning import plan_read
 
 pytestmark = pytest.mark.damages_bucket
 

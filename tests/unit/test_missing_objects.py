@@ -8,15 +8,15 @@ import pytest
 from manager_world import DAY, NOW, TIERED, World, send, settle, values
 
 from local.errors import Corrupt, NotFound
-from remote.catalog import list_partitions
-from remote.metadata_log import MetadataLog
-from remote.spilling import SpillRule
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.page_spill import SpillRule
 from remote.store import MISSING_TRIES, read_named
-from tiered.remote_view import RemoteLog
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.spark.options import parse_options
-from tiered.spark.planning import plan_read
-from tiered.spark.task import split_columns
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.planning import plan_read
+from tiered.spark.source.task import split_columns
 
 
 class Forgetful:
@@ -58,7 +58,7 @@ class Forgetful:
 def world(monkeypatch):
     """A partition of many segments, the older ones in manifest pages."""
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
-    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", rule)
+    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 from mistakes import MISTAKES, PAGE, Mistake, render
 
-from remote.retrying_store import RetryPolicy
+from remote.store.middleware.retrying_store import RetryPolicy
 from tiered.cli.main import invoke
 
 
@@ -69,8 +69,8 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
         for module in ("pyspark", "pyspark.sql", "pyspark.sql.datasource"):
             patch.setitem(sys.modules, module, None)
     elif name == "locked":
-        from tiered.config import Config
-        from tiered.manager import LogManager
+        from tiered.config.config import Config
+        from tiered.manager.manager import LogManager
 
         stack.enter_context(LogManager.open(Config.load(str(toml)), now_ms=0))
     elif name in _S3:
@@ -128,7 +128,7 @@ def _beside_s3(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStac
     if name == "no endpoint":
         server.server_close()
         # Nobody waits here between two tries.
-        patch.setattr("remote.fsspec_store.RetryPolicy", partial(RetryPolicy, attempts_max=2, sleep=lambda s: None))
+        patch.setattr("remote.store.open_store.RetryPolicy", partial(RetryPolicy, attempts_max=2, sleep=lambda s: None))
     else:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -22,25 +22,25 @@ from test_ingest import head, plan, write
 
 import tiered
 from local.errors import InvalidRequest
-from remote import at_rest as at_rest_module
-from remote.catalog import list_partitions
-from remote.encryption import KeyRing
-from remote.fsspec_store import open_store
-from remote.guest import GuestLog
-from remote.head_changes import set_properties
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.object_settings import ObjectSettings
-from remote.sealing import keyed
-from remote.segment import RemoteSegment
-from tiered import configured_store as configured_store_module
+from remote.manifest.catalog import list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import set_properties
+from remote.manifest.sealing import keyed
+from remote.segment_entry import RemoteSegment
+from remote.segments import object_encoding as at_rest_module
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from remote.store.object_settings import ObjectSettings
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.configured_store import addressed_store, configured_store
-from tiered.ingest import commit_ingest
-from tiered.object_encoding import KEY_ID, BucketSettings, kept_as, with_key_of
-from tiered.properties import PROPERTIES
-from tiered.topic_settings import STORAGE_CLASS
+from tiered.config.config import Config
+from tiered.config.properties import PROPERTIES
+from tiered.config.topic_settings import STORAGE_CLASS
+from tiered.jobs.ingest import commit_ingest
+from tiered.stores import configured_store as configured_store_module
+from tiered.stores.configured_store import addressed_store, configured_store
+from tiered.stores.object_encoding import KEY_ID, BucketSettings, kept_as, with_key_of
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 PLAIN = ("-X", "cleanup.policy=delete")  # a broker of these tests has no metadata

@@ -8,12 +8,12 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import InvalidRequest, Unavailable
-from local.isolation import Isolation
-from local.offset_spec import FoundOffset, OffsetSpec
-from local.record import Record
-from tiered.cli.get_offsets import parse_spec
-from tiered.manager import LogManager
-from tiered.offset_listing import LATEST_TIERED
+from local.format.record import Record
+from local.records.isolation import Isolation
+from local.records.offset_spec import FoundOffset, OffsetSpec
+from tiered.cli.data.get_offsets import parse_spec
+from tiered.manager.manager import LogManager
+from tiered.read.offset_listing import LATEST_TIERED
 
 
 def ask(manager: LogManager, spec: int) -> FoundOffset | None:
@@ -82,7 +82,7 @@ def test_the_largest_timestamp_is_found_in_either_tier_and_only_above_the_start(
 
 
 def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
-    from local.producer_state import Producer
+    from local.log.producer_state import Producer
 
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)

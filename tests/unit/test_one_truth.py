@@ -19,24 +19,24 @@ import pytest
 from manager_world import DAY, NOW, send, settle
 
 from local.names import TopicPartition, parse_partition_directory
-from remote import metadata_log
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.head_changes import give_up_tier
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import list_partitions
+from remote.manifest.manifest_changes import give_up_tier
+from remote.manifest.page_spill import SpillRule
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.cost_advising import kept_segments
-from tiered.deleted_topics import lying_of_deleted
-from tiered.keeping import all_lying
-from tiered.key_rings import keyed_store
-from tiered.manager import LogManager
-from tiered.metrics import Metrics
-from tiered.observations import Observations
-from tiered.price_file import configured_prices
-from tiered.segment_table import TableOptions, segment_rows
-from tiered.tier_journal import look
-from tiered.web.site import Site
+from tiered.config.config import Config
+from tiered.config.key_rings import keyed_store
+from tiered.config.price_file import configured_prices
+from tiered.cost.cost_advising import kept_segments
+from tiered.inspect.segment_table import TableOptions, segment_rows
+from tiered.manager.manager import LogManager
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations
+from tiered.status.storage_cost import all_lying
+from tiered.status.tier_journal import look
+from tiered.topics.deleted_topic_usage import lying_of_deleted
+from tiered.web.pages.site import Site
 
 LATER = NOW + 3 * DAY  # the grace time is over
 # In dollars for a MiB where S3 has cents for a GiB: every byte is seen, whatever is rounded. Bands are filled together.
@@ -130,7 +130,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
     rule = SpillRule(head_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=3)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(FILE.replace("HOME", str(tmp_path)))
     (tmp_path / "prices.json").write_text(json.dumps(PRICES))

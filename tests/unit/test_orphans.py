@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from remote_samples import head, row
 
 from local.errors import Corrupt, InvalidRequest
-from remote.head import UnlinkedObject, encode_head
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.gc.orphans import Orphan, find_orphans, named_by, nobodys
+from remote.gc.pins import pin_newest
 from remote.keys import boundary_key, data_key, head_key, indexes_key, new_ulid, parse_epoch, pin_key, spill_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.orphans import Orphan, find_orphans, named_by, nobodys
-from remote.pins import pin_newest
-from remote.spill_page import encode_page
-from remote.spilling import SpillRule
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import UnlinkedObject, encode_head
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.manifest.manifest_page import encode_page
+from remote.manifest.page_spill import SpillRule
+from remote.manifest.view import CompactedView
 from remote.store import ObjectInfo
-from remote.view import CompactedView
+from remote.store.memory_store import MemoryStore
 
 NOW = 1_800_000_000_000
 PREFIX = f"t-{'A' * 22}/0/"

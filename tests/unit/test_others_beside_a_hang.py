@@ -12,11 +12,11 @@ from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 from test_waiting_for_the_store import LIMIT_S, Gate, Hooked
 
 from local.names import TopicPartition
-from tiered.config import Config
-from tiered.key_rotation import rotate_keys
-from tiered.manager import LogManager
-from tiered.status_report import status_report
-from tiered.views import build_views, drop_views, plan_views
+from tiered.config.config import Config
+from tiered.jobs.key_rotation import rotate_keys
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views
+from tiered.manager.manager import LogManager
+from tiered.status.status_report import status_report
 
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from remote_samples import stored_row as row
 
 from local.errors import Unavailable
-from remote.head_changes import add_segments, expire_segments
 from remote.keys import partition_prefix
-from remote.memory_store import MemoryStore
-from remote.metadata_index import PageCache, Pages
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.spilling import SpillRule
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments, expire_segments
+from remote.manifest.manifest_lookup import PageCache, Pages
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 ID = "A" * 22
 RULE = SpillRule(head_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)

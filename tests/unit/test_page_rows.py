@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local.crc32c import crc32c
 from local.errors import Corrupt
-from remote import page_rows
-from remote.head import SpillRow
+from local.format.crc32c import crc32c
 from remote.keys import data_key, indexes_key
-from remote.metadata_index import _touching
-from remote.page_rows import BLOCK_ROWS, PageRows
-from remote.segment import IndexRange, RemoteSegment
-from remote.spill_page import decode_page, encode_page
+from remote.manifest import page_entries
+from remote.manifest.manifest import SpillRow
+from remote.manifest.manifest_lookup import _touching
+from remote.manifest.manifest_page import decode_page, encode_page
+from remote.manifest.page_entries import BLOCK_ROWS, PageRows
+from remote.segment_entry import IndexRange, RemoteSegment
 
 
 def made_up(count: int, seed: int = 1) -> tuple[RemoteSegment, ...]:
@@ -85,8 +85,8 @@ def test_it_is_a_sequence_like_the_tuple_of_its_rows(count: int) -> None:
 
 def test_a_lookup_makes_the_rows_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     page, made = page_of(ROWS), []
-    plain_rows = page_rows._plain_rows
-    monkeypatch.setattr(page_rows, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
+    plain_rows = page_entries._plain_rows
+    monkeypatch.setattr(page_entries, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
     wanted = ROWS[2 * BLOCK_ROWS + 3]
     assert next(page.touching(wanted.base_offset, None)) == wanted
     assert made == [BLOCK_ROWS]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from local.errors import NotFound
+from remote.gc.partition_removal import PartitionRemoval, Removal
+from remote.gc.pin_watch import LISTING_LAG_MS, RECHECK_MS, PinWatch
+from remote.gc.pins import list_pins, pin_newest, release
 from remote.keys import HEADS, PINS
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.partition_removal import PartitionRemoval, Removal
-from remote.pin_watch import LISTING_LAG_MS, RECHECK_MS, PinWatch
-from remote.pins import list_pins, pin_newest, release
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from protocol_world import PREFIX, TOPIC, TOPIC_ID, Writer, rows_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from local.record import Record
-from tiered.partitioner import Partitioner, murmur2
+from local.format.record import Record
+from tiered.topics.partitioner import Partitioner, murmur2
 
 
 @pytest.mark.parametrize(

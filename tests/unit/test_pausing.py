@@ -20,13 +20,13 @@ from policies.plan import plan_partition
 from policies.rules import Pause
 from remote.store import UploadSource
 from tiered.cli.main import invoke
-from tiered.manager import LogManager
-from tiered.metrics import Metrics
-from tiered.observations import Observations
-from tiered.pausing import FILE, LOCK, Pauses, pause_uploads, paused_topics, resume_uploads
-from tiered.status import partition_status
-from tiered.status_report import status_report
-from tiered.topics import Topic, TopicRegistry
+from tiered.manager.manager import LogManager
+from tiered.node.topic_registry import Topic, TopicRegistry
+from tiered.node.upload_pause import FILE, LOCK, Pauses, pause_uploads, paused_topics, resume_uploads
+from tiered.observe.metrics import Metrics
+from tiered.partition.partition_status import partition_status
+from tiered.service.observations import Observations
+from tiered.status.status_report import status_report
 
 LATER = NOW + DAY
 
@@ -310,7 +310,7 @@ def test_the_commands_work_beside_a_manager_at_work(tmp_path: Path, capfd: pytes
     assert invoke([*directory, "pause"]) != 0, "there is no topic yet, and no directory"
     assert invoke([*directory, "topic", "create", "orders", "-X", "remote.storage.enable=true"]) == 0
     capfd.readouterr()
-    from tiered.config import Config
+    from tiered.config.config import Config
 
     config = Config.load(str(tmp_path / "tiered.toml"), {}, {})
     with LogManager.open(config, now_ms=NOW) as manager:

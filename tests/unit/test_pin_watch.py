@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt
-from local.record import Record
+from local.format.record import Record
+from remote.gc.pin_watch import LISTING_LAG_MS, RECHECK_MS, RENEWAL_LAG_MS, PinWatch, Unlinking
+from remote.gc.pins import Pin, list_pins, pin_newest, read_pin, release
 from remote.keys import PINS, pin_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.pin_watch import LISTING_LAG_MS, RECHECK_MS, RENEWAL_LAG_MS, PinWatch, Unlinking
-from remote.pins import Pin, list_pins, pin_newest, read_pin, release
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 PREFIX = "t/0/"
 DAY = 24 * HOUR

@@ -17,16 +17,16 @@ from test_ingest import write
 from local.errors import Fenced, InvalidRequest, LogError
 from local.storage import DiskStorage
 from policies.decisions import ExpirePage
-from remote.fsspec_store import open_store
-from remote.metadata_log import MetadataLog
-from tiered.bucket_retention import commit_retention, plan_retention
-from tiered.ingest import commit_ingest, plan_ingest
-from tiered.pipeline import Fleet, Stage, State, Unit, dirty_bytes
-from tiered.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
-from tiered.pipeline_state import PipelineState
-from tiered.remote_view import RemoteLog
-from tiered.spark.bucket import Bucket
-from tiered.writer_ids import is_of_node, new_writer_id, node_mark
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store.open_store import open_store
+from tiered.jobs.bucket_retention import commit_retention, plan_retention
+from tiered.jobs.ingest import commit_ingest, plan_ingest
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes
+from tiered.jobs.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
+from tiered.jobs.pipeline_state import PipelineState
+from tiered.node.writer_ids import is_of_node, new_writer_id, node_mark
+from tiered.read.bucket_reader import RemoteLog
 
 
 def _run(world: FleetWorld, **more: object) -> PipelineResult:
@@ -205,7 +205,7 @@ def test_what_ingests_filled_and_nobody_serves_is_freed_by_the_pipeline_after_th
 
 def _aged(count=6, days=2, *, paged=False):
     """Segments a day or so apart, the newest of `NOW`."""
-    from local.batch import encode_batch
+    from local.records.batch import encode_batch
 
     world = CareWorld.empty()
     world.writer("t", SMALL_PAGES if paged else None)
@@ -320,7 +320,7 @@ def test_retention_is_judged_in_the_epoch_of_its_plan():
 
 
 def test_a_row_that_was_replaced_since_the_plan_stays_out_of_it():
-    from tiered.rewriting import plan_merge, run_rewrite
+    from tiered.jobs.rewriting import plan_merge, run_rewrite
 
     world = _aged()
     plan = plan_retention(world.store, named("t"), {**POLICY, "retention.ms": str(5 * DAY)}, now_ms=NOW + 10)

@@ -9,8 +9,12 @@ import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import LogError
-from policies import head_collection, invariants
-from policies.cost import GIB, monthly_storage
+from policies import invariants, manifest_collection
+from policies.cost.plan_bill import bill_changes, gone
+from policies.cost.plan_cost import plan_cost
+from policies.cost.prices import BUILT_IN
+from policies.cost.storage_cost import GIB, monthly_storage
+from policies.cost.storage_usage import Lying, stored_of
 from policies.decisions import (
     CopySegment,
     DeletePage,
@@ -20,21 +24,17 @@ from policies.decisions import (
     ExpireRemote,
     GiveUpRemote,
 )
-from policies.plan_bill import bill_changes, gone
-from policies.plan_cost import plan_cost
-from policies.prices import BUILT_IN
-from policies.stored import Lying, stored_of
-from remote import metadata_log
-from remote.metered_store import RequestCounts
-from remote.spilling import SpillRule
-from tiered.cost import cost_report
-from tiered.keeping import all_lying
-from tiered.plan_rows import decision_row, total_rows
-from tiered.planning import line_fields, priced_plan
-from tiered.price_file import price_rows
-from tiered.status_report import status_report
-from tiered.status_rows import status_facts, topic_row
-from tiered.web.site import Site
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.store.middleware.metered_store import RequestCounts
+from tiered.config.price_file import price_rows
+from tiered.cost.topic_cost import cost_report
+from tiered.plans.plan_rows import decision_row, total_rows
+from tiered.plans.planning import line_fields, priced_plan
+from tiered.status.status_report import status_report
+from tiered.status.status_rows import status_facts, topic_row
+from tiered.status.storage_cost import all_lying
+from tiered.web.pages.site import Site
 
 EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
 
@@ -79,14 +79,14 @@ def test_every_plan_of_a_topics_life_sends_what_it_was_priced_for(settings):
 
 
 def test_plans_with_pages_and_collections_of_heads_are_priced_as_well(monkeypatch):
-    monkeypatch.setattr(head_collection, "HEADS_KEPT", 3)
-    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 2)
     monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
     rule = SpillRule(head_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
     world, kinds = World(), set()
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
         for turn in range(8):
             send(manager, 300, start=turn * 300)
             manager.roll("t", now_ms=NOW)
@@ -124,7 +124,7 @@ def test_now_is_what_the_status_says_and_the_lines_lead_to_what_it_says_then(mon
     (tmp_path / "prices.json").write_text(json.dumps(price_rows(table)))
     if in_pages:
         rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world, kinds, waited = World(), set(), 0.0
     with world.open(cost_prices=str(tmp_path / "prices.json")) as manager:
         for topic in ("t", "other"):
@@ -217,7 +217,7 @@ def test_a_plan_is_a_data_frame_for_who_wants_one():
 def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(monkeypatch, in_pages):
     if in_pages:
         rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
     world, kinds = World(), []
     with world.open() as manager:
@@ -315,7 +315,7 @@ def test_what_goes_of_an_estimate_leaves_no_debt_that_what_comes_would_pay():
 
 def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world = World()
     with world.open(remote_storage_class="GLACIER_IR") as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
@@ -337,7 +337,7 @@ def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
 def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypatch):
     """A page of an older head is taken to be of the newest row's class until it is read; its rows may be of another."""
     rule = SpillRule(head_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.bytes": "-1"}, now_ms=NOW)

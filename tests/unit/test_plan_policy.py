@@ -8,7 +8,7 @@ import pytest
 from policy_samples import KEEP, LOCAL, NOW, REMOTE, local, planned, row, snapshot
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     CleanLog,
@@ -24,8 +24,8 @@ from policies.invariants import violations
 from policies.plan import plan, plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.head import UnlinkedObject
-from remote.segment import RemoteSegment
+from remote.manifest.manifest import UnlinkedObject
+from remote.segment_entry import RemoteSegment
 
 
 def test_the_order_is_copy_then_drop_then_log_start_then_expire_then_delete() -> None:

@@ -18,8 +18,8 @@ from planted_troubles import SCENES, Scene
 from promql import evaluate
 from watched_node import DAY, Scrape, WatchedNode, watched_node
 
-from tiered.alert_table import ALERTS, Limits
-from tiered.generating import alert_rules, metric_names
+from tiered.observe.alert_table import ALERTS, Limits
+from tiered.observe.monitoring_files import alert_rules, metric_names
 
 pytestmark = pytest.mark.xdist_group("planted")  # each scene is played once, for both tests of it
 ALERT = {alert.name: alert for alert in ALERTS}

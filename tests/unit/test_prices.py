@@ -7,7 +7,7 @@ import json
 import pytest
 
 from local.errors import InvalidRequest, NotFound
-from policies.cost import (
+from policies.cost.storage_cost import (
     BUILT_IN,
     GIB,
     S3_STANDARD,
@@ -22,8 +22,8 @@ from policies.cost import (
     segment_requests,
     upload_requests,
 )
-from tiered.config import Config
-from tiered.price_file import configured_prices, load_prices, price_rows, with_prices
+from tiered.config.config import Config
+from tiered.config.price_file import configured_prices, load_prices, price_rows, with_prices
 
 KB, MIB = 1024, 1 << 20
 IA, GIR, DEEP = (BUILT_IN.of(name) for name in ("STANDARD_IA", "GLACIER_IR", "DEEP_ARCHIVE"))

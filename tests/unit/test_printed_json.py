@@ -14,9 +14,10 @@ import pytest
 from small_place import make_place
 from test_command_tree import leaves
 
-from tiered.cli import schemas, topic
 from tiered.cli.main import invoke
 from tiered.cli.render import Column
+from tiered.cli.schemas import schemas
+from tiered.cli.topics import topic
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])

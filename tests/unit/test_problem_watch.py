@@ -7,12 +7,12 @@ from manager_world import NOW, TIERED, SwitchableStore, World, settle
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
-from tiered.metrics import Metrics
-from tiered.next_steps import next_step, step_of
-from tiered.observations import Observations
-from tiered.problem_watch import ProblemWatch
-from tiered.status_report import status_report
-from tiered.worker import Worker
+from tiered.node.next_steps import next_step, step_of
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations
+from tiered.service.problem_watch import ProblemWatch
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
 
 MINUTE = 60_000
 DOWN = Unavailable("reading an object", endpoint="http://s3:9000", cause="refused")

@@ -10,16 +10,17 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from log_world import open_log, read_all
 
-from local import cleaner, producer_snapshot, txn_index
-from local.epochs import LeaderEpochs
-from local.isolation import Isolation
-from local.log import Log
+from local.cleaner import cleaner
+from local.format.record import Record
+from local.index import txn_index
+from local.log import Log, producer_snapshot
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import Producer, ProducerState
 from local.names import PRODUCER_SNAPSHOT, TXN_INDEX, segment_file
-from local.producer_snapshot import ProducerEntry
-from local.producer_state import Producer, ProducerState
-from local.record import Record
+from local.records.isolation import Isolation
 from local.settings import LogSettings
-from tiered.copying import segment_to_copy
+from tiered.partition.segment_inspection import segment_to_copy
 
 COMPACTED = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_bytes=300, is_compacted=True)
 

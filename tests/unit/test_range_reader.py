@@ -7,15 +7,15 @@ import struct
 
 import pytest
 
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
-from remote.chunk_cache import ChunkCache
-from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.index_bundle import decode_bundle, encode_bundle
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from remote.range_reader import RemotePartition
-from remote.transfer import SegmentToCopy, copy_segment
+from local.format.crc32c import crc32c
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
+from remote.segments.index_bundle import decode_bundle, encode_bundle
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096
@@ -114,7 +114,7 @@ def test_a_cold_read_is_two_requests_and_a_warm_one_none(store):
 
 
 def test_neighbouring_chunks_come_in_one_request_up_to_the_range_limit(store, monkeypatch):
-    monkeypatch.setattr("remote.range_reader.RANGE_BYTES", 4 * CHUNK)
+    monkeypatch.setattr("remote.fetch.range_reader.RANGE_BYTES", 4 * CHUNK)
     row = copied(store)
     metered = MeteredStore(store)
     RemotePartition(metered, PREFIX).read(row, 0, len(BODY))
@@ -336,7 +336,7 @@ def test_a_bundle_has_golden_ends():
 
 
 def _bundle():
-    from remote.index_bundle import IndexBundle
+    from remote.segments.index_bundle import IndexBundle
 
     table = ChunkTable(lengths=(4, 1), crcs=(1, 2))
     return encode_bundle(IndexBundle(offset=b"oo", time=b"tt", txn=b"", producers=b"p", epochs=b"e", chunks=table))[0]

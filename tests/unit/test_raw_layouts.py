@@ -10,14 +10,14 @@ from foreign_samples import NAME, NOW, TOPIC_ID, Sample, put_aiven, put_kafka_lo
 from foreign_truth import assert_reads
 
 from local.errors import Corrupt, InvalidRequest, LogError, OffsetOutOfRange
-from local.isolation import Isolation
+from local.index.txn_index import encode, entries
 from local.names import TopicPartition
-from local.txn_index import encode, entries
-from remote.foreign_layout import LayoutOptions
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from tiered.foreign_bytes import built_indexes, position_of
-from tiered.remote_view import RemoteLog, open_remote
+from local.records.isolation import Isolation
+from remote.external.external_layout import LayoutOptions
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.read.bucket_reader import RemoteLog, open_remote
+from tiered.read.external_bytes import built_indexes, position_of
 
 COMMITTED = Isolation.READ_COMMITTED
 

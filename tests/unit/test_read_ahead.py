@@ -13,14 +13,14 @@ import pytest
 from test_range_reader import CHUNK, PREFIX, segment_of
 
 from local.errors import Unavailable
-from remote import read_ahead
-from remote.chunk_cache import ChunkCache
-from remote.memory_store import MemoryStore
-from remote.metered_store import MeteredStore
-from remote.range_reader import RemotePartition
-from remote.read_ahead import SequentialReader
-from remote.segment import RemoteSegment
-from remote.transfer import copy_segment
+from remote.fetch import read_ahead
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.fetch.read_ahead import SequentialReader
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 
 BODIES = [random.Random(at).randbytes(size) for at, size in enumerate((40 * CHUNK + 7, 3 * CHUNK, 25 * CHUNK, 11))]
 
@@ -220,5 +220,5 @@ def test_only_the_streams_that_are_open_count(store: Watched, rows: list[RemoteS
 
 
 def test_a_process_ends_while_its_reading_ahead_hangs():
-    code = "import threading; from remote.read_ahead import _pool; _pool().submit(threading.Event().wait)"
+    code = "import threading; from remote.fetch.read_ahead import _pool; _pool().submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -6,16 +6,16 @@ import pytest
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local import kernels
-from local.batch_header import CONTROL
 from local.errors import OffsetOutOfRange, OutOfOrderSequence
-from local.isolation import Isolation, aborted_batches
+from local.format.batch_header import CONTROL
+from local.format.record import Record
 from local.log import Log
-from local.producer_snapshot import ProducerEntry, decode
-from local.producer_state import Producer
-from local.record import Record
-from remote.metered_store import MeteredStore
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from local.log.producer_snapshot import ProducerEntry, decode
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation, aborted_batches
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 COMMITTED = Isolation.READ_COMMITTED
 

@@ -9,13 +9,13 @@ from disk_model import ModelDisk
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, MuteStore, SwitchableStore, World, settle, values
 
 from local.errors import Corrupt
-from local.record import Record
+from local.format.record import Record
 from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
 from policies.tiering import copies
-from remote.head import Head
-from tiered.manager import LogManager
-from tiered.reader import TieredReader
-from tiered.remote_view import RemoteLog
+from remote.manifest.manifest import Head
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.reader import TieredReader
 
 LONG = {  # the disk keeps everything, so that all of the bucket can be cleaned again
     **COMPACTED,

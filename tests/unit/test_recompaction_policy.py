@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from policy_samples import local, row, snapshot
 
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import ExpireRemote, RaiseCleaned, ReplaceRemote
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.recompaction import replacements, tiled
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.segment import RemoteSegment
+from remote.segment_entry import RemoteSegment
 
 RULES = PartitionRules(
     cleanup_compact=True,

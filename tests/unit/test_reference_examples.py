@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from policies.bill import Requests, request_dollars
-from policies.cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
-from policies.prices import BUILT_IN
+from policies.cost.bill import Requests, request_dollars
+from policies.cost.prices import BUILT_IN
+from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.simulation import Reads, Workload, simulate
+from policies.cost.storage_cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
 from policies.rules import PartitionRules
-from policies.simulation import Reads, Workload, simulate
-from policies.what_if import Stream, Variant, cost_of
-from remote import read_ahead
-from remote.range_reader import RANGE_BYTES
-from remote.segment import PART_BYTES
+from remote.fetch import read_ahead
+from remote.fetch.range_reader import RANGE_BYTES
+from remote.segment_entry import PART_BYTES
 
 TESTS = Path(__file__).parent.parent
 MIB = 1 << 20

@@ -10,9 +10,9 @@ from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 from local.errors import InvalidRequest
 from local.storage import Space
 from policies.decisions import DropLocal
-from tiered.disk_pressure import DiskRelief
-from tiered.status_report import status_report
-from tiered.worker import Worker
+from tiered.service.disk_pressure import DiskRelief
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
 
 
 @pytest.fixture

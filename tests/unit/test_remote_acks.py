@@ -6,11 +6,11 @@ import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, values
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError, Unavailable
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from tiered.manager import LogManager
-from tiered.pausing import pause_uploads
-from tiered.remote_acks import check_remote_acks, held_upto, wait_for_bucket
+from tiered.manager.manager import LogManager
+from tiered.manager.remote_acks import check_remote_acks, held_upto, wait_for_bucket
+from tiered.node.upload_pause import pause_uploads
 
 SETTINGS = {**TIERED, "local.retention.ms": "-2", "segment.ms": "30d", "remote.copy.lag.ms": "1h"}
 

@@ -9,9 +9,9 @@ import pytest
 
 from local.errors import InvalidRequest
 from remote import keys
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.memory_store import MemoryStore
-from remote.metadata_index import MetadataIndex
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from remote_samples import head, row

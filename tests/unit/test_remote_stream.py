@@ -10,25 +10,25 @@ from itertools import accumulate
 
 import pytest
 
-from local import offset_index, time_index
-from local.batch import encode_batch
 from local.errors import Corrupt
+from local.format.record import Record
+from local.index import offset_index, time_index
 from local.names import TopicPartition
-from local.record import Record
-from remote import range_reader, read_ahead
-from remote.at_rest import AtRest
-from remote.chunk_cache import ChunkCache
-from remote.chunks import ZSTD
-from remote.head_changes import add_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
+from local.records.batch import encode_batch
+from remote.fetch import range_reader, read_ahead
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_changes import add_segments
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import ZSTD
+from remote.segments.object_encoding import AtRest
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Body
-from remote.transfer import SegmentToCopy, copy_segment
-from tiered.copying import SegmentWatch
-from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+from remote.store.memory_store import MemoryStore
+from tiered.partition.segment_inspection import SegmentWatch
+from tiered.read.partition_source import PartitionSource
+from tiered.read.reader import TieredReader
 
 TOPIC_ID = "A" * 22
 PREFIX = f"orders-{TOPIC_ID}/0/"
@@ -188,14 +188,14 @@ def test_batches_that_make_no_sense_are_corrupt_where_they_begin_and_those_befor
 def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunks_cut_them(
     shape: str, part_bytes: int, look_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remote import outgoing
+    from remote.segments import segment_upload_stream
 
     batches = batches_of(SHAPES[shape])
     body = b"".join(batches)
     spans = [(start, min(part_bytes, len(body) - start)) for start in range(0, len(body), part_bytes)]
-    monkeypatch.setattr(outgoing, "parts_of", lambda size_bytes: spans)
-    monkeypatch.setattr(outgoing, "_JOINED_BYTES", 64)
-    monkeypatch.setattr(outgoing, "LOOK_BYTES", look_bytes)
+    monkeypatch.setattr(segment_upload_stream, "parts_of", lambda size_bytes: spans)
+    monkeypatch.setattr(segment_upload_stream, "_JOINED_BYTES", 64)
+    monkeypatch.setattr(segment_upload_stream, "LOOK_BYTES", look_bytes)
     seen: list[bytes] = []
 
     class Seeing(SegmentWatch):

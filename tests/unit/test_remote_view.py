@@ -10,14 +10,14 @@ import pytest
 
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition
-from remote.head import Head
-from remote.head_changes import delete_partition
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import delete_partition
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog, open_remote, topic_ids
+from tiered.read.bucket_reader import RemoteLog, open_remote, topic_ids
 
 OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
 

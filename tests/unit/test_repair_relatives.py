@@ -8,28 +8,28 @@ from dataclasses import replace
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
+from local.format.record import StoredRecord
 from local.log import Log
 from local.names import TopicPartition
-from local.record import StoredRecord
-from remote.catalog import RemotePartitionName, list_partitions
-from remote.encryption import NO_KEYS
-from remote.guest import GuestLog
 from remote.keys import full_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.segment import RemoteSegment
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS
+from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
-from remote.transfer import copy_segment
-from tiered.bucket_check import check_bucket, damage
-from tiered.forking import plan_fork, run_fork
-from tiered.local_copies import LocalCopies
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.repair_relatives import Relatives
-from tiered.repair_sources import from_bucket
-from tiered.repairing import Copies, RepairPlan, plan_repair, put_in_place, run_repair
-from tiered.scrub import plan_scrub, report_of, run_scrub
-from tiered.scrub_report import ScrubReport
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket, damage
+from tiered.health.repair import Copies, RepairPlan, plan_repair, put_in_place, run_repair
+from tiered.health.repair_from_local import LocalCopies
+from tiered.health.repair_relatives import Relatives
+from tiered.health.repair_sources import from_bucket
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.health.scrub_report import ScrubReport
+from tiered.manager.manager import LogManager
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.read.bucket_reader import RemoteLog
 
 FORK, SECOND = TopicPartition("f", 0), TopicPartition("g", 0)
 

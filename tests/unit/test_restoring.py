@@ -9,24 +9,24 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 
-from local import checkpoints
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound
-from local.isolation import Isolation
-from local.log_dirs import LogDirectory
+from local.format.record import Record, StoredRecord
+from local.log import checkpoints
+from local.log.producer_state import Producer
+from local.logdirs.log_dir import LogDirectory
 from local.names import new_topic_id
-from local.producer_state import Producer
-from local.record import Record, StoredRecord
+from local.records.isolation import Isolation
 from local.settings import LogSettings
-from local.verifying import verify
-from remote.catalog import list_partitions
-from remote.head import Head
-from remote.head_changes import expire_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
-from tiered.restore_running import RestoreOutcome, run_restore
-from tiered.restoring import Kept, RestoreWish, TopicRestore, plan_restore
+from local.verify.directories import verify
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import expire_segments
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
+from tiered.migrate.restore_plan import Kept, RestoreWish, TopicRestore, plan_restore
+from tiered.migrate.restore_running import RestoreOutcome, run_restore
+from tiered.read.bucket_reader import RemoteLog
 
 ROOT = "./restored"
 COMMITTED = Isolation.READ_COMMITTED

@@ -10,8 +10,8 @@ from policies.local_retention import local_drops, local_expirations
 from policies.remote_retention import deletions, expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.head import UnlinkedObject
-from remote.segment import SegmentState
+from remote.manifest.manifest import UnlinkedObject
+from remote.segment_entry import SegmentState
 
 
 def dropped(taken: PartitionSnapshot) -> list[int]:

@@ -10,18 +10,18 @@ from care_world import KEYS, MODES, NOW, CareWorld, batches, named
 from remote_samples import row
 from rewrite_flows import records, small_segments
 
-from local import offset_index
 from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
-from remote.encryption import KeyRing
-from remote.head import Head
-from remote.head_changes import add_segments, expire_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from remote.range_reader import RemotePartition
-from remote.segment import RemoteSegment
-from tiered.joined_segments import check_same_bytes
-from tiered.rewriting import (
+from local.index import offset_index
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import add_segments, expire_segments
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.jobs.joined_segments import check_same_bytes
+from tiered.jobs.rewriting import (
     RewritePlan,
     commit_groups,
     cost_of,
@@ -180,7 +180,7 @@ def test_a_storage_class_is_noted_and_the_uploads_go_to_the_store_that_was_opene
 def test_rows_that_do_not_shrink_are_left_alone_without_an_upload() -> None:
     import os
 
-    from local.batch import encode_batch
+    from local.records.batch import encode_batch
 
     world = CareWorld.empty()
     world.add("t", encode_batch([(None, os.urandom(900), NOW, ())], base_offset=0), 1)
@@ -356,14 +356,14 @@ def test_a_plan_can_be_pickled_and_foretells_its_requests_and_bytes() -> None:
 def test_a_class_that_bills_reads_costs_more() -> None:
     (one,) = _rows(1 << 30)
     rows = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
-    from tiered.rewriting import Keeping
+    from tiered.jobs.rewriting import Keeping
 
     standard, archive = (cost_of([each], Keeping()).dollars for each in rows)
     assert archive > standard + 0.02
 
 
 def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
-    from tiered.rewriting import DAY_MS, Keeping
+    from tiered.jobs.rewriting import DAY_MS, Keeping
 
     (one,) = _rows(1 << 30)
     row_ = replace(one, stored_bytes=1 << 30, storage_class="GLACIER_IR", committed_ms=NOW)
@@ -372,7 +372,7 @@ def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
 
 
 def test_a_head_that_lists_all_the_objects_it_may_is_given_time(monkeypatch) -> None:
-    from tiered import rewriting
+    from tiered.jobs import rewriting
 
     monkeypatch.setattr(rewriting, "UNLINKED_MAX", 4)
     world = small_segments("raw", 6)

@@ -8,12 +8,12 @@ import pytest
 from disk_model import ModelDisk
 from log_world import open_log
 
-from local.batch import encode_batch, read_header
-from local.batch_header import BatchHeader
-from local.compression import Codec
-from local.record import Record
-from local.rolling import Rolling
-from local.segment import RELATIVE_OFFSET_MAX, Segment
+from local.format.batch_header import BatchHeader
+from local.format.compression import Codec
+from local.format.record import Record
+from local.log.rolling import Rolling
+from local.records.batch import encode_batch, read_header
+from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.settings import LogSettings
 
 CREATED_MS, FIRST_MS = 50_000, 1_000

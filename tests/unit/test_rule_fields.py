@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from policies.cost.simulation import Workload, simulate
+from policies.cost.workload import NOT_SIMULATED
 from policies.rules import DAY_MS, PartitionRules
-from policies.simulation import Workload, simulate
-from policies.workload import NOT_SIMULATED
-from tiered.lint import lint_place
-from tiered.topic_settings import resolve_rules
+from tiered.config.topic_settings import resolve_rules
+from tiered.health.lint import lint_place
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = [each.name for each in fields(PartitionRules)]

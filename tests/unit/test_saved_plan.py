@@ -12,16 +12,16 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, val
 
 from local.errors import Conflict, InvalidRequest, NotFound
 from policies.decisions import CopySegment, DeleteUnlinked
-from remote import metadata_log
-from remote.catalog import list_partitions
-from remote.pins import pin_newest
-from remote.spilling import SpillRule
-from tiered.forking import plan_fork, run_fork
-from tiered.plan_basis import WITHOUT_EFFECT
-from tiered.planning import priced_plan
-from tiered.properties import PROPERTIES
-from tiered.property_table import Kind
-from tiered.saved_plan import (
+from remote.gc.pins import pin_newest
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import list_partitions
+from remote.manifest.page_spill import SpillRule
+from tiered.config.properties import PROPERTIES
+from tiered.config.property_table import Kind
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.plans.plan_basis import WITHOUT_EFFECT
+from tiered.plans.planning import priced_plan
+from tiered.plans.saved_plan import (
     apply_saved,
     changed_partitions,
     check_unchanged,
@@ -127,7 +127,7 @@ def test_a_plan_for_later_is_to_look_at(world):
 
 def test_a_fingerprint_does_not_depend_on_which_rows_of_a_page_were_looked_at(world, monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     with world.open() as manager:
         settle(manager)
         (now,), (later,) = manager.snapshots(NOW), manager.snapshots(NOW + 30 * DAY)
@@ -363,8 +363,8 @@ def test_a_plan_for_later_that_is_kept_is_not_said_to_be_next(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_plan_that_was_broken_off_does_not_end_as_if_it_were_done(tmp_path, monkeypatch, capfd, number, code):
-    from tiered import saved_plan
     from tiered.cli.main import invoke
+    from tiered.plans import saved_plan
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r").write_text("one\n" * 400)

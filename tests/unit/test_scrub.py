@@ -11,18 +11,18 @@ from disk_model import ModelDisk
 from remote_samples import forged
 
 from local.errors import InvalidRequest
-from remote.catalog import chosen_partitions, list_partitions
-from remote.encryption import KeyRing
-from remote.head import Head
-from remote.head_changes import expire_segments
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.metered_store import MeteredStore
-from tiered.forking import plan_fork, run_fork
-from tiered.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
-from tiered.scrub_report import ScrubReport, decode_report, encode_report
-from tiered.scrub_state import ScrubState
+from remote.manifest.catalog import chosen_partitions, list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import expire_segments
+from remote.segments.encryption import KeyRing
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+from tiered.health.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
+from tiered.health.scrub_report import ScrubReport, decode_report, encode_report
+from tiered.health.scrub_state import ScrubState
+from tiered.migrate.fork import plan_fork, run_fork
 
 NOW = 1_800_000_000_000
 
@@ -291,8 +291,8 @@ def replace_version(report: ScrubReport) -> ScrubReport:
 def test_offsets_of_a_finding_are_never_narrower_than_the_damage(world: CareWorld) -> None:
     """Every byte of a segment: the offsets that are told hold those of the batch that the byte lies in."""
     from local import kernels
-    from remote.range_reader import RemotePartition
-    from remote.segment_check import offsets_between
+    from remote.fetch.range_reader import RemotePartition
+    from remote.fetch.segment_check import offsets_between
 
     job = _plan(world, "raw").jobs[1]
     remote = RemotePartition(world.store, job.prefix)

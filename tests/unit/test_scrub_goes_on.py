@@ -11,14 +11,14 @@ from manager_world import NOW, World, send, settle
 from remote_samples import forged
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
-from remote.catalog import list_partitions
-from remote.fsspec_store import open_store
-from remote.head import UnlinkedObject
 from remote.keys import HEADS, head_key
-from remote.metadata_log import MetadataLog
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import UnlinkedObject
+from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.remote_view import RemoteLog
-from tiered.scrub import plan_scrub, report_of, run_scrub
+from tiered.health.scrub import plan_scrub, report_of, run_scrub
+from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.damages_bucket
 TOPICS = ("a", "b", "c")

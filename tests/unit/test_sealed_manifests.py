@@ -16,33 +16,33 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import NOW, TIERED, World, settle
 
-from local.crc32c import crc32c
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError
+from local.format.crc32c import crc32c
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
-from remote.bucket_check import check_partition
-from remote.catalog import list_partitions
-from remote.encryption import KeyRing, is_current, parse_key_ring
-from remote.guest import GuestLog
-from remote.head import Head, decode_head, encode_head
-from remote.head_changes import add_segments
-from remote.index_copies import IndexCopies
+from remote.check.partition_check import check_partition
+from remote.fetch.segment_check import Severity
 from remote.keys import HEADS, SPILLS, data_key, head_key, indexes_key, parse_head_key, parse_spill_key
-from remote.known_heads import KnownHeads
-from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
-from remote.rewrapping import rewrap_keys
-from remote.seal_memory import FILE
-from remote.sealing import Sealer, is_sealed, keyed, sealed_size
-from remote.segment_check import Severity
-from remote.spill_page import decode_page, encode_page
-from remote.spilling import SpillRule
-from tiered.bucket_compaction import plan_compaction
-from tiered.forking import plan_fork, run_fork
-from tiered.remote_view import RemoteLog
-from tiered.repair_sources import rows_of_page
-from tiered.restoring import RestoreWish, plan_restore
-from tiered.scrub import plan_scrub, run_scrub
+from remote.manifest.catalog import list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.key_rotation import rewrap_keys
+from remote.manifest.manifest import Head, decode_head, encode_head
+from remote.manifest.manifest_changes import add_segments
+from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_page import decode_page, encode_page
+from remote.manifest.page_spill import SpillRule
+from remote.manifest.seal_memory import FILE
+from remote.manifest.sealing import Sealer, is_sealed, keyed, sealed_size
+from remote.segments.encryption import KeyRing, is_current, parse_key_ring
+from remote.store.memory_store import MemoryStore
+from tiered.health.repair_sources import rows_of_page
+from tiered.health.scrub import plan_scrub, run_scrub
+from tiered.jobs.bucket_compaction import plan_compaction
+from tiered.migrate.fork import plan_fork, run_fork
+from tiered.migrate.restore_plan import RestoreWish, plan_restore
+from tiered.read.bucket_reader import RemoteLog
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 RING = KeyRing(KEYS)
@@ -56,7 +56,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """A topic of two partitions with several segments each, encrypted; pages of older entries."""
     text = ";".join(f"{name} {base64.b64encode(key).decode()}" for name, key in KEYS.items())
     monkeypatch.setenv("TIERED_KEYS", text)
-    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL)
+    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 2, {**TIERED, "remote.encryption.key.id": "one"}, now_ms=NOW)
@@ -552,7 +552,7 @@ def test_a_damaged_sealed_page_is_made_anew_from_sealed_manifests_alone(world: W
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The bucket that the first release wrote: encrypted, with manifests that are not sealed."""
-    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL)
+    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL)
     world = World()
     objects, _ = first_release.load()
     world.store._objects = {key: (body, NOW) for key, body in objects.items()}
@@ -593,7 +593,7 @@ def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_do
 def test_an_old_encrypted_topic_is_readable_and_every_look_says_that_it_is_not_authenticated(
     old: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remote.metadata_log._TOLD", set())
+    monkeypatch.setattr("remote.manifest.commit_protocol._TOLD", set())
     prefix = _name_of(old.store, "encrypted")
     assert values(old.store, first_release.KEYS, TopicPartition("encrypted", 0))
     assert f"not authenticated: prefix={prefix}" in caplog.text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
-from policies.cost import early_deletion, monthly_storage
-from policies.prices import BUILT_IN
-from remote import metadata_log
-from remote.catalog import list_partitions
+from policies.cost.prices import BUILT_IN
+from policies.cost.storage_cost import early_deletion, monthly_storage
 from remote.keys import HEADS
-from remote.spilling import SpillRule
-from tiered.cost import all_rows
-from tiered.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
-from tiered.views import build_views, plan_views
+from remote.manifest import commit_protocol
+from remote.manifest.catalog import list_partitions
+from remote.manifest.page_spill import SpillRule
+from tiered.cost.topic_cost import all_rows
+from tiered.inspect.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
+from tiered.jobs.view_jobs import build_views, plan_views
 
 OPTIONS = TableOptions(now_ms=NOW + DAY)
 
@@ -21,7 +21,7 @@ OPTIONS = TableOptions(now_ms=NOW + DAY)
 @pytest.fixture
 def world(monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     return World()
 
 

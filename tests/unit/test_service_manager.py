@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from local.names import TopicPartition
-from tiered.cli import run as running
 from tiered.cli.main import invoke
+from tiered.cli.node import run as running
 from tiered.cli.signals import stop_signals
-from tiered.service_manager import Heartbeat, ServiceManager
-from tiered.worker import Worker
+from tiered.service.systemd import Heartbeat, ServiceManager
+from tiered.service.worker import Worker
 
 DAY_MS = 86_400_000
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tiered.side_by_side import side_by_side
+from tiered.stores.parallel import side_by_side
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
@@ -58,7 +58,7 @@ def test_a_process_that_is_interrupted_meanwhile_ends() -> None:
     program = """
 import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background by a shell ignores it
-from tiered.side_by_side import side_by_side
+from tiered.stores.parallel import side_by_side
 at_work = threading.Barrier(3)
 def hang(_):
     at_work.wait()

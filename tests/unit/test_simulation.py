@@ -9,10 +9,10 @@ import pytest
 from simulated_cases import CASES, both, far_off
 from simulated_run import DAY, HOUR, Run
 
+from policies.cost.simulation import Counts, Reads, Workload, simulate
 from policies.rules import PartitionRules
-from policies.simulation import Counts, Reads, Workload, simulate
-from remote.memory_store import MemoryStore
-from tiered.store_check import StoreCheck
+from remote.store.memory_store import MemoryStore
+from tiered.stores.store_check import StoreCheck
 
 
 @pytest.fixture(autouse=True)

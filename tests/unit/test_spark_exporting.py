@@ -7,13 +7,13 @@ import json
 import pytest
 from manager_world import NOW, TIERED, World, send, settle
 
-from remote import fsspec_store
-from remote.memory_store import MemoryStore
-from tiered.spark import task
-from tiered.spark.exporting import ExportedFile, _due, _Job
-from tiered.spark.options import parse_options
-from tiered.spark.splits import Split
-from tiered.views import build_views, plan_views
+from remote.store import open_store
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.spark.jobs.exporting import ExportedFile, _due, _Job
+from tiered.spark.source import task
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.splits import Split
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list
     ids=json.dumps,
 )
 def test_an_export_that_is_cut_anywhere_has_every_record_once(world, monkeypatch, options):
-    monkeypatch.setattr(fsspec_store, "open_store", lambda url, given: world.store)
+    monkeypatch.setattr(open_store, "open_store", lambda url, given: world.store)
     asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
     splits = _due(_Job(MemoryStore(), "whole", "memory://b"), asked)
     everything = [int(at) for split in splits for part in task.split_columns(world.store, split) for at in part.offsets]

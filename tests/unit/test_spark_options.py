@@ -9,7 +9,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
-from tiered.spark.options import EARLIEST, LATEST, PIN_MS, SPLIT_BYTES, Bound, BoundKind, parse_options
+from tiered.spark.source.options import EARLIEST, LATEST, PIN_MS, SPLIT_BYTES, Bound, BoundKind, parse_options
 
 LEAST = {"path": "s3://b", "subscribe": "a"}
 
@@ -103,7 +103,7 @@ def test_options_for_a_brokers_client_are_accepted_and_ignored():
         ({"readCompacted": "true", "view": "/"}, "not a legal name"),
         ({"pin": "-1"}, "not a number above zero: option=pin"),
         ({"pin": "soon"}, "not a number above zero: option=pin"),
-        ({"pins": '{"a/0/":7}'}, "not what tiered.spark.held_heads.pinned gave"),
+        ({"pins": '{"a/0/":7}'}, "not what tiered.spark.source.pinned_snapshots.pinned gave"),
         ({"maxRecordsPerPartition": "0"}, "not a number above zero: option=maxRecordsPerPartition"),
     ],
 )

@@ -8,20 +8,20 @@ from dataclasses import asdict, replace
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
-from local.batch_header import CONTROL
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
-from local.isolation import Isolation
-from local.producer_state import Producer
-from local.record import Record
-from remote import metadata_log
+from local.format.batch_header import CONTROL
+from local.format.record import Record
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation
+from remote.gc.pins import list_pins, release, renew
 from remote.keys import SPILLS
-from remote.pins import list_pins, release, renew
-from remote.spilling import SpillRule
-from tiered.remote_view import RemoteLog
-from tiered.spark import held_heads, pinning, task
-from tiered.spark.options import parse_options
-from tiered.spark.planning import open_partitions, plan_read
-from tiered.views import build_views, plan_views
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.source import pinned_snapshots, pinning, task
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.planning import open_partitions, plan_read
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 
@@ -132,7 +132,7 @@ def test_at_most_so_many_offsets_in_a_task(world):
 
 def test_rows_in_pages_are_read_and_only_the_pages_of_the_range(world, monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     filled(world, 1500)
     assert read(world, plan(world)) == told(world)
     asked = []
@@ -292,14 +292,14 @@ def test_heads_that_were_pinned_before_are_read_by_however_much_happened_since(w
 
 def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
     filled(world)
-    monkeypatch.setattr(held_heads, "open_store", lambda url, options: world.store)
-    with held_heads.pinned("memory://b", subscribe="t") as heads:
+    monkeypatch.setattr(pinned_snapshots, "open_store", lambda url, options: world.store)
+    with pinned_snapshots.pinned("memory://b", subscribe="t") as heads:
         (pin,) = pins_of(world)
         assert json.loads(heads.options["pins"]).popitem()[1]["sequence"] == pin.sequence
         assert read(world, plan(world, **heads.options)) == told(world)
         assert pins_of(world) == [pin]
     assert pins_of(world) == []
-    with pytest.raises(RuntimeError, match="in between"), held_heads.pinned("memory://b", subscribe="t"):
+    with pytest.raises(RuntimeError, match="in between"), pinned_snapshots.pinned("memory://b", subscribe="t"):
         raise RuntimeError("in between")
     assert pins_of(world) == []
 

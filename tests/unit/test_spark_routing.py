@@ -11,12 +11,12 @@ from disk_model import ModelDisk
 from manager_world import NOW
 
 from local.names import TopicPartition
-from remote.memory_store import MemoryStore
-from tiered.ingest import commit_ingest, plan_ingest
-from tiered.ingest_task import IngestTask
-from tiered.partitioner import murmur2
-from tiered.remote_view import RemoteLog
-from tiered.spark.routing import Router
+from remote.store.memory_store import MemoryStore
+from tiered.jobs.ingest import commit_ingest, plan_ingest
+from tiered.jobs.ingest_task import IngestTask
+from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.sink.routing import Router
+from tiered.topics.partitioner import murmur2
 
 COUNT = 600
 

@@ -9,11 +9,11 @@ import pytest
 from bucket_samples import NOW_MS, batch_at
 
 from local import kernels
-from local.batch import encode_batch
 from local.errors import InvalidRequest
+from local.records.batch import encode_batch
 
 pa = pytest.importorskip("pyarrow")
-from tiered.spark import rows  # noqa: E402 - needs pyarrow
+from tiered.spark.source import rows  # noqa: E402 - needs pyarrow
 
 ALL = tuple(rows.TYPES)
 
@@ -114,9 +114,9 @@ def test_a_worker_that_reads_need_not_import_pandas():
     program = """
 import sys
 from local import kernels
-from local.batch import encode_batch
+from local.records.batch import encode_batch
 from local.errors import InvalidRequest
-from tiered.spark.rows import TYPES, record_batches
+from tiered.spark.source.rows import TYPES, record_batches
 
 columns = kernels.decode_columns(encode_batch([(b"k", b"v", 7)]))
 names = [name for name in TYPES if name != "headers"]

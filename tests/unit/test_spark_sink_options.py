@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from local.errors import InvalidRequest
-from tiered.ingest import SPAN
-from tiered.spark.sink_options import NAMES, parse_write_options
+from tiered.jobs.ingest import SPAN
+from tiered.spark.sink.sink_options import NAMES, parse_write_options
 
 LEAST = {"path": "s3://b", "topic": "t"}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_samples import row
 
-from tiered.spark.splits import PartitionRange, plan_splits, trimmed, wanted_segments
+from tiered.spark.source.splits import PartitionRange, plan_splits, trimmed, wanted_segments
 
 
 def make_range(segments, start_offset=0, next_offset=10**9):

@@ -12,12 +12,12 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
-from remote.head_changes import expire_segments
-from remote.memory_store import MemoryStore
-from tiered.spark import task
-from tiered.spark.options import EARLIEST, LATEST, Bound, parse_stream_options
-from tiered.spark.stream_planning import LIST_MS, POLL_MS, StreamPlanner
-from tiered.spark.stream_position import StreamPosition, prorated
+from remote.manifest.manifest_changes import expire_segments
+from remote.store.memory_store import MemoryStore
+from tiered.spark.source import task
+from tiered.spark.source.options import EARLIEST, LATEST, Bound, parse_stream_options
+from tiered.spark.source.stream_planning import LIST_MS, POLL_MS, StreamPlanner
+from tiered.spark.source.stream_position import StreamPosition, prorated
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

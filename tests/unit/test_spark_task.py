@@ -14,14 +14,15 @@ from bucket_samples import NOW_MS, SampleBucket, batch_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local import kernels, offset_index
+from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
-from remote.memory_store import MemoryStore
-from remote.pins import list_pins
-from remote.transfer import copy_segment
-from tiered.spark import pinning, planning, task
-from tiered.spark.options import parse_options
-from tiered.spark.planning import plan_read
+from local.index import offset_index
+from remote.gc.pins import list_pins
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
+from tiered.spark.source import pinning, planning, task
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.planning import plan_read
 
 
 class WatchedStore(MemoryStore):

@@ -9,13 +9,14 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from log_world import fill, open_log
 
-from local import checkpoints, names, verifying
-from local.batch import encode_batch, encode_marker
+from local import names
 from local.errors import Corrupt
-from local.findings import Severity, worst
-from local.isolation import Isolation
-from local.log import Log
-from local.record import Record
+from local.format.record import Record
+from local.log import Log, checkpoints
+from local.records.batch import encode_batch, encode_marker
+from local.records.isolation import Isolation
+from local.verify import directories
+from local.verify.findings import Severity, worst
 
 WIDE = 2**31
 FAR = [0, 5, WIDE - 1, WIDE, WIDE + 7, 2 * WIDE - 1, 3 * WIDE + 1, 5 * WIDE]
@@ -63,7 +64,7 @@ def test_a_segment_of_too_many_offsets_is_split_and_keeps_every_record(opening: 
     again = open_log(disk, was_clean=True)
     assert _offsets(again)[: len(expected)] == expected
     assert len(_offsets(again)) == len(expected) + 10
-    assert worst(verifying.verify(disk, "./t-0")) is Severity.INFO
+    assert worst(directories.verify(disk, "./t-0")) is Severity.INFO
 
 
 def test_a_split_that_is_cut_anywhere_ends_in_the_same_log() -> None:
@@ -150,7 +151,7 @@ def test_segments_that_hold_the_same_offsets_are_refused_and_left_as_they_are() 
 
 def test_verify_warns_of_a_segment_that_the_next_start_splits_or_renames() -> None:
     for files in ({0: [_batch(at) for at in FAR]}, {3: [_batch(0, 4), _batch(4, 4)]}):
-        findings = verifying.verify(_disk(files), "./t-0")
+        findings = directories.verify(_disk(files), "./t-0")
         assert any("the next start" in each.what and each.path.endswith(".log") for each in findings)
         assert worst(findings) is Severity.WARNING
 
@@ -162,7 +163,7 @@ def test_a_trusted_segment_in_the_middle_is_served_under_its_name_and_told_by_ve
     for at in range(16):
         assert [record.offset for record in log.records(at)] == list(range(at, 16)), at
     log.close()
-    (told,) = (each for each in verifying.verify(disk, "./t-0") if "file name" in each.what)
+    (told,) = (each for each in directories.verify(disk, "./t-0") if "file name" in each.what)
     assert (told.severity, told.path) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
     assert told.what.startswith("the segment begins below its file name; its records are served under this name")
     again = open_log(disk, recovery_point=0)
@@ -174,4 +175,4 @@ def test_verify_takes_the_quorum_state_of_a_controller_for_no_stray_file() -> No
     disk = _disk({0: [_batch(0, 4)]})
     open_log(disk, was_clean=True).close()
     disk.create("./t-0/quorum-state").close()
-    assert worst(verifying.verify(disk, "./t-0")) in (None, Severity.INFO)
+    assert worst(directories.verify(disk, "./t-0")) in (None, Severity.INFO)

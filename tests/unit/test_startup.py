@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 ONLY_FOR_ROUNDS = {
-    "tiered.rounds",
-    "tiered.apply",
-    "tiered.committing",
-    "tiered.view_building",
-    "remote.transfer",
+    "tiered.maintenance.maintenance",
+    "tiered.maintenance.apply",
+    "tiered.maintenance.upload_and_commit",
+    "tiered.views.view_building",
+    "remote.segments.segment_upload",
     "asyncio",
 }
 NOT_FOR_LOOKS = {
-    "local.kernels",
-    "local._kernels",
-    "local.loading",
-    "local.recovery",
-    "local.encoding",
-    "local.newest_records",
-    "tiered.reader",
+    "local.kernels.dispatch",
+    "local.kernels._kernels",
+    "local.log.loading",
+    "local.log.recovery",
+    "local.log.encoding",
+    "local.cleaner.offset_map",
+    "tiered.read.reader",
     "policies.decisions",
     "policies.compaction",
-    "remote.partition_removal",
+    "remote.gc.partition_removal",
     "concurrent.futures",
-    "remote.probe",
+    "remote.store.probe",
 }
 WEB = {"starlette", "uvicorn", "h11", "anyio"}
 HEAVY = (
@@ -58,7 +58,7 @@ def loaded_by(code: str) -> set[str]:
     "code",
     [
         "import tiered",
-        "import policies.plan, policies.invariants, policies.cost",
+        "import policies.plan, policies.invariants, policies.cost.storage_cost",
         "from tiered import Config; Config.load(None)",
         "from tiered.cli.main import invoke; invoke(['--help'])",
         "from tiered.cli.main import invoke; invoke(['--version'])",
@@ -117,7 +117,7 @@ def test_a_plan_of_logs_without_transactions_loads_nothing_heavy(at_work: str) -
 
 def test_status_loads_nothing_that_appends_reads_or_decides(at_work: str) -> None:
     loaded, said = _modules_after(at_work, "status", "-o", "json")
-    assert "tiered.manager" in loaded
+    assert "tiered.manager.manager" in loaded
     assert '"remote_segments": 0' not in said, "there is a head to read, and rows in it"
     assert loaded.isdisjoint(NOT_FOR_LOOKS)
 
@@ -139,7 +139,7 @@ def test_a_command_that_is_over_ends_without_a_search_through_all_that_it_made()
 
 def test_the_packages_names_are_there_when_they_are_asked_for() -> None:
     import tiered
-    from tiered.config import Config
+    from tiered.config.config import Config
 
     assert tiered.Config is Config
     assert set(tiered.__all__) <= set(dir(tiered))

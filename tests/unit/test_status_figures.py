@@ -11,23 +11,23 @@ from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 from policy_samples import LOCAL, REMOTE, local, row, snapshot
 
 from local.names import TopicPartition
-from policies.cost import GIB, monthly_storage
+from policies.cost.prices import BUILT_IN, Prices, PriceTable
+from policies.cost.storage_cost import GIB, monthly_storage
+from policies.cost.storage_usage import Lying, keeping_dollars, lying_of, stored_of, together
 from policies.decisions import CleanLog, CopySegment
 from policies.plan import plan
-from policies.prices import BUILT_IN, Prices, PriceTable
-from policies.stored import Lying, keeping_dollars, lying_of, stored_of, together
-from remote.head import Head, SpillRow, UnlinkedObject, UnlinkedPage
-from remote.segment import SegmentState
-from tiered.cost import cost_report
-from tiered.metrics import Metrics
-from tiered.observations import Observations
-from tiered.planning import priced_plan
-from tiered.price_file import price_rows
-from tiered.status import partition_status
-from tiered.status_report import status_report
-from tiered.status_rows import partition_row, topic_row
-from tiered.units import format_dollars
-from tiered.web.overview import overview
+from remote.manifest.manifest import Head, SpillRow, UnlinkedObject, UnlinkedPage
+from remote.segment_entry import SegmentState
+from tiered.config.price_file import price_rows
+from tiered.config.units import format_dollars
+from tiered.cost.topic_cost import cost_report
+from tiered.observe.metrics import Metrics
+from tiered.partition.partition_status import partition_status
+from tiered.plans.planning import priced_plan
+from tiered.service.observations import Observations
+from tiered.status.status_report import status_report
+from tiered.status.status_rows import partition_row, topic_row
+from tiered.web.pages.overview import overview
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 
 from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailable
 from local.names import TopicPartition
-from remote import metadata_log
-from remote.memory_store import MemoryStore
-from remote.spilling import SpillRule
-from tiered.cli.status import deleted_lines
-from tiered.status_report import StatusReport, status_report
-from tiered.status_rows import partition_row, status_facts, topic_row
-from tiered.timekeeping import Doubt
-from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, WorkReport, read_report
-from tiered.worker import Worker
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from tiered.cli.node.status import deleted_lines
+from tiered.config.clock_guard import Doubt
+from tiered.node.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, WorkReport, read_report
+from tiered.service.worker import Worker
+from tiered.status.status_report import StatusReport, status_report
+from tiered.status.status_rows import partition_row, status_facts, topic_row
 
 MINUTE = 60_000
 
@@ -93,7 +93,7 @@ def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world
 def test_objects_past_their_grace_time_are_overdue(world: World, monkeypatch, in_pages: bool) -> None:
     if in_pages:
         rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)

@@ -10,12 +10,12 @@ import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import AccessDenied, LogError, NotFound, Unavailable
-from remote.memory_store import MemoryStore
-from remote.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from remote.store import ObjectStore
-from tiered import configured_store, hasty_store
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from tiered.cli.main import invoke
-from tiered.hasty_store import BriefStore, HastyStore
+from tiered.stores import configured_store, short_deadline_store
+from tiered.stores.short_deadline_store import BriefStore, HastyStore
 
 
 class Away:
@@ -194,7 +194,7 @@ def test_a_manager_whose_bucket_refuses_serves_the_disk_and_owns_it_later() -> N
         send(manager, 10)
     away = Away(world.store)
     away.error = ERRORS["a wrong secret"]
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
     where = {"now_ms": NOW, "storage": world.disk, "store": away}
     with pytest.raises(AccessDenied):
@@ -224,7 +224,7 @@ def test_the_reader_of_a_manager_serves_what_the_disk_has() -> None:
 
 
 def test_the_limit_of_haste_is_below_what_a_person_waits() -> None:
-    assert hasty_store.HASTE_S <= 2.0
+    assert short_deadline_store.HASTE_S <= 2.0
 
 
 # --- commands that show figures ---------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_store_that_has_answered_gets_the_time_of_a_whole_call() -> None:
         store.as_store.get("a")
     assert not store.is_away, "a refusal is an answer"
     with store._lock:
-        store._vain_s = hasty_store.ANSWERED_S - 1
+        store._vain_s = short_deadline_store.ANSWERED_S - 1
     away.error = None
     assert list(store.as_store.list("")) == []
 
@@ -313,7 +313,7 @@ def test_a_hanging_store_is_asked_once_by_a_look() -> None:
 
 
 def test_the_doctor_asks_one_store_and_skips_what_another_client_would_ask(home: Away, capfd, monkeypatch) -> None:
-    from remote import unfinished_uploads
+    from remote.store import unfinished_uploads
 
     def refuse(self: object) -> None:
         raise AssertionError("a client of its own")

@@ -8,9 +8,9 @@ import pytest
 from disk_model import ModelDisk
 
 from local.errors import AlreadyExists, InvalidRequest, Unavailable
-from remote.memory_store import MemoryStore
-from remote.probe import RACERS
-from tiered.store_check import FILE, LATER_MS, MAX_AGE_MS, StoreCheck
+from remote.store.memory_store import MemoryStore
+from remote.store.probe import RACERS
+from tiered.stores.store_check import FILE, LATER_MS, MAX_AGE_MS, StoreCheck
 
 NOW = 1_700_000_000_000
 URL = "s3://bucket/root"

@@ -14,21 +14,21 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, MuteStore, World, send, settle, values
 
 from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
-from local.offset_spec import OffsetSpec
-from local.record import Record
+from local.format.record import Record
+from local.records.offset_spec import OffsetSpec
 from policies.decisions import DropLocal, Plan
-from remote import metadata_log
-from remote.head import Head
-from remote.metadata_index import MetadataIndex
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.page_spill import SpillRule
 from remote.store import ObjectStore
-from tiered import switching_off
 from tiered.cli.main import invoke
-from tiered.manager import LogManager
-from tiered.offset_listing import LATEST_TIERED
-from tiered.partition import Partition
-from tiered.remote_view import RemoteLog
-from tiered.switching_off import give_up
+from tiered.manager.manager import LogManager
+from tiered.partition import tier_disable
+from tiered.partition.partition import Partition
+from tiered.partition.tier_disable import give_up
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.offset_listing import LATEST_TIERED
 
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
@@ -273,7 +273,7 @@ def test_a_power_cut_at_any_effect_leaves_what_the_next_start_finishes() -> None
 def test_any_call_to_the_store_may_fail(monkeypatch: pytest.MonkeyPatch, fault: Fault, in_pages: bool) -> None:
     if in_pages:
         rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     whole, _ = _prepared()
     rehearsal = FaultStore(whole.store)
     _switch_off(whole, rehearsal)
@@ -328,7 +328,7 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
         settle(manager)
         held = manager.partition(NAME)
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
-        real, dropped = switching_off.give_up_tier, []
+        real, dropped = tier_disable.give_up_tier, []
 
         def overtaken(**facts: int) -> object:
             turn = threading.Thread(target=lambda: dropped.append(manager.drop_early(plan)))
@@ -336,7 +336,7 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(switching_off, "give_up_tier", overtaken)
+        monkeypatch.setattr(tier_disable, "give_up_tier", overtaken)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.wait_for_tasks(30.0)
@@ -409,7 +409,7 @@ def test_a_wish_that_is_taken_back_while_its_commit_waits_is_not_done(
 ) -> None:
     """Most records are in the bucket alone. Another commit may hold this one up for as long as a store hangs."""
     with filled(world) as manager:
-        real, back = switching_off.give_up_tier, []
+        real, back = tier_disable.give_up_tier, []
 
         def held_up(**facts: int) -> object:
             turn = threading.Thread(target=lambda: back.append(manager.alter_topic("t", ON, now_ms=NOW)))
@@ -417,7 +417,7 @@ def test_a_wish_that_is_taken_back_while_its_commit_waits_is_not_done(
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(switching_off, "give_up_tier", held_up)
+        monkeypatch.setattr(tier_disable, "give_up_tier", held_up)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.wait_for_tasks(60.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local.throttle import BURST_SECONDS, Throttle
+from local.storage.throttle import BURST_SECONDS, Throttle
 
 
 class FakeTime:

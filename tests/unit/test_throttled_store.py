@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from local.throttle import BURST_SECONDS, Throttle
+from local.storage.throttle import BURST_SECONDS, Throttle
 from remote.keys import head_key
-from remote.memory_store import MemoryStore
-from remote.segment import PART_BYTES
+from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from remote.throttled_store import ThrottledStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.throttled_store import ThrottledStore
 
 RATE = 1000.0
 

@@ -16,17 +16,17 @@ from manager_world import COMPACTED, DAY, HOUR, NOW, TIERED, SwitchableStore, Wo
 from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound
 from local.names import TopicPartition
 from local.storage import replace_file
-from remote import metadata_log
 from remote.keys import new_ulid, ulid_ms
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
-from tiered.status_report import status_report
-from tiered.status_rows import topic_row
-from tiered.tier_history import TierHistory, history_of, still_there, tier_history
-from tiered.tier_journal import FILE, TierJournal, look, read_series
-from tiered.tier_series import TierPoint, TierSeries
-from tiered.worker import Worker
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.service.worker import Worker
+from tiered.status.status_report import status_report
+from tiered.status.status_rows import topic_row
+from tiered.status.tier_history import TierHistory, history_of, still_there, tier_history
+from tiered.status.tier_journal import FILE, TierJournal, look, read_series
+from tiered.status.tier_series import TierPoint, TierSeries
 
 FIVE = 5 * 60_000
 
@@ -137,7 +137,7 @@ def test_partitions_that_did_not_open_are_left_out_and_counted(world: World, mon
         send(manager, 100)
         whole, _ = look(manager, NOW)
         one = [each for each in manager.snapshots(NOW) if each.partition == TopicPartition("t", 0)]
-        monkeypatch.setattr("tiered.tier_journal.snapshots_at_hand", lambda manager, now_ms: one)
+        monkeypatch.setattr("tiered.status.tier_journal.snapshots_at_hand", lambda manager, now_ms: one)
         total, topics = look(manager, NOW)
         assert (total.missing_partitions, topics["t"].missing_partitions) == (2, 2)
         assert total.local_bytes == whole.local_bytes > 0
@@ -186,7 +186,7 @@ def test_a_disk_that_refuses_is_told_once_and_tried_again(
             raise DiskFailed("writing to a file", cause="enospc")
         replace_file(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tiered.tier_journal.replace_file", refusing)
+    monkeypatch.setattr("tiered.status.tier_journal.replace_file", refusing)
     with world.open() as manager:
         journal = TierJournal(manager)
         for at in (NOW, NOW + 1000, NOW + FIVE):
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_begun_anew_and_one_of_a_newer_version_is_left_alone(
         assert noted(world, NOW).points == ()
         TierJournal(manager).note(NOW + FIVE)
         assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW + FIVE]
-        monkeypatch.setattr("tiered.tier_series.VERSION", 2)
+        monkeypatch.setattr("tiered.status.tier_series.VERSION", 2)
         newer = TierSeries().encoded()
         monkeypatch.undo()
         replace_file(world.disk, f"./data/{FILE}", newer)
@@ -258,7 +258,7 @@ def test_notes_of_all_directories_are_one_history(world: World) -> None:
 def test_what_is_still_there_is_never_more_than_what_was_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound for times before the first note, held against what was noted while pages were made and rows expired."""
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     was: list[tuple[int, int]] = []
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.bytes": "20000"}, now_ms=NOW)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from manager_world import NOW
 
 from local.errors import Corrupt, InvalidRequest
-from tiered.tier_series import (
+from tiered.status.tier_series import (
     DAY_MS,
     FORGOTTEN_MS,
     HOUR_MS,

@@ -13,13 +13,13 @@ import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.errors import NotFound
-from remote.memory_store import MemoryStore
+from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
+from tiered.cli.node.status_sync import COLUMNS, sync_rows
 from tiered.cli.render import emit
-from tiered.cli.schemas import SCHEMAS
-from tiered.cli.status_sync import COLUMNS, sync_rows
-from tiered.manager import LogManager
-from tiered.tier_sync import SyncState, TierSync, tier_sync
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.manager.manager import LogManager
+from tiered.status.sync_status import SyncState, TierSync, tier_sync
 
 KEPT = {**TIERED, "local.retention.ms": "-2"}
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.decisions import RollActive
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
-from remote.segment import RemoteSegment, SegmentState
+from remote.segment_entry import RemoteSegment, SegmentState
 
 NOW = 1_000_000
 

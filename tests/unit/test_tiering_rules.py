@@ -20,19 +20,19 @@ from policy_samples import row as policy_row
 from remote_samples import head, row
 
 from local.errors import Conflict, InvalidRequest, LogError
+from local.format.record import Record
 from local.log import Log
-from local.record import Record
 from policies.decisions import AdvanceLogStart, CopySegment, ExpireRemote
 from policies.remote_retention import expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.tier_relation import first_contradiction
-from remote.head import Head, contradiction
-from remote.head_changes import add_segments, expire_segments, forget_unlinked, replace_segments
-from remote.memory_store import MemoryStore
-from remote.metadata_index import MetadataIndex
-from remote.segment import RemoteSegment, SegmentState
-from tiered.agreement import check_agreement, local_tier, remote_tier
-from tiered.status import partition_status
+from remote.manifest.manifest import Head, contradiction
+from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked, replace_segments
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment, SegmentState
+from remote.store.memory_store import MemoryStore
+from tiered.partition.partition_status import partition_status
+from tiered.partition.reconciliation import check_agreement, local_tier, remote_tier
 
 FINISHED = SegmentState.COPY_FINISHED
 

@@ -13,13 +13,13 @@ from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, World, settle, values
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
-from local.offset_spec import FoundOffset, OffsetSpec
-from local.record import Record
-from remote.memory_store import MemoryStore
+from local.format.record import Record
+from local.records.offset_spec import FoundOffset, OffsetSpec
 from remote.store import Asked, Body, read_each
-from tiered import apply
-from tiered.manager import LogManager
-from tiered.offset_listing import EARLIEST_PENDING_UPLOAD, LATEST_TIERED
+from remote.store.memory_store import MemoryStore
+from tiered.maintenance import apply
+from tiered.manager.manager import LogManager
+from tiered.read.offset_listing import EARLIEST_PENDING_UPLOAD, LATEST_TIERED
 
 KEEP_ACTIVE = {
     "remote.storage.enable": "true",

@@ -10,11 +10,11 @@ from cleaner_oracle import Batch
 from disk_model import ModelDisk
 from test_cleaner_scenarios import NOW, Story
 
-from local.batch import encode_batch
-from local.compression import Codec
+from local.format.compression import Codec
+from local.format.record import Record
 from local.log import Log
 from local.names import TopicPartition
-from local.record import Record
+from local.records.batch import encode_batch
 from local.settings import DAY_MS, LogSettings
 
 NAME = TopicPartition("t", 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from local.errors import AccessDenied
-from remote.memory_store import MemoryStore
 from remote.store import Body
-from tiered.store_clock import StoreClock, has_own_clock
-from tiered.timekeeping import JUMP_MS, Doubt, Timekeeper, counted_ms
+from remote.store.memory_store import MemoryStore
+from tiered.config.clock_guard import JUMP_MS, Doubt, Timekeeper, counted_ms
+from tiered.stores.store_clock import StoreClock, has_own_clock
 
 MINUTE = 60_000
 HOLD = 60  # minutes

@@ -10,13 +10,13 @@ import pytest
 from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.errors import InvalidRequest, NotFound
-from remote.catalog import list_partitions
+from remote.gc.pins import pin_newest
 from remote.keys import partition_prefix
-from remote.metadata_log import MetadataLog
-from remote.pins import pin_newest
+from remote.manifest.catalog import list_partitions
+from remote.manifest.commit_protocol import MetadataLog
 from tiered.cli.main import invoke
-from tiered.forking import plan_fork, run_fork
-from tiered.properties import DEFAULTS
+from tiered.config.properties import DEFAULTS
+from tiered.migrate.fork import plan_fork, run_fork
 
 DISABLE = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 

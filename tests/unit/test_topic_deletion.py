@@ -12,16 +12,16 @@ from fault_store import Fault, FaultStore, Killed
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import Conflict, DiskFailed, LogError, NotFound
-from local.log_dir_set import LogDirectories
+from local.format.record import Record
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
-from local.record import Record
-from remote.bucket_check import ObjectKind
-from remote.head import decode_head
+from remote.check.partition_check import ObjectKind
 from remote.keys import HEADS
-from remote.memory_store import MemoryStore
-from tiered.bucket_check import check_bucket
-from tiered.manager import LogManager
-from tiered.remote_view import RemoteLog
+from remote.manifest.manifest import decode_head
+from remote.store.memory_store import MemoryStore
+from tiered.health.bucket_check import check_bucket
+from tiered.manager.manager import LogManager
+from tiered.read.bucket_reader import RemoteLog
 
 LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # of a deleted partition

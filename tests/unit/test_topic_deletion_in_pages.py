@@ -7,15 +7,15 @@ import test_topic_deletion as tests
 from manager_world import NAME, World
 from test_topic_deletion import *  # noqa: F403
 
-from remote import metadata_log
 from remote.keys import SPILLS
-from remote.spilling import SpillRule
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
 
 
 @pytest.fixture(autouse=True)
 def pages_of_two_rows(monkeypatch):
     rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
 
 
 def test_the_rows_lie_in_pages_when_the_deletion_begins():

@@ -8,12 +8,12 @@ import pytest
 from manager_world import NOW, TIERED, World, send
 
 from local.errors import NotFound, Unavailable
-from remote.memory_store import MemoryStore
-from remote.observed_store import ObservedStore
-from tiered import tracing
-from tiered.observations import Observations, open_observed
-from tiered.tracing import store_spans, tracer
-from tiered.worker import Worker
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.observed_store import ObservedStore
+from tiered.service import tracing
+from tiered.service.observations import Observations, open_observed
+from tiered.service.tracing import store_spans, tracer
+from tiered.service.worker import Worker
 
 
 def test_without_the_package_everything_goes_on_untraced(monkeypatch) -> None:
@@ -73,7 +73,7 @@ def test_an_error_is_told_by_its_class_alone(spans) -> None:
 
 def test_a_round_is_a_span_and_its_calls_lie_in_it(spans, monkeypatch) -> None:
     provider, exporter = spans
-    monkeypatch.setattr("tiered.worker.tracer", lambda: tracing.tracer(provider))
+    monkeypatch.setattr("tiered.service.worker.tracer", lambda: tracing.tracer(provider))
     world = World()
     around = store_spans(tracer(provider))
     with open_observed(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from local import producer_snapshot, txn_index
 from local.errors import Corrupt
-from local.producer_snapshot import ProducerEntry
-from local.txn_index import AbortedTransaction
+from local.index import txn_index
+from local.index.txn_index import AbortedTransaction
+from local.log import producer_snapshot
+from local.log.producer_snapshot import ProducerEntry
 
 
 def _aborted(producer: int, first: int, last: int, stable: int) -> AbortedTransaction:

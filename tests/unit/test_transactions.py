@@ -10,14 +10,14 @@ from manager_world import NAME, NOW, TIERED, World, settle
 from test_cli import home, printed  # noqa: F401 - a fixture
 
 from local.errors import NotFound
-from local.isolation import Isolation
+from local.format.record import Record
 from local.log import Log
-from local.producer_state import Producer
-from local.record import Record
-from tiered import transactions
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation
 from tiered.cli.main import invoke
-from tiered.manager import LogManager
-from tiered.transactions import end_transaction, open_transactions
+from tiered.manager.manager import LogManager
+from tiered.partition import hanging_transactions
+from tiered.partition.hanging_transactions import end_transaction, open_transactions
 
 
 def begin(log: Log, number: int, count: int = 1) -> None:
@@ -63,7 +63,7 @@ def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its
         manager.create_topic("t", 1, {}, now_ms=NOW)
         held = manager.partition(NAME)
         begin(held.log, 7)
-        find_open = transactions.find_open
+        find_open = hanging_transactions.find_open
 
         def find(*given: object) -> object:
             found = find_open(*given)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its
             held.log.append([Record(b"k", b"next", NOW)], now_ms=NOW, producer=who)
             return found
 
-        monkeypatch.setattr(transactions, "find_open", find)
+        monkeypatch.setattr(hanging_transactions, "find_open", find)
         with pytest.raises(NotFound, match="meanwhile"):
             end_transaction(held, 7, commit=False, now_ms=NOW)
         held.log.append_marker(7, 3, commit=True, now_ms=NOW)
@@ -81,7 +81,7 @@ def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its
 
 
 def test_the_command_lists_and_ends_them(home: Path, capfd) -> None:  # noqa: F811
-    from tiered.config import Config
+    from tiered.config.config import Config
 
     with LogManager.open(Config.load("tiered.toml", {}, {}), now_ms=NOW) as manager:
         begin(manager.partition(manager.topic("orders").partitions()[1]).log, 5)

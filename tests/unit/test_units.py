@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiered.units import format_bytes, format_count, format_dollars, format_ms, parse_bytes, parse_ms
+from tiered.config.units import format_bytes, format_count, format_dollars, format_ms, parse_bytes, parse_ms
 
 
 @pytest.mark.parametrize(

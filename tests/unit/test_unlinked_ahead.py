@@ -10,11 +10,11 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
 from policies.decisions import DeletePage, DeleteUnlinked
 from policies.plan import plan_partition
-from remote.head import Head, UnlinkedObject
-from remote.pins import pin_newest
-from tiered.manager import LogManager
-from tiered.timekeeping import JUMP_MS
-from tiered.unlinked_ahead import AheadStamps
+from remote.gc.pins import pin_newest
+from remote.manifest.manifest import Head, UnlinkedObject
+from tiered.config.clock_guard import JUMP_MS
+from tiered.manager.manager import LogManager
+from tiered.partition.clock_skew import AheadStamps
 
 MONTH = 30 * DAY
 GRACE = {**TIERED, "retention.ms": "7d", "remote.log.delete.grace.ms": "1h"}

@@ -15,12 +15,12 @@ from local.errors import AccessDenied, Corrupt, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.main import invoke
-from tiered.cost import cost_report
-from tiered.metrics import Metrics
-from tiered.observations import Observations
-from tiered.planning import priced_plan
-from tiered.problem_groups import group_problems, problems_of
-from tiered.unread import unread_partitions
+from tiered.cost.topic_cost import cost_report
+from tiered.node.problem_groups import group_problems, problems_of
+from tiered.observe.metrics import Metrics
+from tiered.plans.planning import priced_plan
+from tiered.service.observations import Observations
+from tiered.status.unknown_figures import unread_partitions
 
 OF_REMOTE = ("remote_bytes", "segments", "storage_dollars", "dollars_per_month", "idle_dollars", "double_bytes")
 
@@ -49,7 +49,7 @@ def dead(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     def refuse(*args: object, **more: object) -> None:
         raise Unavailable("reading an object", endpoint="http://127.0.0.1:9", cause="connection refused")
 
-    monkeypatch.setattr("remote.metadata_log.MetadataLog.load", refuse)
+    monkeypatch.setattr("remote.manifest.commit_protocol.MetadataLog.load", refuse)
     capfd.readouterr()
     return home
 

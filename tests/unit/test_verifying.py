@@ -14,16 +14,18 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World, send, settle
 
-from local import checkpoints, kernels, producer_snapshot, time_index
-from local.crc32c import crc32c
+from local import kernels
 from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
-from local.findings import Finding, Severity, worst
+from local.format.crc32c import crc32c
+from local.format.record import Record
+from local.index import time_index
+from local.log import checkpoints, producer_snapshot
+from local.log.producer_state import Producer, ProducerState
 from local.names import TopicPartition
-from local.producer_state import Producer, ProducerState
-from local.record import Record
-from local.verifying import VerifyOptions, size_of, verify
+from local.verify.directories import VerifyOptions, size_of, verify
+from local.verify.findings import Finding, Severity, worst
 from tiered.cli.main import invoke
-from tiered.manager import LogManager
+from tiered.manager.manager import LogManager
 
 OPTIONS = VerifyOptions(
     deep=True, interval_bytes=200, known_names=frozenset(("topics.json", "remote-store.json", "remote-requests.json"))
@@ -509,7 +511,7 @@ def test_the_command_takes_paths_topics_and_nothing(home: Path, capfd) -> None:
 
 def test_a_wrong_index_is_told_and_built_anew_where_nobody_holds_the_directory(home: Path, capfd) -> None:
     from local.storage import DiskStorage
-    from tiered.config import Config
+    from tiered.config.config import Config
 
     path = sorted((home / "data" / "orders-0").glob("*.timeindex"))[0]
     good = path.read_bytes()

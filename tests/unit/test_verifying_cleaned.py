@@ -10,13 +10,16 @@ import pytest
 from disk_model import ModelDisk
 from log_world import SMALL, open_log
 
-from local import cleaner, names, txn_index, verifying
-from local.findings import Finding, Severity
-from local.isolation import Isolation
+from local import names
+from local.cleaner import cleaner
+from local.format.record import Record
+from local.index import txn_index
+from local.index.txn_scan import TransactionScan
 from local.log import Log
-from local.producer_state import Producer
-from local.record import Record
-from local.txn_scan import TransactionScan
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation
+from local.verify import directories
+from local.verify.findings import Finding, Severity
 
 COMPACTED = replace(SMALL, segment_bytes=900, is_compacted=True)
 
@@ -93,8 +96,8 @@ def cleaned(seed: int, dirty_steps: int = 0) -> tuple[ModelDisk, Log]:
 
 
 def alarms(disk: ModelDisk, *, deep: bool = True) -> Iterator[Finding]:
-    options = verifying.VerifyOptions(deep=deep, interval_bytes=COMPACTED.index_interval_bytes)
-    return (each for each in verifying.verify(disk, "./t-0", options) if each.severity > Severity.INFO)
+    options = directories.VerifyOptions(deep=deep, interval_bytes=COMPACTED.index_interval_bytes)
+    return (each for each in directories.verify(disk, "./t-0", options) if each.severity > Severity.INFO)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,14 +8,16 @@ import pytest
 from disk_model import ModelDisk
 from log_world import open_log
 
-from local import checkpoints, names, segment_checks, verifying
-from local.batch import encode_batch
-from local.batch_runs import BatchRuns
-from local.epochs import LeaderEpochs
-from local.findings import Finding, Severity
+from local import names
+from local.format.record import Record
+from local.log import checkpoints
+from local.log.leader_epochs import LeaderEpochs
 from local.names import TopicPartition
-from local.record import Record
-from local.verifying import VerifyOptions
+from local.records.batch import encode_batch
+from local.records.batch_runs import BatchRuns
+from local.verify import directories, segment_checks
+from local.verify.directories import VerifyOptions
+from local.verify.findings import Finding, Severity
 
 EPOCHS_PATH = f"./t-0/{names.LEADER_EPOCHS}"
 # (base offset, leader epoch) of batches with four records, by the base offset of their segment.
@@ -52,7 +54,7 @@ def _disk(
 
 
 def _warnings(disk: ModelDisk) -> list[Finding]:
-    found = verifying.verify(disk, "./t-0", VerifyOptions(deep=True))
+    found = directories.verify(disk, "./t-0", VerifyOptions(deep=True))
     return [each for each in found if each.severity > Severity.INFO]
 
 
@@ -110,7 +112,7 @@ def _at_work(disk: ModelDisk) -> ModelDisk:
 def test_verify_accepts_a_log_start_that_rose_after_its_checkpoint(start: int, before: int | None) -> None:
     disk = _at_work(_disk(EPOCHS.truncate_from_start(start), log_start_offset=before))
     assert _warnings(disk) == []
-    (told,) = (each for each in verifying.verify(disk, "./t-0") if each.path == EPOCHS_PATH)
+    (told,) = (each for each in directories.verify(disk, "./t-0") if each.path == EPOCHS_PATH)
     assert f"epochs_from={start}" in told.what
 
 

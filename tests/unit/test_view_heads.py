@@ -16,11 +16,11 @@ from policies.invariants import violations
 from policies.remote_retention import deletions
 from policies.rules import DAY_MS
 from remote import keys
-from remote.head import UnlinkedObject, decode_head, encode_head
-from remote.head_changes import loses_objects
-from remote.segment import SegmentState
-from remote.view import VIEW_ROWS_MAX, VIEWS_MAX, CompactedView, ViewFailure, ViewStart, ViewState, find_view
-from remote.view_changes import begin_view, drop_view, fail_view, switch_view
+from remote.manifest.manifest import UnlinkedObject, decode_head, encode_head
+from remote.manifest.manifest_changes import loses_objects
+from remote.manifest.view import VIEW_ROWS_MAX, VIEWS_MAX, CompactedView, ViewFailure, ViewStart, ViewState, find_view
+from remote.manifest.view_changes import begin_view, drop_view, fail_view, switch_view
+from remote.segment_entry import SegmentState
 
 ULID = keys.new_ulid(5)
 LOG = (row("U1", 0, 10), row("U2", 10, 20))

@@ -8,12 +8,12 @@ import pytest
 from policy_samples import KEEP, NOW, local, row, snapshot
 from view_samples import view
 
+from policies.compacted_view import RETRY_MS, view_backlog
 from policies.compaction import tombstones_below
 from policies.decisions import AdvanceLogStart, BuildView, CopySegment, DropLocal, ExpireRemote
 from policies.invariants import violations
 from policies.plan import plan_partition
-from policies.view import RETRY_MS, view_backlog
-from remote.view import ViewFailure
+from remote.manifest.view import ViewFailure
 
 ROWS = (row(0, 10), row(10, 20), row(20, 30))
 ACTIVE = local(30, 35, active=True)

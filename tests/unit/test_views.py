@@ -8,13 +8,13 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange
-from local.producer_state import Producer
-from local.record import Record
-from remote.view import ViewState, find_view
-from tiered import view_parts
-from tiered.remote_view import RemoteLog
-from tiered.view_parts import PART_BYTES_MAX, PARTS_WANTED, part_bytes
-from tiered.views import build_views, drop_views, plan_views, view_status
+from local.format.record import Record
+from local.log.producer_state import Producer
+from remote.manifest.view import ViewState, find_view
+from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
+from tiered.read.bucket_reader import RemoteLog
+from tiered.views import view_parts
+from tiered.views.view_parts import PART_BYTES_MAX, PARTS_WANTED, part_bytes
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from manager_world import NAME, NOW, TIERED, World, settle
 
-from local.record import Record
-from tiered.manager import LogManager
-from tiered.views import build_views, plan_views
+from local.format.record import Record
+from tiered.jobs.view_jobs import build_views, plan_views
+from tiered.manager.manager import LogManager
 
 ROUNDS, KEYS = 12, 7
 

@@ -12,10 +12,10 @@ from local.errors import Unavailable
 from local.names import TopicPartition
 from policies.remote_retention import log_bytes
 from policies.snapshot import PartitionSnapshot
-from remote import metadata_log
 from remote.keys import SPILLS
-from remote.spilling import SpillRule
-from tiered.apply import apply_in_task
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.maintenance.apply import apply_in_task
 
 LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 
@@ -49,7 +49,7 @@ def test_a_task_asks_for_pages_before_it_takes_the_lock_and_never_within(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
 ) -> None:
     rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
@@ -167,7 +167,7 @@ def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_delet
         finally:
             gate.opened.set()
         assert manager.wait_for_tasks(LIMIT_S)
-        head = metadata_log.MetadataLog(world.store, held.prefix).load()
+        head = commit_protocol.MetadataLog(world.store, held.prefix).load()
         assert head is not None
         assert head.deleted_ms == NOW
         assert manager.problems == {}

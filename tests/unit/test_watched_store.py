@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from local.errors import NotFound, Unavailable
-from remote.memory_store import MemoryStore
-from remote.retrying_store import LIST_PAGE, RetryingStore, RetryPolicy
 from remote.store import UploadSource, ranged_source
-from remote.watchdog import Pulse, Watchdog
-from remote.watched_store import Deadlines, WatchedStore, _Parts
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.deadline_store import Deadlines, WatchedStore, _Parts
+from remote.store.middleware.retrying_store import LIST_PAGE, RetryingStore, RetryPolicy
+from remote.store.middleware.watchdog import Pulse, Watchdog
 
 SHORT = Deadlines(call_s=0.1, upload_stall_s=0.1, close_s=0.1)
 VERBS = {
@@ -177,7 +177,7 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
         assert going_on.wait(30)
         yield b"x"
 
-    monkeypatch.setattr("remote.watched_store.Pulse", begin_to_count)
+    monkeypatch.setattr("remote.store.middleware.deadline_store.Pulse", begin_to_count)
     inner = Counting()
     store = WatchedStore(inner, uploads_max=2)
     places, store._places = store._places, Places()

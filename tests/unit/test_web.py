@@ -14,15 +14,15 @@ from web_pages import CountingStore, Sound, data, page, site
 
 from local.errors import Corrupt
 from local.names import TopicPartition
-from remote import metadata_log
-from remote.spilling import SpillRule
-from tiered.metrics_server import LOOPBACK, MetricsServer
-from tiered.status_report import StatusReport, status_report
-from tiered.web.assets import DARK, LIGHT, stylesheet
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.service.worker import Worker
+from tiered.status.status_report import StatusReport, status_report
 from tiered.web.html import tag
-from tiered.web.overview import found_topics, overview
-from tiered.web.segment_map import local_pieces, remote_pieces
-from tiered.worker import Worker
+from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.pages.assets import DARK, LIGHT, stylesheet
+from tiered.web.pages.overview import found_topics, overview
+from tiered.web.pages.segment_map import local_pieces, remote_pieces
 
 MINUTE = 60_000
 EVIL = "<script>alert('x')</script> & \"quoted\""
@@ -176,7 +176,7 @@ def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: Wor
 
 def test_no_page_asks_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        metadata_log, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+        commit_protocol, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)

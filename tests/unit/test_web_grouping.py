@@ -10,13 +10,13 @@ from manager_world import NOW, TIERED, World, send
 from web_pages import Sound, page, site
 
 from local.names import TopicPartition
-from tiered.status_report import StatusReport, Stuck, status_report
-from tiered.stuck_groups import group_of
-from tiered.stuck_groups import group_stuck as grouped
-from tiered.units import counted
-from tiered.web.grouping import MEMBERS_SHOWN, SHOWN
-from tiered.web.overview import overview, troubles_page
-from tiered.web.site import Site
+from tiered.config.units import counted
+from tiered.status.problem_rows import group_of
+from tiered.status.problem_rows import group_stuck as grouped
+from tiered.status.status_report import StatusReport, Stuck, status_report
+from tiered.web.pages.grouping import MEMBERS_SHOWN, SHOWN
+from tiered.web.pages.overview import overview, troubles_page
+from tiered.web.pages.site import Site
 
 MINUTE = 60_000
 

@@ -11,13 +11,13 @@ from web_pages import Sound, page, site
 
 from local.errors import DiskFailed
 from local.storage import replace_file
-from tiered.tier_history import history_of
-from tiered.tier_series import DAY_MS, FILE, TierPoint, TierSeries
-from tiered.web.history import SPANS, Past, asked_span, history_section
+from tiered.service.worker import Worker
+from tiered.status.tier_history import history_of
+from tiered.status.tier_series import DAY_MS, FILE, TierPoint, TierSeries
+from tiered.web.charts.time_charts import bytes_label, dollars_label, thinned, time_ticks
 from tiered.web.html import tag
-from tiered.web.parts import frame
-from tiered.web.time_charts import bytes_label, dollars_label, thinned, time_ticks
-from tiered.worker import Worker
+from tiered.web.pages.history import SPANS, Past, asked_span, history_section
+from tiered.web.pages.parts import frame
 
 FIVE = 5 * 60_000
 GIB = 1 << 30
@@ -206,7 +206,7 @@ def test_notes_that_cannot_be_read_keep_no_page_from_being_shown(monkeypatch: py
         def refused(*given: object) -> TierSeries:
             raise DiskFailed("reading a file")
 
-        monkeypatch.setattr("tiered.web.site.read_series", refused)
+        monkeypatch.setattr("tiered.web.pages.site.read_series", refused)
         for path in ("/", "/topics/t"):
             body = page(site(world, manager), path)
             assert 'id="history"' not in body

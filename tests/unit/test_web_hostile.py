@@ -15,12 +15,12 @@ from manager_world import NOW, World
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import Unavailable
-from tiered.web.answering import Answering
-from tiered.web.application import HEAD_BYTES_MAX
-from tiered.web.connections import CONNECTIONS_MAX, BoundConnection
-from tiered.web.gate import COOKIE, Gate
-from tiered.web.server import FORM_MAX, WebServer
-from tiered.web.site import Site
+from tiered.web.http.answering import Answering
+from tiered.web.http.application import HEAD_BYTES_MAX
+from tiered.web.http.connections import CONNECTIONS_MAX, BoundConnection
+from tiered.web.http.gate import COOKIE, Gate
+from tiered.web.http.server import FORM_MAX, WebServer
+from tiered.web.pages.site import Site
 
 TOKEN = "a token of some length"
 SOON_S = 0.2

@@ -13,20 +13,20 @@ from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settl
 from web_pages import Sound, data, page, site
 
 from local.errors import InvalidRequest
-from policies.cost import DAY_MS
-from policies.prices import BUILT_IN
+from policies.cost.prices import BUILT_IN
+from policies.cost.scenarios import KINDS, Stream, Variant, cost_of
+from policies.cost.simulation import Workload
+from policies.cost.storage_cost import DAY_MS
 from policies.rules import PartitionRules
-from policies.simulation import Workload
-from policies.what_if import KINDS, Stream, Variant, cost_of
-from remote import metadata_log
-from remote.spilling import SpillRule
-from tiered.cost_history import Measured
-from tiered.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_variant
-from tiered.cost_simulation import simulate_streams
-from tiered.units import format_dollars
-from tiered.web.charts import name_heights, nice_top
-from tiered.web.lab import lab_facts, lab_page
-from tiered.web.lab_words import value_words
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.config.units import format_dollars
+from tiered.cost.cost_history import Measured
+from tiered.cost.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_variant
+from tiered.cost.cost_simulation import simulate_streams
+from tiered.web.charts.charts import name_heights, nice_top
+from tiered.web.pages.lab import lab_facts, lab_page
+from tiered.web.pages.lab_words import value_words
 
 MIB = 1 << 20
 STREAM = Stream(
@@ -216,7 +216,7 @@ def test_an_empty_lab_says_how_to_begin(world: World) -> None:
 
 def test_the_lab_sends_nothing_to_a_store_that_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     few = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", few)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", few)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
         send(manager, 1500)

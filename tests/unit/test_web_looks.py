@@ -13,14 +13,14 @@ from manager_world import NOW, TIERED, SwitchableStore, World, send, settle
 from web_pages import data, page, site
 
 from local.errors import AccessDenied, NotFound, Unavailable
-from remote.memory_store import MemoryStore
-from tiered.manager import LogManager
-from tiered.web import looks as looks_module
-from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering, Patience, Told
-from tiered.web.looks import AGE_MAX_MS, FRESH_MS, STALE_MS, Looks
-from tiered.web.notes import note_on
-from tiered.web.silent_store import silent_store
-from tiered.web.site import KEPT_MS, Site
+from remote.store.memory_store import MemoryStore
+from tiered.manager.manager import LogManager
+from tiered.web.pages import manager_cache as looks_module
+from tiered.web.pages.data_loader import KEPT_MAX, THREADS_MAX, Gathering, Patience, Told
+from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, Looks
+from tiered.web.pages.offline_store import silent_store
+from tiered.web.pages.site import KEPT_MS, Site
+from tiered.web.pages.stale_banner import note_on
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
 SOON_S = 0.02  # a deadline that a test waits for

@@ -11,11 +11,11 @@ from manager_world import COMPACTED, NOW, TIERED, World, send, settle
 from web_pages import page, site
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
-from remote.segment import RemoteSegment
+from remote.segment_entry import RemoteSegment
 from tiered.web.html import tag
-from tiered.web.segment_map import (
+from tiered.web.pages.segment_map import (
     COMPACTED_LEAST,
     HEIGHTS,
     KINDS,

@@ -10,16 +10,16 @@ import pytest
 from manager_world import COMPACTED, DAY, NOW, TIERED, SwitchableStore, World, send, settle
 from web_pages import CountingStore, Sound, data, page, site
 
-from local.cleaning_history import CleaningRun
+from local.cleaner.cleaner_history import CleaningRun
 from local.names import TopicPartition
 from policies.decisions import CopySegment
-from remote import metadata_log
-from remote.spilling import SpillRule
-from tiered.manager import LogManager
-from tiered.planning import priced_plan
-from tiered.units import counted
-from tiered.web.compaction import compaction_page, look_at_compaction
-from tiered.web.plan import Asked, plan_page
+from remote.manifest import commit_protocol
+from remote.manifest.page_spill import SpillRule
+from tiered.config.units import counted
+from tiered.manager.manager import LogManager
+from tiered.plans.planning import priced_plan
+from tiered.web.pages.compaction import compaction_page, look_at_compaction
+from tiered.web.pages.plan import Asked, plan_page
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_neither_page_asks_the_store_and_the_plan_says_what_it_did_not_ask_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(metadata_log, "SPILL_RULE", few)
+    monkeypatch.setattr(commit_protocol, "SPILL_RULE", few)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
         send(manager, 1500)

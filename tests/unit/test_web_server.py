@@ -16,8 +16,8 @@ from web_pages import Sound
 
 from local.errors import InvalidRequest
 from tiered.cli.main import invoke
-from tiered.web.gate import COOKIE, Gate, host_name
-from tiered.web.server import FORM_MAX, WebServer
+from tiered.web.http.gate import COOKIE, Gate, host_name
+from tiered.web.http.server import FORM_MAX, WebServer
 
 TOKEN = "a token of some length"
 SECRET = "what only those see who may"
@@ -155,8 +155,8 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
 def run_web(directory: Path, *words: str) -> tuple[int, str]:
     """`tiered web` until it listens, then the end that a person gives it; the exit code and what a page said."""
     seen: list[str] = []
-    from tiered.cli import web as command
-    from tiered.web import server as module
+    from tiered.cli.node import web as command
+    from tiered.web.http import server as module
 
     class Told(module.WebServer):
         def start(self) -> None:

@@ -20,12 +20,12 @@ import pytest
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import InvalidRequest
-from tiered.log_format import JsonFormatter
-from tiered.metrics_server import LOOPBACK, MetricsServer
-from tiered.web.connections import Listener
-from tiered.web.gate import Gate
-from tiered.web.server import WebServer
-from tiered.web.serving import END_S, Tls
+from tiered.service.log_format import JsonFormatter
+from tiered.web.http.connections import Listener
+from tiered.web.http.gate import Gate
+from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.http.server import WebServer
+from tiered.web.http.serving import END_S, Tls
 
 TOKEN = "a token of some length"
 ROWS = "".join(f"<tr><td>orders/{number}</td></tr>" for number in range(2000))
@@ -215,7 +215,7 @@ def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None
             goes_on.wait(LIMIT_S)
         return HTTPStatus.OK, "text/plain", "tiered_halted 0\n"
 
-    monkeypatch.setattr("tiered.metrics_server.FIGURES_S", 0.1)
+    monkeypatch.setattr("tiered.web.http.metrics_server.FIGURES_S", 0.1)
     server = MetricsServer(LOOPBACK, 0, {"/metrics": figures})
     server.start()
     try:
@@ -298,8 +298,8 @@ def test_over_tls_a_token_goes_nowhere_in_clear(certificate: Tls) -> None:
 
 
 def test_the_commands_options_lead_to_tls_and_say_so(certificate: Tls, tmp_path: Path, capfd) -> None:
+    from tiered.cli.node.web import Guard, serving_pages
     from tiered.cli.session import Session
-    from tiered.cli.web import Guard, serving_pages
 
     (tmp_path / "token").write_text(TOKEN)
     session = Session(directory=str(tmp_path))
@@ -324,11 +324,11 @@ def test_old_tls_is_refused(certificate: Tls) -> None:
 
 
 def test_handshakes_that_do_not_end_are_given_up_and_end_with_the_server(certificate: Tls, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("tiered.web.serving.HEAD_S", 0.2)
+    monkeypatch.setattr("tiered.web.http.serving.HEAD_S", 0.2)
     with served(tls=certificate) as server, Raw(server) as silent, Raw(server) as begun:
         begun.send(b"\x16\x03\x01")
         assert (silent.rest(), begun.rest()) == (b"", b"")
-    monkeypatch.setattr("tiered.web.serving.HEAD_S", 1000.0)
+    monkeypatch.setattr("tiered.web.http.serving.HEAD_S", 1000.0)
     with served(tls=certificate) as server, Raw(server) as silent:
         until_taken(server)
         server.close()

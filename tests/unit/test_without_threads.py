@@ -12,11 +12,11 @@ import pytest
 from manager_world import NOW, World
 
 from local.errors import Unavailable
-from remote.memory_store import MemoryStore
-from tiered.store_clock import StoreClock
-from tiered.web.answering import Answering
-from tiered.web.gathering import Gathering
-from tiered.web.looks import Looks
+from remote.store.memory_store import MemoryStore
+from tiered.stores.store_clock import StoreClock
+from tiered.web.http.answering import Answering
+from tiered.web.pages.data_loader import Gathering
+from tiered.web.pages.manager_cache import Looks
 
 HERE = (HTTPStatus.OK, "text/plain", "here")
 

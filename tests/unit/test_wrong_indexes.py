@@ -13,9 +13,9 @@ from log_world import SMALL, open_log
 
 from local import kernels
 from local.errors import Corrupt
+from local.format.record import Record, StoredRecord
 from local.log import Log
-from local.record import Record, StoredRecord
-from local.segment_reading import batch_slices
+from local.segment.segment_reading import batch_slices
 
 FLIPS = (0x04, 0xFF)
 # Times that fall and rise: the largest so far stays the same over many batches.

@@ -12,15 +12,15 @@ import pytest
 from disk_model import ModelDisk
 from log_world import SMALL, fill, open_log
 
-from local import txn_index
-from local.isolation import Isolation
+from local.format.record import Record
+from local.index import txn_index
 from local.log import Log
-from local.producer_state import Producer
-from local.record import Record
-from remote.index_bundle import decode_bundle
-from remote.memory_store import MemoryStore
-from remote.transfer import copy_segment
-from tiered.copying import segment_to_copy
+from local.log.producer_state import Producer
+from local.records.isolation import Isolation
+from remote.segments.index_bundle import decode_bundle
+from remote.segments.segment_upload import copy_segment
+from remote.store.memory_store import MemoryStore
+from tiered.partition.segment_inspection import segment_to_copy
 
 FLIPS = (0x01, 0x80)
 COMMITTED = Isolation.READ_COMMITTED
@@ -116,7 +116,7 @@ def test_a_log_without_transactions_is_read_committed_without_a_scan(monkeypatch
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
-    monkeypatch.setattr("local.txn_scan.TransactionScan.upto", None)
+    monkeypatch.setattr("local.index.txn_scan.TransactionScan.upto", None)
     assert _committed(log) == list(range(100))
 
 

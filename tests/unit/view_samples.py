@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remote_samples import stored_row
 
-from remote.view import CompactedView, ViewRun
+from remote.manifest.view import CompactedView, ViewRun
 
 RUN = ViewRun(
     started_ms=1_700_000_000_000,

@@ -22,18 +22,18 @@ import pytest
 from promql import Labels, evaluate
 
 from local.errors import AccessDenied, DiskFailed, Fenced, LogError, NotFound
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
 from local.storage import Body, DiskStorage, FileFacts, Space, StorageFile
-from remote.file_store import FileStore
-from tiered.alert_table import ALERTS, Alert, Limits
+from remote.store.file_store import FileStore
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
-from tiered.metrics import Metrics
-from tiered.observations import Observations, open_observed
-from tiered.timekeeping import Timekeeper
-from tiered.worker import Worker
+from tiered.config.clock_guard import Timekeeper
+from tiered.config.config import Config
+from tiered.manager.manager import LogManager
+from tiered.observe.alert_table import ALERTS, Alert, Limits
+from tiered.observe.metrics import Metrics
+from tiered.service.observations import Observations, open_observed
+from tiered.service.worker import Worker
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 MINUTE = 60_000

@@ -11,10 +11,10 @@ from http import HTTPStatus
 import msgspec
 from manager_world import NOW, SwitchableStore, World
 
-from remote.memory_store import MemoryStore
-from tiered.cli.schemas import SCHEMAS
-from tiered.manager import LogManager
-from tiered.web.site import Site
+from remote.store.memory_store import MemoryStore
+from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.manager.manager import LogManager
+from tiered.web.pages.site import Site
 
 
 def site(world: World, manager: LogManager, now_ms: int = NOW) -> Site:

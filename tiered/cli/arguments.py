@@ -11,7 +11,7 @@ import click
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic
-from tiered.units import parse_duration
+from tiered.config.units import parse_duration
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _COUNT_MAX = 2**63 - 1  # what a slice of an iterator takes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tiered.units import format_bytes
+from tiered.config.units import format_bytes
 
 if TYPE_CHECKING:
     from tiered.cli.session import Session

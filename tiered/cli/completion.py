@@ -14,12 +14,12 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from local.errors import LogError
 from tiered.cli.session import Session
-from tiered.units import counted
+from tiered.config.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tiered.topics import Topic
+    from tiered.node.topic_registry import Topic
 
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
@@ -96,7 +96,7 @@ def _starting(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]
 
 
 def _settings() -> dict[str, str]:
-    from tiered.properties import PROPERTIES
+    from tiered.config.properties import PROPERTIES
 
     return {f"{name}=": row.expected for name, row in PROPERTIES.items()}
 

@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from tiered.cli.session import Session
-from tiered.units import format_bytes
+from tiered.config.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from local.names import TopicPartition
     from tiered.cli.progress import Meter
-    from tiered.manager import LogManager
+    from tiered.manager.manager import LogManager
 
 PATIENCE_S = 1.0
 LINE_EVERY_S = 10.0

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from local.errors import InvalidRequest
-from local.findings import Finding, Severity
+from local.verify.findings import Finding, Severity
 from tiered.cli.errors import Exit
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
 
-# `remote.foreign_layout.WORDS`, which needs more than a command line has loaded.
+# `remote.external.external_layout.WORDS`, which needs more than a command line has loaded.
 LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
 
 

@@ -23,55 +23,76 @@ from tiered.cli.session import Session, parse_setting
 
 # name: (module, one line of help); the order is that of a first visit.
 COMMANDS = {
-    "demo": ("tiered.cli.demo", "Show the whole road on real data: both tiers, compaction, Spark. Nothing to set up."),
-    "init": ("tiered.cli.init", "Write a tiered.toml and try the object store."),
-    "doctor": ("tiered.cli.doctor", "What is wrong with this node, its disks and its bucket, and what to do."),
-    "topic": ("tiered.cli.topic", "Create, alter, list and describe topics."),
-    "append": ("tiered.cli.append", "Append records from a file or from stdin."),
-    "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),
-    "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
-    "verify": ("tiered.cli.verify", "Check segments, partitions and log directories against themselves."),
-    "scrub": ("tiered.cli.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
-    "repair": ("tiered.cli.repair", "Make good what a scrub found, from the good copies; a plan first."),
-    "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
-    "adopt": ("tiered.cli.adopt", "Tier the log directory of a live Kafka broker, beside it; its files are only read."),
-    "restore": ("tiered.cli.restore", "Put topics of a bucket back on a disk, whole or up to an offset or a time."),
-    "fork": ("tiered.cli.fork", "Make another topic of the bucket with the same records; nothing is copied."),
-    "import": ("tiered.cli.import_", "Bring a bucket that others filled into ours: Aiven's, Kafka's, plain logs."),
-    "remote": ("tiered.cli.remote", "Look at a bucket by its address alone, whosever it is."),
-    "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
+    "demo": (
+        "tiered.cli.node.demo",
+        "Show the whole road on real data: both tiers, compaction, Spark. Nothing to set up.",
+    ),
+    "init": ("tiered.cli.node.init", "Write a tiered.toml and try the object store."),
+    "doctor": ("tiered.cli.node.doctor", "What is wrong with this node, its disks and its bucket, and what to do."),
+    "topic": ("tiered.cli.topics.topic", "Create, alter, list and describe topics."),
+    "append": ("tiered.cli.data.append", "Append records from a file or from stdin."),
+    "consume": ("tiered.cli.data.consume", "Read records from both tiers, or from a bucket alone."),
+    "dump": ("tiered.cli.data.dump", "Show batches, records or index entries as they are stored."),
+    "verify": ("tiered.cli.node.verify", "Check segments, partitions and log directories against themselves."),
+    "scrub": ("tiered.cli.bucket.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
+    "repair": ("tiered.cli.bucket.repair", "Make good what a scrub found, from the good copies; a plan first."),
+    "gc": ("tiered.cli.bucket.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
+    "adopt": (
+        "tiered.cli.bucket.adopt",
+        "Tier the log directory of a live Kafka broker, beside it; its files are only read.",
+    ),
+    "restore": (
+        "tiered.cli.bucket.restore",
+        "Put topics of a bucket back on a disk, whole or up to an offset or a time.",
+    ),
+    "fork": ("tiered.cli.bucket.fork", "Make another topic of the bucket with the same records; nothing is copied."),
+    "import": (
+        "tiered.cli.bucket.import_",
+        "Bring a bucket that others filled into ours: Aiven's, Kafka's, plain logs.",
+    ),
+    "remote": ("tiered.cli.bucket.remote", "Look at a bucket by its address alone, whosever it is."),
+    "rewrite": (
+        "tiered.cli.bucket.rewrite",
+        "Rewrite a bucket: merge small segments, change codec, key or storage class.",
+    ),
     "pipeline": (
-        "tiered.cli.pipeline",
+        "tiered.cli.bucket.pipeline",
         "Clean, tier, expire, recompact and merge a whole fleet as one job, on Spark.",
     ),
-    "backfill": ("tiered.cli.backfill", "Write records of a bucket as Parquet files, with Spark."),
+    "backfill": ("tiered.cli.data.backfill", "Write records of a bucket as Parquet files, with Spark."),
     "get-offsets": (
-        "tiered.cli.get_offsets",
+        "tiered.cli.data.get_offsets",
         "First, last and other named offsets, or by time, over both tiers.",
     ),
-    "delete-records": ("tiered.cli.delete_records", "Delete the oldest records: raise the log start of partitions."),
-    "transactions": ("tiered.cli.transactions", "Find transactions that nobody has ended, and end them."),
-    "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
-    "cost": ("tiered.cli.cost", "What the topics cost a month, what they would cost, and what would be cheaper."),
-    "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
-    "compact": ("tiered.cli.compact", "Clean a compacted topic now, or foretell what that would gain."),
-    "view": ("tiered.cli.view", "Compacted views beside a topic's log: build, status, drop."),
-    "compaction": ("tiered.cli.compaction", "How compaction stands, and what would help it keep up."),
-    "log-dirs": ("tiered.cli.log_dirs", "What lies on each disk; move a partition to another one."),
+    "delete-records": (
+        "tiered.cli.data.delete_records",
+        "Delete the oldest records: raise the log start of partitions.",
+    ),
+    "transactions": ("tiered.cli.data.transactions", "Find transactions that nobody has ended, and end them."),
+    "status": ("tiered.cli.node.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
+    "cost": ("tiered.cli.cost.cost", "What the topics cost a month, what they would cost, and what would be cheaper."),
+    "plan": ("tiered.cli.node.plan", "What would be done now, and why. Changes nothing."),
+    "compact": ("tiered.cli.topics.compact", "Clean a compacted topic now, or foretell what that would gain."),
+    "view": ("tiered.cli.topics.view", "Compacted views beside a topic's log: build, status, drop."),
+    "compaction": ("tiered.cli.topics.compaction", "How compaction stands, and what would help it keep up."),
+    "log-dirs": ("tiered.cli.node.log_dirs", "What lies on each disk; move a partition to another one."),
     "placement": (
-        "tiered.cli.placement",
+        "tiered.cli.topics.placement",
         "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
     ),
-    "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
-    "pause": ("tiered.cli.pause", "Send nothing of some topics, or of all, to the bucket until it is resumed."),
-    "resume": ("tiered.cli.pause", "Let paused uploads go on from where they stood."),
-    "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
-    "web": ("tiered.cli.web", "Pages about the directory for a browser: read-only, on loopback."),
-    "bench": ("tiered.cli.bench", "How fast this machine, disk and bucket are, beside raw references."),
-    "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
-    "config": ("tiered.cli.config", "What a setting does, what it is here, and where that comes from."),
+    "apply": ("tiered.cli.node.apply", "Do what a saved plan says, if nothing has changed since."),
+    "pause": ("tiered.cli.topics.pause", "Send nothing of some topics, or of all, to the bucket until it is resumed."),
+    "resume": ("tiered.cli.topics.pause", "Let paused uploads go on from where they stood."),
+    "run": ("tiered.cli.node.run", "Clean, copy, drop and expire, again and again or --once."),
+    "web": ("tiered.cli.node.web", "Pages about the directory for a browser: read-only, on loopback."),
+    "bench": ("tiered.cli.node.bench", "How fast this machine, disk and bucket are, beside raw references."),
+    "generate": (
+        "tiered.cli.node.generate",
+        "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules.",
+    ),
+    "config": ("tiered.cli.topics.config", "What a setting does, what it is here, and where that comes from."),
     "completion": ("tiered.cli.completion", "Print the script that lets bash, zsh or fish complete what is typed."),
-    "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
+    "rotate-keys": ("tiered.cli.bucket.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 
 _EXIT_CODES = (
@@ -102,7 +123,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in COMMANDS and not name.startswith("-"):
-            from tiered.properties import nearest
+            from tiered.config.properties import nearest
 
             near = nearest(name, COMMANDS)
             raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near}?" if near else ""))

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 
 from local.errors import InvalidRequest
+from local.format.record import Header, Record, StoredRecord
 from local.names import TopicPartition
-from local.record import Header, Record, StoredRecord
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
 _READ = ("key", "value", "timestamp", "headers")
@@ -136,7 +136,7 @@ def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> Read
 def _check_fields(body: dict[str, object], line: int, partition: int | None) -> None:
     unknown = next((name for name in body if name not in _READ and name not in _PASSED_OVER), None)
     if unknown is not None:
-        from tiered.properties import nearest
+        from tiered.config.properties import nearest
 
         facts = {"field": repr(unknown), "did_you_mean": nearest(unknown, _READ), "known": " ".join(_READ)}
         raise InvalidRequest("reading a line, an unknown field", line=line, **facts)

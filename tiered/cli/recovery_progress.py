@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tiered.cli.progress import Meter
-    from tiered.log_loading import LoadProgress, OnProgress
+    from tiered.partition.log_loading import LoadProgress, OnProgress
 
 PATIENCE_S = 1.0
 LINE_EVERY_S = 10.0

@@ -17,12 +17,12 @@ from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
-    from policies.prices import PriceTable
-    from remote.known_heads import KnownHeads
-    from tiered.config import Config
-    from tiered.manager import LogManager
-    from tiered.observations import Observations
-    from tiered.topics import TopicRegistry
+    from policies.cost.prices import PriceTable
+    from remote.manifest.manifest_memory_cache import KnownHeads
+    from tiered.config.config import Config
+    from tiered.manager.manager import LogManager
+    from tiered.node.topic_registry import TopicRegistry
+    from tiered.service.observations import Observations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class Session:
 
     def config(self, overrides: Mapping[str, str] | None = None) -> Config:
         """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
-        from tiered.config import Config
+        from tiered.config.config import Config
 
         return Config.load(self.config_path(), {**self.overrides, **(overrides or {})}, os.environ)
 
     def config_path(self) -> str:
         """Of the directory's ``tiered.toml``. Raises NotFound where there is none."""
-        from tiered.config import FILE
+        from tiered.config.config import FILE
 
         path = os.path.join(self.directory, FILE)
         if os.path.isfile(self.directory):
@@ -68,9 +68,9 @@ class Session:
     def prices(self) -> PriceTable:
         """The prices of the configuration, for what a job is foretold to cost; the built-in ones where a bucket is
         looked at without any, and where they cannot be read, which is told: no job waits for them."""
-        from policies.prices import BUILT_IN
-        from tiered.config import FILE, Config
-        from tiered.price_file import configured_prices
+        from policies.cost.prices import BUILT_IN
+        from tiered.config.config import FILE, Config
+        from tiered.config.price_file import configured_prices
 
         try:
             is_there = os.path.exists(os.path.join(self.directory, FILE))
@@ -83,7 +83,7 @@ class Session:
     def topics(self) -> TopicRegistry:
         """The topics as the directory has them written down: no log is opened and no store asked."""
         from local.storage import DiskStorage
-        from tiered.topics import TopicRegistry
+        from tiered.node.topic_registry import TopicRegistry
 
         return TopicRegistry([(DiskStorage(), root) for root in self.config().data_dirs])
 
@@ -103,17 +103,17 @@ class Session:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
 
         With `is_alone` the store is asked for nothing. With `is_hasty` a store that is away does not hold the open up
-        (`tiered.hasty_store`), and a bucket that refuses is a problem of the partitions; the caller tells problems.
-        With `is_brief` nor does it hold up what is asked later; for figures alone.
-        `known` and `takes_over` as `LogManager.open` takes them. With `observations` its disk and its store are
-        observed, and its calls to the store traced.
+        (`tiered.stores.short_deadline_store`), and a bucket that refuses is a problem of the partitions; the caller
+        tells problems. With `is_brief` nor does it hold up what is asked later; for figures alone. `known` and
+        `takes_over` as `LogManager.open` takes them. With `observations` its disk and its store are observed, and its
+        calls to the store traced.
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
-        from tiered.hasty_store import BriefStore, HastyStore
-        from tiered.manager import LogManager
-        from tiered.web.silent_store import silent_store
+        from tiered.manager.manager import LogManager
+        from tiered.stores.short_deadline_store import BriefStore, HastyStore
+        from tiered.web.pages.offline_store import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
         hasty = HastyStore.of(config) if is_hasty else None
@@ -123,8 +123,8 @@ class Session:
         is_quiet = self.is_quiet or way == "none"
         with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
             if observations is not None:
-                from tiered.observations import open_observed
-                from tiered.tracing import store_spans, tracer
+                from tiered.service.observations import open_observed
+                from tiered.service.tracing import store_spans, tracer
 
                 spans = store_spans(tracer())
                 return open_observed(
@@ -142,7 +142,7 @@ class Session:
                         may_be_refused=is_hasty,
                     )
             except Conflict as error:
-                from tiered.cli.beside import note_instead
+                from tiered.cli.conflict_hints import note_instead
 
                 note_instead(error)
                 raise
@@ -156,7 +156,7 @@ class Session:
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         if self.log_format == "json":
-            from tiered.log_format import JsonFormatter
+            from tiered.service.log_format import JsonFormatter
 
             for handler in logging.getLogger().handlers:
                 handler.setFormatter(JsonFormatter())
@@ -165,15 +165,15 @@ class Session:
         for room in ("tiered", "local", "remote"):
             logging.getLogger(room).setLevel(level)
         is_silent = tells_problems and not (self.is_verbose or self.is_debug)
-        logging.getLogger("tiered.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
+        logging.getLogger("tiered.manager.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
     def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
         """A line on stderr for each cause of problems, quiet or not, with the count of its partitions.
 
         Where the key ring lacks a key the line says what to do.
         """
-        from tiered.next_steps import lacks_key, next_step
-        from tiered.problem_groups import group_problems, problems_of
+        from tiered.node.next_steps import lacks_key, next_step
+        from tiered.node.problem_groups import group_problems, problems_of
 
         by_name = {str(name): error for name, error in problems.items()}
         for each in group_problems(problems_of(problems)):
@@ -185,7 +185,7 @@ class Session:
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
     ) -> None:
         """A line for each reason for which the remote tier of a partition is not known, and the disk answers alone."""
-        from tiered.problem_groups import group_problems, problems_of, store_problems
+        from tiered.node.problem_groups import group_problems, problems_of, store_problems
 
         away = store_problems({name: error for name, error in problems.items() if name in partitions})
         for each in group_problems(problems_of(away)):

@@ -14,8 +14,8 @@ from local.errors import InvalidRequest
 from tiered.cli.session import Session
 
 if TYPE_CHECKING:
-    from tiered.cli.bucket import Bucket
-    from tiered.spark.bucket import Bucket as TaskBucket
+    from tiered.cli.bucket_options import Bucket
+    from tiered.jobs.job_bucket import Bucket as TaskBucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +97,9 @@ def task_bucket(
     session: Session, bucket: Bucket, *, is_configured: bool, settings: Mapping[str, str] | None = None
 ) -> TaskBucket:
     """What travels to the tasks for this bucket; `settings` outweigh what the configuration says of objects."""
-    from tiered.properties import DEFAULTS
-    from tiered.spark.bucket import Bucket as TaskBucket
-    from tiered.tier_properties import IMMUTABLE
+    from tiered.config.properties import DEFAULTS
+    from tiered.config.tier_properties import IMMUTABLE
+    from tiered.jobs.job_bucket import Bucket as TaskBucket
 
     key_ring, values = None, {name: value for name, value in session.overrides.items() if name == IMMUTABLE}
     if is_configured:
@@ -118,9 +118,9 @@ def target_bucket(
     is_configured: bool,
     key_ring: str | None,
 ) -> TaskBucket:
-    """As `tiered.cli.bucket.open_target`, to be opened by tasks."""
-    from tiered.properties import DEFAULTS
-    from tiered.spark.bucket import Bucket as TaskBucket
+    """As `tiered.cli.bucket_options.open_target`, to be opened by tasks."""
+    from tiered.config.properties import DEFAULTS
+    from tiered.jobs.job_bucket import Bucket as TaskBucket
 
     values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
     values["remote.storage.class"] = storage_class or "default"

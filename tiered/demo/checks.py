@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from local.errors import Corrupt
+from local.format.record import Record, StoredRecord
 from local.names import TopicPartition
-from local.record import Record, StoredRecord
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from local.errors import InvalidRequest
-from local.record import Record
+from local.format.record import Record
 
 _COLUMNS = ("carrier", "flight", "origin", "dest", "dep_delay", "air_time", "distance")
 

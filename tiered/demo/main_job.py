@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local.errors import Corrupt
+from local.format.record import Record
 from local.names import TopicPartition
-from local.record import Record
 from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, Plan
-from remote.fsspec_store import open_store
-from remote.metered_store import RequestCounts
-from tiered.apply import Applied
-from tiered.config import Config, file_url
+from remote.store.middleware.metered_store import RequestCounts
+from remote.store.open_store import open_store
+from tiered.config.config import Config, file_url
 from tiered.demo import checks
 from tiered.demo.flights import Flights, load_flights
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.demo.steps import StepResult, Steps, Tell
 from tiered.demo.workshop import workshop
-from tiered.manager import LogManager
-from tiered.remote_view import open_remote
-from tiered.status import PartitionStatus, partition_status
+from tiered.maintenance.apply import Applied
+from tiered.manager.manager import LogManager
+from tiered.partition.partition_status import PartitionStatus, partition_status
+from tiered.read.bucket_reader import open_remote
 
 EVENTS, LATEST = "flights", "aircraft"
 BUCKET, PREFIX = "tiered-demo", "demo"
@@ -221,7 +221,7 @@ def _read_back(job: _Job) -> None:
 
 
 def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
-    from tiered.spark import flight_queries
+    from tiered.demo import flight_queries
     from tiered.spark.session import spark_session
 
     with open_remote(url, options) as bucket:

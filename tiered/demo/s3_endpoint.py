@@ -54,7 +54,7 @@ class S3Endpoint:
         return f"http://{HOST}:{self._port}"
 
     def options(self) -> dict[str, object]:
-        """The options for `remote.fsspec_store.open_store` with which ``s3://<bucket>`` is a bucket in here."""
+        """The options for `remote.store.open_store.open_store` with which ``s3://<bucket>`` is a bucket in here."""
         return {
             "endpoint_url": self.url,
             "key": "loopback",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tiered.spark.arrow import read_arrow
 from tiered.spark.session import register, spark_session
+from tiered.spark.source.arrow import read_arrow
 
 if TYPE_CHECKING:
-    from tiered.spark.compaction import compact
-    from tiered.spark.copying import copy
-    from tiered.spark.exporting import export
-    from tiered.spark.rewriting import rewrite
-    from tiered.spark.scrubbing import scrub
+    from tiered.spark.jobs.compaction import compact
+    from tiered.spark.jobs.copying import copy
+    from tiered.spark.jobs.exporting import export
+    from tiered.spark.jobs.rewriting import rewrite
+    from tiered.spark.jobs.scrubbing import scrub
 
 __all__ = ["compact", "copy", "export", "read_arrow", "register", "rewrite", "scrub", "spark_session"]
 _LATER = {  # name: module, for what is not light
@@ -27,5 +27,5 @@ _LATER = {  # name: module, for what is not light
 
 def __getattr__(name: str) -> object:
     if name in _LATER:
-        return getattr(import_module(f"tiered.spark.{_LATER[name]}"), name)
+        return getattr(import_module(f"tiered.spark.jobs.{_LATER[name]}"), name)
     raise AttributeError(name)

@@ -66,8 +66,8 @@ def register(spark: SparkSession) -> SparkSession:
     the interpreter lacks the package, naming both.
     """
     ensure_pyspark()
-    from tiered.spark.segments_source import SegmentsSource
-    from tiered.spark.source import TieredSource
+    from tiered.spark.source.segments_source import SegmentsSource
+    from tiered.spark.source.source import TieredSource
 
     with _own_interpreter(spark):
         spark.dataSource.register(TieredSource)
@@ -103,7 +103,7 @@ def check_interpreter(program: str) -> None:
     facts = {"interpreter": found or program, "registered_by": sys.executable, "fix": fix}
     if found is None:
         raise InvalidRequest("registering the sources with Spark, its workers' interpreter is not there", **facts)
-    words = [found, "-c", "import tiered.spark.source"]
+    words = [found, "-c", "import tiered.spark.source.source"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - Spark runs it as well
     if done.returncode != 0:
         missing = (done.stderr.strip().splitlines() or ["unknown"])[-1]

@@ -7,6 +7,6 @@ editable install hides this from it, and `tiered.spark.session.register` is the 
 
 from __future__ import annotations
 
-from tiered.spark.source import TieredSource as DefaultSource
+from tiered.spark.source.source import TieredSource as DefaultSource
 
 __all__ = ["DefaultSource"]

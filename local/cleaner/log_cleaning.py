@@ -1,0 +1,77 @@
+"""Cleaning a log that is in use: the cleaner behind the log's gate.
+
+Truncating or replacing a log's records while a pass rewrites them would bring back what was cut. So a pass runs
+between `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` pause the gate first. A pass that
+was aborted leaves the checkpoint in memory as it was, before whoever waits goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from local.cleaner import cleaner
+from local.cleaner.cleaner import DEFAULT_BUFFER, CleaningResult
+from local.cleaner.offset_map import Buffer
+from local.errors import CleaningAborted, Conflict, NotFound
+from local.log import Log
+from local.settings import DAY_MS
+from local.storage import Storage
+
+
+def clean_log(
+    log: Log,
+    storage: Storage,
+    *,
+    clean_from: int = 0,
+    apart_at: int = 0,
+    upto_offset: int | None = None,
+    now_ms: int,
+    delete_delay_ms: int = 0,
+    delete_retention_ms: int = DAY_MS,
+    tombstones_below: int | None = 0,
+    buffer: Buffer = DEFAULT_BUFFER,
+    should_stop: Callable[[], bool] = lambda: False,
+    throttle: Callable[[int], None] = lambda size_bytes: None,
+    clock: Callable[[], float] = time.monotonic,
+    announce: Callable[[], None] = lambda: None,
+) -> CleaningResult | None:
+    """`cleaner.clean` as the only pass over this log.
+
+    Raises CleaningAborted when the log is paused, or gets paused, or lost segments to retention meanwhile.
+    """
+    gate = log.cleaning
+    if not gate.try_start():
+        raise CleaningAborted("cleaning a log, not now", partition=log.partition, state=gate.now)
+    before, first_offset = log.cleaner_offset, log.local_log_start_offset
+
+    def undo() -> None:
+        log.cleaner_offset = before
+
+    is_done = False
+    try:
+        result = cleaner.clean(
+            log,
+            storage,
+            clean_from=clean_from,
+            apart_at=apart_at,
+            upto_offset=upto_offset,
+            now_ms=now_ms,
+            delete_delay_ms=delete_delay_ms,
+            delete_retention_ms=delete_retention_ms,
+            tombstones_below=tombstones_below,
+            buffer=buffer,
+            should_stop=lambda: gate.is_aborted or should_stop(),
+            throttle=throttle,
+            clock=clock,
+            announce=announce,
+        )
+    except (NotFound, Conflict) as error:
+        if log.local_log_start_offset == first_offset:
+            raise
+        raise CleaningAborted("cleaning a log, segments were dropped meanwhile", partition=log.partition) from error
+    finally:
+        is_done = gate.end(undo)
+    if not is_done:
+        raise CleaningAborted("cleaning a log, asked to let go of it", partition=log.partition)
+    return result

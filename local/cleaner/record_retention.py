@@ -1,0 +1,342 @@
+"""Pass two of the cleaner, the judgement: what becomes of every batch and every record. Reads, writes nothing.
+
+A record of a batch with data:
+
+| condition, the first that holds | verdict |
+|---|---|
+| its transaction was aborted | goes |
+| it has no key | goes |
+| a newer record of its key was mapped | goes |
+| it has a value | stays |
+| a tombstone in a batch that reaches to `tombstones_below` or above | stays: an older record may be remote (I5) |
+| a tombstone in a batch without delete horizon | stays, and the batch gets one: now + ``delete.retention.ms`` |
+| a tombstone, now below the horizon | stays |
+| a tombstone otherwise | goes |
+
+So the time that a tombstone stays is counted from the first pass that knew no older record to be readable on any tier:
+a reader that has met one of those before has `delete.retention.ms` to come to the tombstone, as in Kafka.
+
+A marker stays while data of its transaction was met in this pass, and after that gets a horizon and goes like a
+tombstone (`local.cleaner.cleaned_transactions`). The horizon is the base timestamp of the batch, told by attribute bit
+6; a later pass never moves it.
+
+What stays of a message of format 0 or 1 becomes a batch of format 2, as in Kafka since 4.0, its tombstones with a
+horizon. One that comes too late for that, in a segment last written to by `legacy_horizon_ms`, goes at once: that is
+``delete.retention.ms`` before the last segment that begins in the clean section was written to.
+
+A batch that has nothing left goes, unless it must stay, empty: the last data of a producer that the log still knows
+(its last sequence), the control batch of such a producer's epoch when its latest write was a marker (fencing), and the
+last batch of the round (the log's offsets do not go back).
+Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `MemoryRecords.filterTo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.cleaner.cleaned_transactions import CleanedTransactions
+from local.cleaner.cleaner_io import Pace
+from local.cleaner.offset_map import Flags, check_whole
+from local.cleaner.record_bits import Bits, clear, packed
+from local.format.batch_header import (
+    CODEC_BITS,
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    MAGIC,
+    RECORD_BYTES_MIN,
+    TRANSACTIONAL,
+)
+from local.format.columns import BatchTable, Columns
+from local.index.txn_index import AbortedTransaction
+from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
+from local.log.producer_snapshot import ProducerEntry
+from local.records.batch import read_marker
+from local.records.isolation import aborted_batches
+from local.segment.segment import Segment
+from local.storage import Storage
+
+TIME_MAX_MS = 2**63 - 1  # ``delete.retention.ms`` may be as long, for tombstones that are never to go
+_REBASED_GROWTH = 6  # bytes by which a record about grows when its time is counted from a far horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What does not change in one pass. Times in ms; `upto_offset` is where the round ends, not included.
+
+    `dirty_from` is the first offset that pass one looked at. It may lie inside a segment, whose records below it are
+    judged as those of clean segments. `producers` are those that the log knows, by id. `tombstones_below` and
+    `legacy_horizon_ms`: see the module text, None for no bound and for no such horizon.
+    """
+
+    now_ms: int
+    delete_retention_ms: int
+    tombstones_below: int | None
+    legacy_horizon_ms: int | None
+    first_offset: int
+    upto_offset: int
+    producers: Mapping[int, ProducerEntry]
+    dirty_from: int = 0
+
+    @property
+    def horizon_ms(self) -> int:
+        """What a batch gets that has no delete horizon yet; no later than the last time there is, for "never"."""
+        return min(self.now_ms + self.delete_retention_ms, TIME_MAX_MS)
+
+    def lets_legacy_go(self, segment: Segment) -> bool:
+        """Whether tombstones of formats 0 and 1 in it were there for long enough."""
+        return self.legacy_horizon_ms is not None and segment.modified_ms <= self.legacy_horizon_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceVerdict:
+    """A bit for each record and an action for each batch (`kernels.rebuilt_batches`).
+
+    `last_stays` is what becomes of the last batch when it has nothing left and has to stay.
+    """
+
+    keep: NDArray[np.uint8]
+    actions: NDArray[np.uint8]
+    last_stays: int
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentVerdict:
+    """One segment: what becomes of it, slice by slice.
+
+    `mapped` are its bytes where pass one has them anyway. Its size afterwards lies between `bytes_least` and
+    `bytes_most`, about: packed batches are taken for as large as they are. `measure` says it from record to record.
+    """
+
+    segment: Segment
+    mapped: memoryview | None
+    next_offset: int
+    slices: list[SliceVerdict] = field(default_factory=list)
+    record_count: int = 0
+    kept_count: int = 0
+    bytes_least: int = 0
+    bytes_most: int = 0
+    batches_after: int = 0
+    has_legacy: bool = False
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+
+    def measure(self, storage: Storage, pace: Pace) -> None:
+        """Make both bounds the same. Reads the lengths of all records. Raises CleaningAborted, Corrupt, DiskFailed."""
+        if self.bytes_least == self.bytes_most:
+            return
+        size = 0
+        for (_, data), verdict in zip(pace.slices(storage, self.segment, self.mapped), self.slices, strict=True):
+            table = kernels.scan_batches(data, verify=False)
+            kept = kernels.count_bits(verdict.keep, table.record_counts)
+            size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), kept, verdict.actions)
+        self.bytes_least = self.bytes_most = size if self.has_legacy else min(size, self.segment.size_bytes)
+
+    @property
+    def is_changed(self) -> bool:
+        return any((each.actions != VERBATIM).any() for each in self.slices)
+
+    @property
+    def is_empty(self) -> bool:
+        return all((each.actions == DROP).all() for each in self.slices)
+
+    @property
+    def is_last_batch_alone(self) -> bool:
+        """It is nothing but one emptied batch, which would be kept for its range once more."""
+        return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
+
+
+class Newest(Protocol):
+    """What pass one found, or who else knows which records are the newest of their keys."""
+
+    def mapped(self, base_offset: int) -> memoryview | None:
+        """The bytes of the segment of that base, where they are at hand."""
+        ...
+
+    def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
+        """(stays, is a tombstone) of each record of a slice, control records included; None: ask `superseded`."""
+        ...
+
+    def superseded(self, columns: Columns) -> Flags:
+        """Whether a newer record of each one's key was seen."""
+        ...
+
+
+class Judge:
+    """Judges the segments of one pass, in order, each once: transactions are followed from one to the next."""
+
+    def __init__(self, circumstances: Circumstances, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
+        self.invalid_records = 0
+        self._facts = circumstances
+        self._newest = newest
+        self._aborted = aborted
+        self._last_data = np.array(sorted(each.last_offset for each in circumstances.producers.values()), np.int64)
+        self._transactions = CleanedTransactions(aborted, tombstones_below=circumstances.tombstones_below)
+
+    def begin(self, producer_ids: Iterable[int], offset: int) -> None:
+        """Take it that data of these producers' open transactions lies before the first segment, which begins at
+        `offset`: for a pass over a part of a log. Their markers stay, be it longer than they have to."""
+        for producer_id in producer_ids:
+            self._transactions.meet(producer_id, offset - 1)
+
+    def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
+        """Raises Corrupt and CleaningAborted."""
+        mapped = self._newest.mapped(segment.base_offset)
+        found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
+        known = len(self._transactions.kept)
+        for number, (start, data) in enumerate(pace.slices(storage, segment, mapped, is_counted=False)):
+            table = kernels.scan_batches(data, verify=False)
+            check_whole(segment, start, table.valid_bytes, len(data))
+            bits = self._known(segment, number, table)
+            # Pass one has read the records of a dirty segment, and rewriting reads them once more: here the headers do.
+            pace.read(len(data) if bits is None else len(table) * HEADER_BYTES)
+            keep, tombstones = self._records(segment, number, data, table) if bits is None else bits
+            self._batches(found, data, table, keep, tombstones)
+        found.aborted = self._transactions.kept[known:]
+        if not found.has_legacy:
+            found.bytes_most = min(found.bytes_most, segment.size_bytes)
+        return found
+
+    def _known(self, segment: Segment, number: int, table: BatchTable) -> tuple[Bits, Bits] | None:
+        """What pass one has found out of a slice, where nothing of its records has to be looked at again."""
+        has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
+        is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
+        is_split = segment.base_offset < self._facts.dirty_from
+        if is_split or is_legacy_due or has_horizon.any():
+            return None
+        return self._newest.bits(segment.base_offset, number)
+
+    def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
+        """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
+        bits = self._newest.bits(segment.base_offset, number)
+        is_split = bits is not None and segment.base_offset < self._facts.dirty_from
+        if bits is not None and is_split:
+            return self._split(segment, data, bits)
+        steps = list(self._looked_up(segment, data, is_clean=bits is None))
+        if bits is not None:
+            due = packed(np.concatenate([due for _, _, due in steps]))
+            return bits[0] & ~(bits[1] & due), bits[1]
+        keep, tombstones, due = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        return packed(keep & ~(tombstones & due)), packed(tombstones)
+
+    def _split(self, segment: Segment, data: memoryview, bits: tuple[Bits, Bits]) -> tuple[Bits, Bits]:
+        """Of a segment in which the dirty section begins: records below that by the keys, the others by `bits`."""
+        known = self.invalid_records
+        steps = zip(*self._looked_up(segment, data, is_clean=True), strict=True)
+        keep, tombstones, due = (np.concatenate(parts) for parts in steps)
+        self.invalid_records = (
+            known  # pass one has counted those at or above `dirty_from`, a pass before this the others
+        )
+        offsets = np.concatenate([each.offsets for each in kernels.decode_in_steps(data, include_control=True)])
+        is_old, rows = offsets < self._facts.dirty_from, len(offsets)
+        new_keep, new_tombstones = (np.unpackbits(each, count=rows, bitorder="little").astype(bool) for each in bits)
+        keep, tombstones = np.where(is_old, keep, new_keep), np.where(is_old, tombstones, new_tombstones)
+        return packed(keep & ~(tombstones & due)), packed(tombstones)
+
+    def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
+        """(stays, is a tombstone, would go if it is one) by steps; the first only of clean segments."""
+        for columns in kernels.decode_in_steps(data, include_control=True):
+            table, ordinals = columns.table, columns.batch_ordinals
+            due = self._due(segment, columns)
+            if not is_clean:
+                yield due, due, due
+                continue
+            gone, control = aborted_batches(table, self._aborted), (table.attributes & CONTROL) != 0
+            keyless = (columns.key_lengths < 0) & ~(gone | control)[ordinals]
+            self.invalid_records += int(keyless.sum())
+            older = self._newest.superseded(columns)
+            keep = control[ordinals] | ~(older | keyless | gone[ordinals])
+            yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
+            del columns  # before the next step is inflated
+
+    def _due(self, segment: Segment, columns: Columns) -> Flags:
+        """Whether a tombstone in this place may go."""
+        table = columns.table
+        is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
+        if table.has_legacy and self._facts.lets_legacy_go(segment):
+            is_past |= table.magics != MAGIC
+        due: Flags = is_past[columns.batch_ordinals]
+        if self._facts.tombstones_below is not None:
+            due = due & (columns.offsets < self._facts.tombstones_below)
+        return due
+
+    def _batches(
+        self, found: SegmentVerdict, data: memoryview, table: BatchTable, keep: Bits, tombstones: Bits
+    ) -> None:
+        counts = table.record_counts
+        useless = self._follow_transactions(data, table)
+        firsts = np.cumsum(counts, dtype=np.int64) - counts
+        for row in self._due_markers(table, useless):
+            clear(keep, int(firsts[row]), int(counts[row]))
+        kept, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
+        needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
+        if self._facts.tombstones_below is not None:
+            needs_horizon &= table.last_offsets < self._facts.tombstones_below
+        actions = np.full(len(table), REBUILD, np.uint8)
+        actions[(kept == counts) & (table.magics == MAGIC)] = VERBATIM
+        actions[needs_horizon] = REBASE
+        is_emptied = (counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
+        staying = np.where(is_emptied & (table.base_timestamps == -1), VERBATIM, EMPTY)
+        actions[kept == 0] = np.where(self._must_stay(table), staying, DROP)[kept == 0]
+        found.slices.append(SliceVerdict(keep=keep, actions=actions, last_stays=int(staying[-1])))
+        found.has_legacy |= table.has_legacy
+        found.record_count += int(counts.sum(dtype=np.int64))
+        found.kept_count += int(kept.sum())
+        is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - kept
+        # A message of format 0 or 1 is no smaller than its records will be without the header of their batch.
+        sections = table.sizes.astype(np.int64) - np.where(table.magics == MAGIC, HEADER_BYTES, 0)
+        found.bytes_least += _sizes_after(table, kept * RECORD_BYTES_MIN * is_plain, kept, actions)
+        found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, kept, actions)
+        found.batches_after += int((actions != DROP).sum())
+
+    def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
+        """Which control batches are of no use any more."""
+        useless = np.zeros(len(table), np.bool_)
+        for row in np.flatnonzero((table.attributes & (TRANSACTIONAL | CONTROL)) != 0).tolist():
+            producer_id, last_offset = int(table.producer_ids[row]), int(table.last_offsets[row])
+            if not table.attributes[row] & CONTROL:
+                self._transactions.meet(producer_id, last_offset)
+            elif table.record_counts[row] == 0:
+                useless[row] = True
+            else:
+                marker = read_marker(data, int(table.positions[row]))
+                useless[row] = self._transactions.end(producer_id, last_offset, marker)
+        return useless
+
+    def _due_markers(self, table: BatchTable, useless: Flags) -> Iterator[int]:
+        for row in np.flatnonzero(useless & ((table.attributes & DELETE_HORIZON) != 0)).tolist():
+            is_past = table.base_timestamps[row] <= self._facts.now_ms
+            if is_past and self._transactions.may_leave(int(table.last_offsets[row])):
+                yield row
+
+    def _must_stay(self, table: BatchTable) -> Flags:
+        """The batches that stay even when they have nothing left."""
+        stays: Flags = table.last_offsets + 1 == self._facts.upto_offset
+        is_control = (table.attributes & CONTROL) != 0
+        candidates = (table.producer_ids >= 0) & (is_control | np.isin(table.last_offsets, self._last_data))
+        for row in np.flatnonzero(candidates).tolist():
+            known = self._facts.producers.get(int(table.producer_ids[row]))
+            if known is None:
+                continue
+            if known.last_offset >= 0:
+                stays[row] |= known.last_offset == table.last_offsets[row]
+            elif is_control[row]:
+                stays[row] |= known.producer_epoch == table.producer_epochs[row]
+        return stays
+
+
+def _sizes_after(
+    table: BatchTable, sections: NDArray[np.int64], kept: NDArray[np.int64], actions: NDArray[np.uint8]
+) -> int:
+    """How many bytes the batches will take where the records that stay take `sections`."""
+    sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
+    sizes[actions == DROP] = 0
+    is_rebuilt = (actions == REBUILD) | (actions == REBASE)
+    sizes[is_rebuilt] += sections[is_rebuilt]
+    sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
+    return int(sizes.sum())

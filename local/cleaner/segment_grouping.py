@@ -1,0 +1,88 @@
+"""Which judged segments become one, and what is left of them as bytes: where the cleaner's verdicts end up.
+
+Shared by the cleaner of a log's disk and by jobs that clean the bucket. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.cleaner.cleaner_io import Pace
+from local.cleaner.record_retention import SegmentVerdict
+from local.index import offset_index, time_index
+from local.index.index_building import IndexRows
+from local.segment.segment import RELATIVE_OFFSET_MAX
+from local.settings import LogSettings
+from local.storage import Storage
+
+POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
+
+
+def grouped(
+    judged: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace, *, apart_at: int = 0
+) -> list[list[SegmentVerdict]]:
+    """Neighbours whose survivors together fit one segment become one; every other segment stays by itself.
+
+    Kafka groups by the sizes before cleaning; by those after it, what goes to the store is fewer and larger objects.
+    None is merged with the one before that begins at `apart_at`. Raises as `SegmentVerdict.measure`.
+    """
+    groups: list[list[SegmentVerdict]] = []
+    for each in judged:
+        is_apart = each.segment.base_offset == apart_at
+        if groups and not is_apart and _fits([*groups[-1], each], settings, storage, pace):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def survivors(
+    group: Sequence[SegmentVerdict],
+    storage: Storage,
+    pace: Pace,
+    rows: IndexRows,
+    horizon_ms: int,
+    out: NDArray[np.uint8],
+) -> Iterator[memoryview]:
+    """The bytes of the new segment, each part valid until the next, and its batches into `rows`.
+
+    `out` is memory for the parts. One batch stays, empty, where all would go: no file is empty.
+    """
+    is_empty = all(each.is_empty for each in group)
+    for each in group:
+        slices = pace.slices(storage, each.segment, each.mapped)
+        for (_, data), verdict in zip(slices, each.slices, strict=True):
+            actions = verdict.actions
+            if is_empty and each is group[-1] and verdict is each.slices[-1]:
+                actions = actions.copy()
+                actions[-1] = verdict.last_stays
+            for part in kernels.rebuilt_batches(data, verdict.keep, actions, horizon_ms, out):
+                table = kernels.scan_batches(part, verify=False)
+                assert table.valid_bytes == len(part)
+                rows.add(table)
+                yield part
+
+
+def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace) -> bool:
+    """Whether the survivors of `group` make a legal segment. Their records are measured only where that decides."""
+    if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
+        return False
+    if _is_legal(group, sum(each.bytes_most for each in group), settings):
+        return True
+    if not _is_legal(group, sum(each.bytes_least for each in group), settings):
+        return False
+    for each in group:
+        each.measure(storage, pace)
+    return _is_legal(group, sum(each.bytes_most for each in group), settings)
+
+
+def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
+    """Whether `size` bytes and both their indexes may be a segment's."""
+    # An entry is written once more than an interval's bytes have gone by, and the time index has a final one.
+    entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
+    index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)
+    return size <= min(settings.segment_bytes, POSITION_MAX) and index_bytes <= settings.segment_index_bytes

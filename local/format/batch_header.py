@@ -1,0 +1,187 @@
+"""The 61-byte header of a record batch, magic 2; those of magic 0 and 1 (`local.format.legacy`) are read into the same
+fields.
+
+| off | size | field           | note                                                                                |
+|-----|------|-----------------|-------------------------------------------------------------------------------------|
+| 0   | 8    | baseOffset      | first offset as originally written; compaction never changes it                     |
+| 8   | 4    | batchLength     | bytes after this field, never below 49                                              |
+| 12  | 4    | leaderEpoch     | outside the CRC; -1 unknown                                                         |
+| 16  | 1    | magic           | 2                                                                                   |
+| 17  | 4    | crc             | CRC-32C of byte 21 to the end, after compression                                    |
+| 21  | 2    | attributes      | bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 delete horizon     |
+| 23  | 4    | lastOffsetDelta | last offset = base + delta; kept by compaction                                      |
+| 27  | 8    | baseTimestamp   | origin of the deltas; the delete horizon when bit 6 is set; -1 if retained empty     |
+| 35  | 8    | maxTimestamp    | largest record timestamp; the append time in log-append batches                     |
+| 43  | 8    | producerId      | -1 none                                                                             |
+| 51  | 2    | producerEpoch   | -1 none                                                                             |
+| 53  | 4    | baseSequence    | -1 none                                                                             |
+| 57  | 4    | recordsCount    | 0 only in a batch the cleaner retained empty                                        |
+
+Big-endian. Values stay as the bytes hold them, -1 included: this is the codec, callers further up read None into it.
+Source: kafka `DefaultRecordBatch`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from local.errors import Corrupt, InvalidRequest
+from local.format import legacy
+from local.format.compression import Codec
+from local.format.crc32c import crc32c
+from local.format.record import TimestampType
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES = HEADER.size
+CRC_START = 21  # the first byte the checksum covers
+LENGTH_OVERHEAD = 12  # bytes before the ones batchLength counts
+LENGTH_MIN = HEADER_BYTES - LENGTH_OVERHEAD
+BATCH_BYTES_MAX = 2**31 - 1  # so that every size fits an int32
+MAGIC = 2
+MAGIC_END = 17  # as many bytes tell magic and size; with fewer left a log has ended
+RECORD_BYTES_MIN = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
+
+CODEC_BITS = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+DELETE_HORIZON = 0x40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHeader:
+    """One header. `last_offset` is inclusive, `next_offset` is the one after it."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return LENGTH_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def is_legacy(self) -> bool:
+        """Of format 0 or 1: another checksum, no producer, and not to be written any more."""
+        return self.magic != MAGIC
+
+    @property
+    def codec(self) -> Codec:
+        """Raises Corrupt for the three ids that name no codec."""
+        if self.attributes & CODEC_BITS > Codec.ZSTD:
+            raise Corrupt(
+                "reading a batch header, no such codec", base_offset=self.base_offset, attributes=self.attributes
+            )
+        return Codec(self.attributes & CODEC_BITS)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND_TIME if self.attributes & LOG_APPEND_TIME else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        return bool(self.attributes & DELETE_HORIZON)
+
+    def pack(self) -> bytes:
+        """The 61 bytes, `crc` as it stands: the inverse of `read_header`."""
+        return HEADER.pack(
+            self.base_offset,
+            self.batch_length,
+            self.leader_epoch,
+            self.magic,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp_ms,
+            self.max_timestamp_ms,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.record_count,
+        )
+
+
+def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
+    """The header at byte `at`; None when the bytes end before it does. Raises Corrupt for magic or length off.
+
+    A message of format 0 or 1 has one, too: no producer, no epoch, and where it wraps a compressed set it counts as one
+    record at its last offset (`kernels.scan_batches` looks inside).
+    The magic and the length are judged as soon as their bytes are there, as Kafka does, so a damaged length of a few
+    last bytes never passes for a torn tail.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) - at < MAGIC_END:
+        return None
+    magic = view[at + MAGIC_END - 1]
+    if magic in legacy.MAGICS:
+        fields = legacy.header_fields(view, at)
+        return None if fields is None else header_of(fields)
+    length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
+    if magic != MAGIC:
+        raise Corrupt("reading a batch header, magic above 2", at=at, magic=magic)
+    if length < LENGTH_MIN:
+        raise Corrupt("reading a batch header, length below 49", at=at, length=length)
+    if len(view) - at < HEADER_BYTES:
+        return None
+    return header_of(HEADER.unpack_from(view, at))
+
+
+def header_of(fields: tuple[int, ...]) -> BatchHeader:
+    """The header from its thirteen fields in the order of the bytes."""
+    base, length, epoch, magic, crc, attributes, delta, base_ms, max_ms, producer, p_epoch, sequence, count = fields
+    return BatchHeader(
+        base_offset=base,
+        batch_length=length,
+        leader_epoch=epoch,
+        magic=magic,
+        crc=crc,
+        attributes=attributes,
+        last_offset_delta=delta,
+        base_timestamp_ms=base_ms,
+        max_timestamp_ms=max_ms,
+        producer_id=producer,
+        producer_epoch=p_epoch,
+        base_sequence=sequence,
+        record_count=count,
+    )
+
+
+def seal(header: BatchHeader, section: Buffer) -> bytes:
+    """Header and section as one batch, length and checksum filled in."""
+    body = memoryview(section).cast("B")
+    if len(body) > BATCH_BYTES_MAX - HEADER_BYTES:
+        raise InvalidRequest("sealing a batch, larger than 2^31 bytes", bytes=len(body))
+    header = replace(header, batch_length=LENGTH_MIN + len(body), crc=0)
+    crc = crc32c(body, crc32c(header.pack()[CRC_START:]))
+    return b"".join((replace(header, crc=crc).pack(), body))

@@ -1,0 +1,208 @@
+"""Message formats 0 and 1, read only: what brokers wrote before 0.11 and a broker of today still reads from disk.
+
+| off | size | field      | note                                                                                       |
+|-----|------|------------|--------------------------------------------------------------------------------------------|
+| 0   | 8    | offset     | of the message; of the last inner one where the message wraps a compressed set             |
+| 8   | 4    | size       | bytes after this field, never below 14 (format 0) or 22 (format 1)                         |
+| 12  | 4    | crc        | CRC-32 (IEEE, not Castagnoli) of byte 16 to the end                                        |
+| 16  | 1    | magic      | 0 or 1, where a batch of format 2 has it                                                   |
+| 17  | 1    | attributes | bits 0-2 codec (no zstd), bit 3 log append time (format 1)                                 |
+| 18  | 8    | timestamp  | format 1 only; -1 none                                                                     |
+|     | 4    | key length | -1 null; the key follows                                                                   |
+|     | 4    | value length | -1 null; the value follows and ends the message                                          |
+
+With a codec the value holds messages of the same format, compressed together and none of them compressed again.
+Their offsets are the records' own in format 0 and count from the set's start in format 1, where the wrapper's offset is
+the last one's. Their times are their own, or the wrapper's where that says log append time. An lz4 frame in format 0
+carries a checksum of its header that was computed over the wrong bytes; it is not looked at.
+
+All of it becomes what the rest of the house speaks: a `BatchHeader`'s fields, and a section of format 2 records.
+Nothing is written in these formats: what the cleaner leaves of a message is a batch of format 2 (`kernels`).
+Sources: kafka `LegacyRecord`, `AbstractLegacyRecordBatch`, `Lz4BlockInputStream`; KIP-31, KIP-32.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from local.errors import Corrupt
+from local.format.compression import Codec, decompress, mended_lz4
+from local.format.varint import append_varint, varint_bytes
+
+MAGICS = (0, 1)
+MAGIC_AT = 16
+_HEAD = struct.Struct(">qiIbB")
+_LENGTH_OVERHEAD = 12
+_LENGTHS_MIN = (14, 22)  # by magic
+_BYTES_MAX = 2**31 - 1
+_CODEC_BITS = 0x07
+_LOG_APPEND_TIME = 0x08
+_INT_MAX = 2**31 - 1
+
+
+class Message(NamedTuple):
+    """One message's parts; `at` positions lie in the buffer it was read from, a length of -1 is null."""
+
+    offset: int
+    attributes: int
+    timestamp_ms: int
+    key_at: int
+    key_length: int
+    value_at: int
+    value_length: int
+    end: int
+
+
+def header_fields(view: memoryview, at: int) -> tuple[int, ...] | None:
+    """The fields of a `BatchHeader` for the message at byte `at`; None when the bytes end before its own header does.
+
+    A wrapper's first offset and its number of records lie inside it: here it counts as one record at its last offset.
+    Raises Corrupt for a size that no message has.
+    """
+    if len(view) - at < _HEAD.size:
+        return None
+    offset, length, crc, magic, attributes = _HEAD.unpack_from(view, at)
+    if length < _LENGTHS_MIN[magic]:
+        attempt = f"reading a message of format {magic}, length below {_LENGTHS_MIN[magic]}"
+        raise Corrupt(attempt, at=at, length=length)
+    if len(view) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
+        return None
+    timestamp = struct.unpack_from(">q", view, at + _HEAD.size)[0] if magic else -1
+    attributes &= _CODEC_BITS | (_LOG_APPEND_TIME if magic else 0)
+    return offset, length, -1, magic, crc, attributes, 0, timestamp, timestamp, -1, -1, -1, 1
+
+
+def size_problem(view: memoryview, at: int) -> str | None:
+    """Why the size that the message at `at` declares makes no sense; its magic must be there. None when it does."""
+    length, magic = int.from_bytes(view[at + 8 : at + _LENGTH_OVERHEAD], "big", signed=True), view[at + MAGIC_AT]
+    if length < _LENGTHS_MIN[magic]:
+        return f"length below {_LENGTHS_MIN[magic]}"
+    return "length above 2^31-13" if length > _BYTES_MAX - _LENGTH_OVERHEAD else None
+
+
+def crc_of(entry: memoryview) -> int:
+    """The checksum as computed from a whole message."""
+    return zlib.crc32(entry[MAGIC_AT:])
+
+
+def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
+    """(first offset, number of records) of a whole message, which may wrap a compressed set.
+
+    Raises Corrupt when it does not make sense inside, or inflates to more than `limit` bytes.
+    """
+    message = _read(entry, 0, is_inner=False)
+    if not message.attributes & _CODEC_BITS:
+        return message.offset, 1
+    count, first, last = 0, 0, -1
+    for inner in _inner_messages(entry, message, limit, verify=False):
+        first = inner.offset if not count else first
+        count, last = count + 1, inner.offset
+    return (message.offset - (last - first) if entry[MAGIC_AT] else first), count
+
+
+def records_of(entry: memoryview, base_ms: int, limit: int, *, verify: bool) -> bytearray:
+    """A whole message as a plain section of format 2 records, the times relative to `base_ms`.
+
+    With `verify` the inner messages' checksums are looked at, too. Raises Corrupt as `inner_range` does. Memory: the
+    inflated set and, of no more bytes, the section.
+    """
+    message = _read(entry, 0, is_inner=False)
+    section = bytearray()
+    if not message.attributes & _CODEC_BITS:
+        _put_record(section, entry, message, message.timestamp_ms - base_ms, 0)
+        return section
+    first: int | None = None
+    inner_data = _inflated(entry, message, limit)
+    for inner in _messages(inner_data, entry[MAGIC_AT], verify=verify):
+        first = inner.offset if first is None else first
+        if not 0 <= inner.offset - first <= _INT_MAX:
+            raise _wrong("offsets do not ascend within the set", offset=inner.offset)
+        _put_record(section, inner_data, inner, inner.timestamp_ms - base_ms, inner.offset - first)
+    return section
+
+
+# -- inside a wrapper
+
+
+def _inner_messages(entry: memoryview, wrapper: Message, limit: int, *, verify: bool) -> Iterator[Message]:
+    return _messages(_inflated(entry, wrapper, limit), entry[MAGIC_AT], verify=verify)
+
+
+def _inflated(entry: memoryview, wrapper: Message, limit: int) -> memoryview:
+    codec = wrapper.attributes & _CODEC_BITS
+    if codec > Codec.LZ4:
+        raise _wrong("no such codec", attributes=wrapper.attributes)
+    if wrapper.value_length < 0:
+        raise _wrong("a compressed set without value")
+    value = entry[wrapper.value_at : wrapper.value_at + wrapper.value_length]
+    if codec == Codec.LZ4 and entry[MAGIC_AT] == 0:
+        value = mended_lz4(value)
+    return decompress(Codec(codec), value, limit)
+
+
+def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message]:
+    """The messages of an inflated set, one at least."""
+    at = 0
+    while at < len(data) or not at:
+        if len(data) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
+            raise _wrong("the set ends inside a message" if at or len(data) else "an empty set", at=at)
+        if data[at + MAGIC_AT] != magic:
+            raise _wrong("formats mixed within a set", at=at)
+        message = _read(data, at, is_inner=True)
+        if verify and crc_of(data[at : message.end]) != int.from_bytes(data[at + 12 : at + 16], "big"):
+            raise _wrong("crc of an inner message differs", at=at)
+        if message.attributes & _CODEC_BITS:
+            raise _wrong("a set within a set", at=at)
+        yield message
+        at = message.end
+
+
+def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
+    """The message at byte `start`, known to be as long as its format's shortest. Raises Corrupt."""
+    offset, length, _crc, magic, attributes = _HEAD.unpack_from(data, start)
+    end = start + _LENGTH_OVERHEAD + length
+    if length < _LENGTHS_MIN[magic] or end > len(data) or (end != len(data) and not is_inner):
+        raise _wrong("its length leaves the set" if is_inner else "its length is not what is there", at=start)
+    at = start + _HEAD.size
+    timestamp = -1
+    if magic:
+        (timestamp,) = struct.unpack_from(">q", data, at)
+        at += 8
+    key_at, key_length, at = _field(data, at, end)
+    value_at, value_length, at = _field(data, at, end)
+    if at != end:
+        raise _wrong("bytes left over", at=start)
+    return Message(offset, attributes, timestamp, key_at, key_length, value_at, value_length, end)
+
+
+def _field(data: memoryview, at: int, end: int) -> tuple[int, int, int]:
+    """(where it starts, its length, where it ends)."""
+    if end - at < 4:
+        raise _wrong("a field leaves the message", at=at)
+    length = int.from_bytes(data[at : at + 4], "big", signed=True)
+    at += 4
+    if not -1 <= length <= end - at:
+        raise _wrong("a field leaves the message", at=at, length=length)
+    return at, length, at + max(length, 0)
+
+
+def _put_record(section: bytearray, data: memoryview, message: Message, time_delta: int, offset_delta: int) -> None:
+    time_delta = (time_delta + 2**63) % 2**64 - 2**63
+    size = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)  # attributes and header count, a byte each
+    for length in (message.key_length, message.value_length):
+        size += varint_bytes(length) + max(length, 0)
+    append_varint(section, size)
+    section.append(0)
+    append_varint(section, time_delta)
+    append_varint(section, offset_delta)
+    for at, length in ((message.key_at, message.key_length), (message.value_at, message.value_length)):
+        append_varint(section, length)
+        section += data[at : at + max(length, 0)]
+    section.append(0)
+
+
+def _wrong(found: str, **facts: object) -> Corrupt:
+    return Corrupt(f"reading a message of an old format, {found}", **facts)

@@ -1,0 +1,164 @@
+"""The ``.index`` and ``.timeindex`` of a segment as files: judging what is found on a disk, putting new ones in place.
+
+The judgement is Kafka's sanity check and more: whole entries, every column rising, no position past the log, and an
+empty time index only where the log has no timestamps. It can't tell an index that lost its last entries: files are
+therefore put in place whole or not at all (`replace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from local.errors import Corrupt, NotFound
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.index import offset_index, time_index
+from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX, segment_file
+from local.storage import Body, Storage, join
+
+if TYPE_CHECKING:
+    from local.format.columns import BatchTable
+    from local.index.index_building import Indexes
+
+INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
+ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
+_SLICE_BYTES = 16 << 20
+
+
+class Judged(NamedTuple):
+    """How many leading entries of each file are sound; `problem` is None when both files are, from end to end."""
+
+    offset_entries: int
+    time_entries: int
+    problem: str | None
+
+
+def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:
+    """The entry to add for the largest timestamp so far; empty when it is no later than the last one."""
+    if timestamp_ms is None:
+        return b""
+    if index and time_index.entries(index[-time_index.ENTRY_BYTES :], base_offset)[0][0] >= timestamp_ms:
+        return b""
+    return time_index.pack(base_offset, timestamp_ms, offset)
+
+
+def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timestamp_ms: Callable[[], int]) -> Judged:
+    """What can be used of both files' bytes (None: there is no such file), the log being `log_bytes` long.
+
+    `first_timestamp_ms` is asked for the first batch's largest timestamp (-1: none) where that decides.
+    """
+    if offsets is None or times is None:
+        problem: str | None = "an index is missing"
+        offsets, times = offsets or b"", times or b""
+    else:
+        problem = None
+    good_offsets = offset_index.sound_entries(offsets, log_bytes)
+    good_times = time_index.sound_entries(times)
+    if good_offsets * offset_index.ENTRY_BYTES < len(offsets):
+        problem = "the offset index is torn, out of order or reaches past the log"
+    elif good_times * time_index.ENTRY_BYTES < len(times):
+        problem = "the time index is torn or out of order"
+    elif len(times) <= time_index.ENTRY_BYTES and log_bytes:
+        told = time_index.entries(times, 0)[0][0] if times else -1
+        if first_timestamp_ms() > told:
+            problem = "the time index lacks the first batch's timestamp"
+    return Judged(good_offsets, good_times, problem)
+
+
+def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) -> str | None:
+    """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
+    offsets, times = (_read(storage, join(directory, segment_file(base_offset, each))) for each in INDEX_SUFFIXES)
+    log_path = join(directory, segment_file(base_offset, LOG))
+    return judge(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
+
+
+def first_timestamp(storage: Storage, log_path: str) -> int:
+    """The first batch's largest timestamp; -1 where its records have none (such a segment has no time entries)."""
+    try:
+        header = read_header(storage.read(log_path, 0, HEADER_BYTES))
+    except Corrupt:
+        return -1  # whoever reads the batch will hear of it
+    return header.max_timestamp_ms if header is not None else -1
+
+
+def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
+    """(largest timestamp, last offset of the first batch with it) from the headers of a log, as far as they are sound.
+
+    `read` gives the bytes (position, length).
+    """
+    latest, offset = -1, base_offset
+    for _, _, table in slices_of(read):
+        at = int(table.max_timestamps.argmax())
+        if int(table.max_timestamps[at]) > latest:
+            latest, offset = int(table.max_timestamps[at]), int(table.last_offsets[at])
+    return (latest, offset) if latest >= 0 else (None, base_offset)
+
+
+def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryview, BatchTable]]:
+    """(position, bytes, headers) of a log's whole batches, a slice at a time, up to where they break off.
+
+    For a file that may shrink meanwhile: a map of it would end the process. `read` gives the bytes (position, length).
+    """
+    from local import kernels
+
+    position, want = 0, _SLICE_BYTES
+    while data := read(position, want):
+        table = kernels.scan_batches(data, verify=False)
+        if len(table):
+            yield position, memoryview(data), table
+            position += table.valid_bytes
+        elif table.is_corrupt or len(data) < want:
+            return
+        else:
+            want *= 2
+
+
+def headers_of(
+    read: Callable[[int, int], bytes], size_bytes: int, *, path: str, may_be_torn: bool = False
+) -> BatchTable:
+    """The headers of all batches of a log of `size_bytes`, read a slice at a time. Raises Corrupt where they break off,
+    unless the end `may_be_torn`."""
+    from local import kernels
+    from local.format.columns import joined_tables
+
+    parts, end = [], 0
+    for position, _, table in slices_of(read):
+        parts.append(replace(table, positions=table.positions + position))
+        end = position + table.valid_bytes
+    if end < size_bytes and not may_be_torn:
+        problem = kernels.scan_batches(read(end, HEADER_BYTES), verify=False).problem
+        raise Corrupt(f"rebuilding indexes, {problem}", path=path, at=end)
+    return joined_tables(parts or [kernels.scan_batches(b"")])
+
+
+def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
+    """Both files under temporary names, synced. A crash leaves files that the next start removes."""
+    for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
+        file = storage.create(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
+        try:
+            file.append(body)
+            file.sync()
+        finally:
+            file.close()
+
+
+def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+    """What `write_aside` wrote takes the place of what was there, durably; a crash leaves each file old or new."""
+    for suffix in INDEX_SUFFIXES:
+        path = join(directory, segment_file(base_offset, suffix))
+        storage.rename(path + TEMPORARY, path)
+    storage.sync_directory(directory)
+
+
+def discard_aside(storage: Storage, directory: str, base_offset: int) -> None:
+    """What `write_aside` wrote is not needed after all."""
+    for suffix in INDEX_SUFFIXES:
+        storage.unlink(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
+
+
+def _read(storage: Storage, path: str) -> bytes | None:
+    try:
+        return storage.read(path)
+    except NotFound:
+        return None

@@ -1,0 +1,182 @@
+"""What the batches of one segment say of transactions, and whether its ``.txnindex`` agrees.
+
+The markers in the log are the truth: a transactional batch belongs to an aborted transaction when the next marker of
+its producer is an abort. The index is a shortcut without a checksum, and one that is missing looks like one that was
+never needed. So it is believed where it agrees with the batches:
+
+1. An abort marker behind records of its transaction in this segment has an entry of that producer and marker. The entry
+   begins at or below the first of these records and above the producer's marker before.
+2. An abort marker without such records may have an entry: they were cleaned, lie below, or never were.
+3. No entry ends where there is no abort marker of its producer.
+4. The last stable offset of an entry is not above the first record of a transaction that is open at its marker.
+
+Entries that a cleaning left agree, too: cleaning keeps the entry of each marker that it keeps for the sake of batches.
+Source: kafka `ProducerAppendInfo.appendEndTxnMarker`, `Cleaner.CleanedTransactionMetadata`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from local.format.batch_header import CONTROL, HEADER_BYTES, TRANSACTIONAL
+from local.index.index_files import slices_of
+from local.index.txn_index import AbortedTransaction
+from local.records.batch import read_marker
+
+if TYPE_CHECKING:
+    from local.format.columns import BatchTable
+
+_PLAIN_MARKER = bytes.fromhex("2000000008")  # a marker's record as every writer makes it, up to its key
+_KIND_AT = HEADER_BYTES + 8  # low byte of the marker's type
+
+
+class Ended(NamedTuple):
+    """A marker: its offset, and whether it aborts."""
+
+    offset: int
+    is_abort: bool
+
+
+class _Abort(NamedTuple):
+    """What an entry must cover. None: no records in this segment, no marker of the producer before."""
+
+    first_record: int | None
+    marker_before: int | None
+    stable_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTransactions:
+    """By producer: the first and the last marker, and the first record behind that; `aborts` by (producer, marker).
+
+    `next_offset` is behind the last batch that was looked at.
+    """
+
+    next_offset: int
+    first_ended: Mapping[int, Ended]
+    last_ended: Mapping[int, int]
+    open_from: Mapping[int, int]
+    aborts: Mapping[tuple[int, int], _Abort]
+
+    def problem(self, entries: Iterable[AbortedTransaction]) -> str | None:
+        """Why `entries` cannot be the segment's, None where they agree with its batches."""
+        known = {(each.producer_id, each.last_offset): each for each in entries}
+        for place, each in known.items():
+            if place not in self.aborts:
+                return f"no transaction was aborted there: producer_id={place[0]} marker_at={place[1]}"
+            if each.last_stable_offset > self.aborts[place].stable_max:
+                return f"a last stable offset is too high: producer_id={place[0]} marker_at={place[1]}"
+        for place, abort in self.aborts.items():
+            where = f"producer_id={place[0]} marker_at={place[1]}"
+            entry = known.get(place)
+            if entry is None:
+                if abort.first_record is not None:
+                    return f"an aborted transaction is missing: {where}"
+                continue
+            is_late = abort.first_record is not None and entry.first_offset > abort.first_record
+            is_early = abort.marker_before is not None and entry.first_offset <= abort.marker_before
+            if is_late or is_early:
+                return f"an aborted transaction begins elsewhere: {where} first_offset={entry.first_offset}"
+        return None
+
+
+class TransactionScan:
+    """What the batches of a segment that may grow say; every byte is read once. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._position = 0
+        self._next_offset = 0
+        self._said: SegmentTransactions | None = None
+        self._first: dict[int, Ended] = {}
+        self._last: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+        self._aborts: dict[tuple[int, int], _Abort] = {}
+
+    def upto(self, size_bytes: int, read: Callable[[int, int], bytes]) -> SegmentTransactions:
+        """What the first `size_bytes` say, or more that were read before; `read` gives the bytes (position, length).
+
+        Raises Corrupt for a control record that is none. Bytes behind damaged headers say nothing.
+        """
+        with self._lock:
+            start = self._position
+            if self._said is not None and start >= size_bytes:
+                return self._said
+            for at, data, table in slices_of(lambda at, length: read(start + at, min(length, size_bytes - start - at))):
+                self.take(data, table)
+                self._position = start + at + table.valid_bytes
+            self._said = self.found()
+            return self._said
+
+    def take(self, data: memoryview, table: BatchTable) -> None:
+        """Raises Corrupt for a control record that is none."""
+        import numpy as np
+
+        if len(table):
+            self._next_offset = int(table.last_offsets[-1]) + 1
+        rows = np.flatnonzero((table.attributes & TRANSACTIONAL) != 0)
+        if not len(rows):
+            return
+        columns = (table.producer_ids, table.base_offsets, table.attributes, table.record_counts, table.positions)
+        for producer, offset, attributes, count, position in zip(*(c[rows].tolist() for c in columns), strict=True):
+            if not count:
+                continue  # retained empty by a cleaning: neither a record nor a marker
+            if attributes & CONTROL:
+                is_abort = _is_abort(data, position)
+                if is_abort is not None:
+                    self._end(producer, offset, is_abort=is_abort)
+            else:
+                self._open.setdefault(producer, offset)
+
+    def found(self) -> SegmentTransactions:
+        return SegmentTransactions(
+            next_offset=self._next_offset,
+            first_ended=dict(self._first),
+            last_ended=dict(self._last),
+            open_from=dict(self._open),
+            aborts=dict(self._aborts),
+        )
+
+    def _end(self, producer: int, offset: int, *, is_abort: bool) -> None:
+        first = self._open.pop(producer, None)
+        if is_abort:
+            stable_max = min(self._open.values(), default=offset + 1)
+            self._aborts[producer, offset] = _Abort(first, self._last.get(producer), stable_max)
+        self._first.setdefault(producer, Ended(offset, is_abort))
+        self._last[producer] = offset
+
+
+def carried_problem(
+    entries: Iterable[AbortedTransaction],
+    said: SegmentTransactions,
+    undecided: Mapping[int, int],
+    ended: Mapping[int, int],
+) -> str | None:
+    """Why the entries of a segment contradict the segments before it, None where they do not.
+
+    `undecided` are the transactions that are open at its base, as (producer, first record); `ended` is the last marker
+    of each producer below it.
+    """
+    known = {(each.producer_id, each.last_offset): each for each in entries}
+    for producer, first in undecided.items():
+        marker = said.first_ended.get(producer)
+        if marker is not None and marker.is_abort:
+            entry = known.get((producer, marker.offset))
+            if entry is None or entry.first_offset > first:
+                return f"an aborted transaction is missing: producer_id={producer} marker_at={marker.offset}"
+    for (producer, offset), each in known.items():
+        if each.first_offset <= ended.get(producer, -1):
+            return f"an aborted transaction begins elsewhere: producer_id={producer} marker_at={offset}"
+    return None
+
+
+def _is_abort(data: memoryview, position: int) -> bool | None:
+    """Of the control batch there; None for one that ends no transaction."""
+    at = position + HEADER_BYTES
+    if data[at : at + len(_PLAIN_MARKER)] == _PLAIN_MARKER and data[position + _KIND_AT] in (0, 1):
+        return data[position + _KIND_AT] == 0
+    marker = read_marker(data, position)
+    return None if marker is None else not marker.is_commit

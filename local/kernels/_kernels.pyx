@@ -1,0 +1,156 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The hot loops, compiled: the twin of `local.kernels.pure_kernels`, same functions, same arguments, same answers.
+
+Read the twin for what each function means; here only how. All loops over bytes run without the interpreter's lock.
+No byte is read before its position was compared with the end of what surrounds it (record, section, buffer): the
+bytes are hostile. A number is read from them once, into a local, and that copy is both checked and used, so a buffer
+changed by another thread can spoil an answer but not memory.
+
+Full Python API on purpose: the encoder reads lists of tuples through its macros (limited API: a third slower).
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_CheckExact
+
+import numpy as np
+
+from local.kernels import pure_kernels
+from local.format.columns import COLUMN_DTYPES, TORN, BatchTable, Columns, empty_columns, empty_table_arrays
+from local.errors import InvalidRequest
+from local.format.record import Record
+
+cdef extern from "crc32c_hardware.h" nogil:
+    void crc32c_prepare()
+    uint32_t crc32c_update(uint32_t seed, const uint8_t *at, size_t length)
+    uint32_t crc32c_by_tables(uint32_t seed, const uint8_t *at, size_t length)
+    int crc32c_in_hardware
+
+cdef extern from * nogil:
+    """
+    #if defined(__GNUC__)
+    /* The empty statement is no decoration: gcc takes a function that does nothing but prefetch for one without
+     * effect, and leaves its calls out. */
+    #define TIERED_PREFETCH(at) do { __builtin_prefetch((const void *)(at)); __asm__ volatile(""); } while (0)
+    #define TIERED_BITS(number) (64 - __builtin_clzll((number) | 1))
+    #define TIERED_SET_BITS(number) __builtin_popcountll(number)
+    #else
+    #define TIERED_PREFETCH(at) ((void)0)
+    static int TIERED_BITS(uint64_t number) { int bits = 1; while (number >>= 1) bits++; return bits; }
+    static int TIERED_SET_BITS(uint64_t number) { int bits = 0; for (; number; number &= number - 1) bits++; return bits; }
+    #endif
+    """
+    void TIERED_PREFETCH(const void *at)
+    int TIERED_BITS(uint64_t number)
+    int TIERED_SET_BITS(uint64_t number)
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject **object, Py_ssize_t size) except -1
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
+
+crc32c_prepare()
+
+cdef enum:
+    HEADER_BYTES = 61
+    LENGTH_OVERHEAD = 12
+    LENGTH_MIN = 49
+    CRC_START = 21
+    MAGIC_END = 17
+    RECORD_BYTES_MIN = 7
+    RECORD_OVERHEAD_MAX = 36  # varints of 5, 10, 5, 5, 5 and 5 bytes and an attribute byte
+    REBUILT_GROWTH_MAX = 12  # bytes by which a re-based record can grow: time delta 1 to 10, its length by what follows
+    CODEC_BITS = 0x07
+    ZSTD = 4
+    LOG_APPEND_TIME = 0x08
+    TRANSACTIONAL = 0x10
+    CONTROL = 0x20
+    DELETE_HORIZON = 0x40
+    DROP = 0
+    VERBATIM = 1
+    REBUILD = 2
+    REBASE = 4
+    PREFETCH_BYTES = 8192
+    PREFETCH_RECORD_BYTES = 300  # from this mean record size on every length is a cache miss of its own
+
+cdef int64_t INT_MAX = 2147483647
+cdef int64_t BASE_OFFSET_MAX = 9223372036854775807 - 1 - 2147483647
+
+# What scan_batches reports, by code; the first two are no corruption.
+cdef enum:
+    SCAN_END = 0
+    SCAN_TORN = 1
+    SCAN_MAGIC = 2
+    SCAN_FULL = -1
+PROBLEMS = (
+    None, TORN, "magic", "length below 49", "length above 2^31-13", "crc differs", "offset outside 0..2^63",
+    "last offset delta below 0", "offset goes back", "record count outside its offsets", "no such codec",
+    "record count above its bytes",
+)
+
+# What decode_batches and rebuild_batches raise, by code.
+cdef enum:
+    SOUND = 0
+    WRONG_CRC = 1
+    OUTSIDE = 2
+    WRONG_COUNT = 3
+    WRONG_RECORD = 4
+    WRONG_ORDER = 5
+    LEFT_OVER = 6
+    TOO_LARGE = 7
+    FEW_FLAGS = 8
+    NO_ROOM = 9
+REASONS = (
+    "", "crc differs", "it leaves the data", "record count above its bytes", "a record leaves its bounds",
+    "offsets do not ascend within the batch", "bytes left over",
+)
+
+
+def crc32c_of(data, uint32_t seed=0, *, bint by_tables=False):
+    """The checksum as the kernels compute it; `by_tables` takes the way of a processor without the instruction."""
+    cdef const uint8_t[::1] view = memoryview(data).cast("B")
+    cdef size_t length = view.shape[0]
+    cdef const uint8_t *at = &view[0] if length else NULL
+    with nogil:
+        seed = crc32c_by_tables(seed, at, length) if by_tables else crc32c_update(seed, at, length)
+    return seed
+
+
+def crc32c_of_each(data, lengths):
+    """The checksums of neighbouring pieces of `data` from its start; their `lengths` must not reach past its end."""
+    cdef const uint8_t[::1] view = memoryview(data).cast("B")
+    cdef const int64_t[::1] sizes = np.array(lengths, np.int64)
+    cdef Py_ssize_t count = sizes.shape[0], left = view.shape[0], i
+    for i in range(count):
+        if not 0 <= sizes[i] <= left:
+            raise InvalidRequest("summing pieces, they leave the data", bytes=len(data), pieces=count)
+        left -= sizes[i]
+    sums = np.empty(count, np.uint32)
+    cdef uint32_t[::1] out = sums
+    cdef const uint8_t *at = &view[0] if view.shape[0] else NULL
+    with nogil:
+        for i in range(count):
+            out[i] = crc32c_update(0, at, sizes[i])
+            at += sizes[i]
+    return sums.tolist()
+
+
+def has_crc_instruction():
+    """Whether this processor's own CRC-32C is in use."""
+    return bool(crc32c_in_hardware)
+
+include "_kernels_numbers.pxi"
+include "_kernels_scan.pxi"
+include "_kernels_decode.pxi"
+include "_kernels_gather.pxi"
+include "_kernels_encode.pxi"
+include "_kernels_columns.pxi"
+include "_kernels_rebuild.pxi"
+include "_kernels_keymap.pxi"
+include "_kernels_newest.pxi"

@@ -1,0 +1,133 @@
+"""What an append refuses and what it rewrites, decided before the log's lock is taken.
+
+| rule | refused with |
+|---|---|
+| a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
+| a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
+| CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and free | the same |
+| LogAppendTime belongs to the log: a batch may not bring it along | InvalidRequest |
+| format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
+| checksum, structure, number of records | Corrupt |
+
+| rewritten in a ready-made batch | when |
+|---|---|
+| attributes, maxTimestamp = now, CRC | the topic's times are the log's (LogAppendTime) |
+| maxTimestamp, CRC | it is not the largest of the records (retention and time lookups believe it) |
+
+Everything else of a ready-made batch stays as it came, the compressed records too. A number in `records` counts from
+the first record of the call. Source: kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from local import kernels
+from local.errors import Corrupt, InvalidRequest
+from local.format.record import Record, TimestampType
+from local.names import TopicPartition
+from local.records.batch import BatchHeader, assign_timestamp, check_batch
+from local.settings import LogSettings
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+NO_TIMESTAMP = -1
+_NAMED_MAX = 10
+_INT64_MAX = 2**63 - 1
+
+
+def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> bytearray:
+    """One ready-made batch as it is to be appended (a copy), its offsets aside. Raises as the module text tells."""
+    header = check_batch(batch)
+    _check_form(header, len(batch), partition)
+    check_size(len(batch), settings, partition=partition)
+    problem = kernels.scan_batches(batch).problem
+    if problem is not None or header.record_count < 1:
+        raise Corrupt(f"appending a batch, {problem or 'no records'}", partition=partition)
+    columns = kernels.decode_columns(batch)
+    if settings.refuses_keyless:
+        refuse_keyless(np.flatnonzero(columns.key_lengths < 0).tolist(), partition)
+    accepted = bytearray(batch)
+    if settings.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        assign_timestamp(accepted, TimestampType.LOG_APPEND_TIME, now_ms)
+        return accepted
+    check_times(columns.timestamps, settings, partition=partition, now_ms=now_ms)
+    latest = int(columns.timestamps.max())
+    if latest != header.max_timestamp_ms:
+        assign_timestamp(accepted, TimestampType.CREATE_TIME, latest)
+    return accepted
+
+
+def check_size(size: int, settings: LogSettings, *, partition: TopicPartition) -> None:
+    """Raises InvalidRequest for an encoded batch above `max_message_bytes` or above a whole segment."""
+    for name, limit in (("max.message.bytes", settings.max_message_bytes), ("segment.bytes", settings.segment_bytes)):
+        if size > limit:
+            facts = {"size_bytes": size, name.replace(".", "_"): limit}
+            raise InvalidRequest(f"appending, batch above {name}", partition=partition, **facts)
+
+
+def check_keys(records: Sequence[Record], *, partition: TopicPartition) -> None:
+    """What a compacted topic asks of each record. Raises InvalidRequest naming those without key."""
+    refuse_keyless([at for at, record in enumerate(records) if record[0] is None], partition)
+
+
+def refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
+    """Raises InvalidRequest, Kafka's INVALID_RECORD, if any of a compacted topic's records is without key."""
+    if missing:
+        raise InvalidRequest(
+            "appending to a compacted topic, records without key", partition=partition, records=missing[:_NAMED_MAX]
+        )
+
+
+def check_times(times: ArrayLike, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> None:
+    """The records' times (ms, in order) against the topic's limits. Raises InvalidRequest naming those outside."""
+    before, after = settings.timestamp_before_max_ms, settings.timestamp_after_max_ms
+    if settings.timestamp_type is TimestampType.LOG_APPEND_TIME or (before is None and after is None):
+        return
+    found = np.asarray(times, np.int64)
+    outside = np.zeros(len(found), bool)
+    if before is not None:
+        outside |= found < max(now_ms - before, -_INT64_MAX)
+    if after is not None:
+        outside |= found > min(now_ms + after, _INT64_MAX)
+    wrong = np.flatnonzero(outside & (found != NO_TIMESTAMP))
+    if len(wrong):
+        raise InvalidRequest(
+            "appending, record times outside what the topic allows",
+            partition=partition,
+            records=wrong[:_NAMED_MAX].tolist(),
+            count=len(wrong),
+            first_timestamp_ms=int(found[wrong[0]]),
+            earliest_ms=None if before is None else now_ms - before,
+            latest_ms=None if after is None else now_ms + after,
+        )
+
+
+def _check_form(header: BatchHeader, size: int, partition: TopicPartition) -> None:
+    if header.is_legacy:
+        raise InvalidRequest("appending a batch, not of format 2", partition=partition, magic=header.magic)
+    if header.size_bytes != size:
+        raise Corrupt("appending a batch, bytes after its end", partition=partition, size_bytes=size)
+    if header.is_control or header.record_count != header.last_offset_delta + 1:
+        raise InvalidRequest("appending a batch, offsets not dense or a control batch", partition=partition)
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidRequest("appending a batch, its times claim to be the log's", partition=partition)
+    _check_producer(header, partition)
+
+
+def _check_producer(header: BatchHeader, partition: TopicPartition) -> None:
+    """A producer comes with an epoch and a sequence, and a transaction with a producer."""
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise InvalidRequest(
+            "appending a producer's batch without epoch or sequence",
+            partition=partition,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )
+    if header.is_transactional and header.producer_id < 0:
+        raise InvalidRequest("appending a transactional batch without a producer", partition=partition)

@@ -1,0 +1,341 @@
+"""From the files of a partition directory to its segments: what `Log.open` finds, recovers, refuses.
+
+| segment | trusted | what is done |
+|---|---|---|
+| below the recovery point, or a clean shutdown before | its bytes are durable | indexes as in the next table |
+| reaching beyond the recovery point | up to it | every CRC checked; the tail beyond is cut where it is torn or wrong |
+| reaching past the base of an empty last one (below) | up to it | the same |
+
+Of a directory of any size only a listing is read: file sizes and times. So the indexes of trusted segments are
+
+| segment | checked | when off |
+|---|---|---|
+| the last one, to be appended to | at once, whole | rebuilt at once |
+| an older one | at once: both files are there and hold whole entries | rebuilt at once |
+| | their contents when first used (`local.index.sealed_indexes`) | rebuilt then |
+| any with a ``.txnindex`` | that at once, whole | rebuilt at once |
+
+Bytes that were vouched for are never cut: damage there is Corrupt, naming file and byte, and the files stay as they are
+for repair. Beyond the recovery point the first bad batch ends the log and later segments go, as nothing after a hole
+was acknowledged as durable. A segment that begins inside the one before it is a roll that failed half way: it goes when
+it is empty, and is Corrupt otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from local import kernels, names
+from local.errors import Corrupt
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.index import index_files, offset_index, time_index
+from local.index.index_building import OutsideSegment
+from local.index.sealed_indexes import LOOKING, Access
+from local.log import recovery
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_files import ProducerFiles
+from local.log.producer_state import ProducerState
+from local.log.read_only_open import LoadedLog, found_segment
+from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
+from local.segment.segment_reading import end_of
+from local.settings import LogSettings
+from local.storage import FileFacts, Storage, join
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a start looks at: `files` as listed once, the `bases` of the segments, ascending."""
+
+    storage: Storage
+    directory: str
+    settings: LogSettings
+    files: Mapping[str, FileFacts]
+    snapshots: ProducerFiles
+    bases: list[int]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been found so far: `known_ends` of segments that were read to their end, producers from there on."""
+
+    segments: list[Segment]
+    epochs: LeaderEpochs
+    next_offset: int = 0
+    known_ends: dict[int, int] = field(default_factory=dict)
+    producers: ProducerState | None = None
+
+
+def load(
+    storage: Storage,
+    directory: str,
+    settings: LogSettings,
+    epochs: LeaderEpochs,
+    snapshots: ProducerFiles,
+    *,
+    recovery_point: int | None,
+) -> LoadedLog:
+    """Every segment, recovered where it must be; `recovery_point` None trusts all of it (a clean shutdown).
+
+    Raises Corrupt for damage below the recovery point.
+    """
+    found, had_snapshots = None, None
+    while found is None:
+        recovery.finish_swaps(storage, directory)
+        files = storage.list_files(directory)
+        bases = recovery.segment_bases(storage, directory, files)
+        knows = snapshots.know(files)
+        had_snapshots = knows if had_snapshots is None else had_snapshots
+        place = _Place(storage, directory, settings, files, snapshots, bases)
+        found = _found_or_recovered(place, epochs, recovery_point)
+    recovered_count = len(found.known_ends)
+    kept = _settled(place, found)
+    kept_bases = [segment.base_offset for segment in kept]
+    if kept:
+        snapshots.keep(kept_bases, found.next_offset)
+    producers = found.producers
+    if producers is None:
+        producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=bool(had_snapshots))
+    return LoadedLog(
+        segments=kept,
+        next_offset=found.next_offset,
+        epochs=found.epochs,
+        producers=producers,
+        recovered_count=recovered_count,
+    )
+
+
+def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
+    """The producers of a log that begins anew at its start: no segment is there, or all of them end below it.
+
+    Records that were deleted were promised, and so was that their retries are known. So what the segments tell is
+    written down, durably, before they go; a crash after that leaves no segment, and this snapshot to begin with.
+    """
+    if loaded.segments:
+        if len(loaded.producers):
+            snapshots.write(log_start_offset, loaded.producers, is_durable=True)
+        return loaded.producers
+    return snapshots.at(log_start_offset)
+
+
+def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found | None:
+    """Every segment, oldest first; those behind a cut are gone. A crash in between leaves what the next start does.
+
+    None after a segment was split or renamed: begin again with another listing.
+    """
+    found = _Found([], epochs)
+    for at, base in enumerate(place.bases):
+        end = place.bases[at + 1] if at + 1 < len(place.bases) else None
+        if recovery_point is None or (end is not None and end <= recovery_point and not _outgrew(place, base)):
+            if not _add_trusted(place, found, at, end):
+                return None
+            continue
+        try:
+            is_cut = _recover(place, found, at, recovery_point)
+        except OutsideSegment:
+            if _put_right(place, found, at, verify=True):
+                return None
+            is_cut = _recover(place, found, at, recovery_point, may_begin_below=True)
+        if is_cut and end is not None:
+            later = [Segment(place.storage, place.directory, behind) for behind in place.bases[at + 1 :]]
+            discard(place.storage, place.directory, later)
+            break
+    return found
+
+
+def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool:
+    """Add the segment `at`, whose bytes are vouched for; False after it was split or renamed.
+
+    That its offsets do not fit its name is told by the next one's name, and by the ends of the log.
+    """
+    base = place.bases[at]
+    is_suspect = end - base - 1 > RELATIVE_OFFSET_MAX if end is not None else False
+    if (is_suspect or ((at == 0 or end is None) and _begins_below(place, base))) and _put_right(place, found, at):
+        return False
+    try:
+        segment = _trusted(place, at)
+        next_offset = end if end is not None else end_of(segment)
+    except OutsideSegment:
+        if _put_right(place, found, at):
+            return False
+        raise
+    if end is None and next_offset - 1 - base > RELATIVE_OFFSET_MAX and _put_right(place, found, at):
+        return False
+    found.segments.append(segment)
+    found.next_offset = next_offset
+    return True
+
+
+def _begins_below(place: _Place, base: int) -> bool:
+    """Whether the first batch of a segment begins below its name. Damage is left to who reads the batch."""
+    path = join(place.directory, names.segment_file(base, names.LOG))
+    with suppress(Corrupt):
+        header = read_header(place.storage.read(path, 0, HEADER_BYTES))
+        return header is not None and header.base_offset < base
+    return False
+
+
+def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
+    """See `local.log.splitting`. `found` has the segments before `at`."""
+    from local.log import splitting
+
+    bases, end_before = place.bases, None
+    if found.segments:
+        before = found.segments[-1]
+        end_before = found.known_ends.get(before.base_offset)
+        end_before = end_of(before) if end_before is None else end_before
+    next_base = bases[at + 1] if at + 1 < len(bases) else None
+    return splitting.put_right(
+        place.storage, place.directory, bases[at], end_before=end_before, next_base=next_base, verify=verify
+    )
+
+
+def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
+    """Add the segment `at`, looked through beyond the recovery point; whether it was cut."""
+    base = place.bases[at]
+    if found.producers is None:
+        found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
+    recovered = recovery.recover_segment(
+        place.storage,
+        place.directory,
+        base,
+        found.producers,
+        interval_bytes=place.settings.index_interval_bytes,
+        trusted_to=recovery_point,
+        may_begin_below=may_begin_below,
+    )
+    found.epochs = _with(found.epochs, recovered)
+    interval_bytes = place.settings.index_interval_bytes
+    found.segments.append(Segment.load(place.storage, place.directory, base, interval_bytes=interval_bytes))
+    found.next_offset = found.known_ends[base] = recovered.next_offset
+    return recovered.cut is not None
+
+
+def _settled(place: _Place, found: _Found) -> list[Segment]:
+    """The segments without what a failed roll left behind; the log end is that of the last one."""
+    if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
+        # The last one may be what a failed roll left behind; its predecessor went on being written to.
+        before = found.segments[-2]
+        found.known_ends[before.base_offset] = end_of(before)
+    kept = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
+    if len(kept) < len(found.segments):
+        found.next_offset = found.known_ends[kept[-1].base_offset]
+    return kept
+
+
+def _trusted(place: _Place, at: int) -> Segment:
+    """The segment `at`, whose log is vouched for: its indexes as the module's second table says."""
+    storage, directory, bases = place.storage, place.directory, place.bases
+    base = bases[at]
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in place.files
+    if has_aborted and recovery.check_txn_index(storage, directory, base):
+        recovery.rebuild_txn_index(storage, directory, base, place.snapshots.state_at(base, bases[:at]))
+    if at + 1 < len(bases) and not _are_indexes_off(place.files, base):
+        unchecked = Access(is_trusted=False, interval_bytes=place.settings.index_interval_bytes)
+        return found_segment(storage, directory, base, place.files, unchecked)
+    _check_now(storage, directory, base, place.files, place.settings)
+    return Segment.load(storage, directory, base, interval_bytes=place.settings.index_interval_bytes)
+
+
+def _outgrew(place: _Place, base: int) -> bool:
+    """Whether the empty last segment is what a failed roll left behind: the one before it went on past its base.
+
+    Then its base is nobody's end, and the recovery point may lie anywhere in the one before it.
+    """
+    bases, files = place.bases, place.files
+    if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
+        return False
+    segment = found_segment(place.storage, place.directory, base, files, LOOKING)
+    position = segment.position_of(base + RELATIVE_OFFSET_MAX)
+    table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
+    return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
+
+
+def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
+    """The producers before the last of `bases`, written down so that a crash in here need not find them again."""
+    *before, base = bases
+    producers = snapshots.state_at(base, before)
+    if before:
+        snapshots.write_missing(base, producers)
+    return producers
+
+
+def _trusted_producers(
+    snapshots: ProducerFiles, bases: list[int], next_offset: int, *, had_snapshots: bool
+) -> ProducerState:
+    """After a clean shutdown: the newest snapshot. Without any, nobody knew of producers: written down, nothing read.
+
+    Source: kafka `UnifiedLog.rebuildProducerState`.
+    """
+    if had_snapshots or not bases:
+        return snapshots.state_at(next_offset, bases)
+    producers = ProducerState()
+    for offset in (*bases[-2:], next_offset):
+        if offset > bases[0]:
+            snapshots.write(offset, producers)
+    return producers
+
+
+def load_moved(storage: Storage, directory: str, old: Sequence[Segment], *, interval_bytes: int) -> list[Segment]:
+    """The sealed segments `old` as they are in another directory, of the same age, the last one active again."""
+    segments = []
+    for before in old:
+        segments.append(Segment.load(storage, directory, before.base_offset, interval_bytes=interval_bytes))
+        segments[-1].created_ms = before.created_ms
+    segments[-1].activate()
+    return segments
+
+
+def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> None:
+    """Remove segments at once, newest first, so that a crash leaves a log without a hole."""
+    for segment in reversed(segments):
+        suffixes = segment.existing_suffixes()
+        segment.retire()
+        for suffix in suffixes:
+            storage.unlink(segment.path(suffix))
+        storage.sync_directory(directory)
+
+
+def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:
+    """What a listing tells: an index is missing, or ends inside an entry."""
+    offsets = files.get(names.segment_file(base, names.OFFSET_INDEX))
+    times = files.get(names.segment_file(base, names.TIME_INDEX))
+    if offsets is None or times is None:
+        return True
+    return bool(offsets.size_bytes % offset_index.ENTRY_BYTES or times.size_bytes % time_index.ENTRY_BYTES)
+
+
+def _check_now(
+    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], settings: LogSettings
+) -> None:
+    size = files[names.segment_file(base, names.LOG)].size_bytes
+    if index_files.check(storage, directory, base, size):
+        recovery.rebuild_indexes(storage, directory, base, interval_bytes=settings.index_interval_bytes)
+
+
+def _without_overlap(
+    storage: Storage, directory: str, segments: list[Segment], known_ends: Mapping[int, int]
+) -> list[Segment]:
+    kept: list[Segment] = []
+    for segment in segments:
+        end = known_ends.get(kept[-1].base_offset, 0) if kept else 0
+        if end <= segment.base_offset:
+            kept.append(segment)
+        elif segment.size_bytes == 0:
+            discard(storage, directory, [segment])
+        else:
+            raise Corrupt(
+                "loading a log, a segment reaches into the next one",
+                path=kept[-1].path(names.LOG),
+                next_offset=end,
+                next_base_offset=segment.base_offset,
+            )
+    return kept
+
+
+def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:
+    for epoch, start in found.epochs:
+        if epochs.latest is None or epoch > epochs.latest:
+            epochs = epochs.assign(epoch, start)
+    return epochs

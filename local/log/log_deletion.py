@@ -1,0 +1,484 @@
+"""The side of a log that takes away, and the state that all changes share: `local.log.log.Log` adds what appends.
+
+Everything here happens under the log's one lock. Each method says in which order it works and what a crash leaves.
+What makes the log end earlier first sends the cleaner away (`local.log.cleaning_state`), before it takes the lock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from local import names
+from local.errors import Conflict, DiskFailed, NotFound, OffsetOutOfRange
+from local.index import txn_index
+from local.log import checkpoints
+from local.log.cleaning_state import CleaningGate
+from local.log.group_commit import GroupCommit
+from local.log.leader_epochs import LeaderEpochs
+from local.log.log_reading import ReadableLog
+from local.log.log_view import LargestTimes, LogView
+from local.log.producer_files import ProducerFiles
+from local.log.producer_state import ProducerState
+from local.names import TopicPartition
+from local.segment import swap
+from local.segment.segment import Segment
+from local.settings import LogSettings
+from local.storage import Storage, join, replace_file
+
+_log = logging.getLogger(__name__)
+
+
+class _Deleted(NamedTuple):
+    """A file that waits to be removed, since when, and for how long."""
+
+    since_ms: int
+    delay_ms: int
+    path: str
+
+
+class ShrinkableLog(ReadableLog):
+    """See the module text."""
+
+    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
+        super().__init__(partition)
+        self.settings = settings
+        self.directory = directory
+        self._open_before, self._mend_transactions = self._open_transactions, self._mend_index
+        self.recovery_point = 0
+        self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
+        # Called before the log ends at an offset again that is lower, with the time: what lies beside the log and says
+        # something of records from there on must not outlive them (`tiered.read.local_views`).
+        self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
+        self.cleaning = CleaningGate(partition)
+        self._storage = storage
+        self._snapshots = ProducerFiles(storage, directory)
+        self._deleted: list[_Deleted] = []
+        # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
+        self._written_bytes = 0
+        self._cuts = 0
+        self._commit = GroupCommit(self._sync_written)
+        self._unflushed_since_ms: int | None = None
+        self._failed = False
+        self._is_closed = False
+
+    @property
+    def place(self) -> tuple[Storage, str]:
+        """The storage and the directory that the log lies in now; a move changes both."""
+        return self._storage, self.directory
+
+    def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
+        with self._lock:
+            self._check_may_change()
+            if offset > self.next_offset:
+                facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
+                raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
+            if offset > self.log_start_offset:
+                self._publish(list(self._view.segments), log_start_offset=offset)
+                self._forget_old_epochs()
+
+    def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
+        """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
+
+        Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
+        segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
+        go. A crash after any step leaves segments that the next round drops. Where the directory has no room for the
+        other name, a file goes at once. Where a rename fails otherwise the log is unusable until it is reopened: were
+        the next round to go on behind it, a start would find a hole.
+        """
+        with self._lock:
+            self._check_may_change()
+            view = self._view
+            doomed = view.sealed_below(offset)
+            if not doomed:
+                return 0
+            kept = view.segments[len(doomed) :]
+            for at in range(1, len(doomed) + 1):
+                self._settle(view.bases[at], view.bases[:at])
+            start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
+            with self._failing():
+                self._publish(list(kept), log_start_offset=start)
+                self._forget_old_epochs()
+                for segment in doomed:
+                    # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
+                    self._mark_deleted(segment, now_ms, delay_ms)
+                    self._storage.sync_directory(self.directory)
+                    # Its snapshot only then: a segment that comes back needs the state it begins with.
+                    self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
+            return len(doomed)
+
+    def remove_deleted(self, now_ms: int) -> int:
+        """Unlink the ``.deleted`` files that are due; returns how many.
+
+        One that was marked at a time which is still to come waits its delay from now on: the clock was wrong then.
+        """
+        with self._lock:
+            self._deleted = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._deleted]
+            due = [each for each in self._deleted if now_ms - each.since_ms >= each.delay_ms]
+            for each in due:
+                self._storage.unlink(each.path)
+                self._deleted.remove(each)
+            return len(due)
+
+    def truncate_to(self, offset: int, *, now_ms: int) -> int:
+        """Records at or above `offset` never were: what they said of producers and epochs goes with them.
+
+        The log ends at `offset` then, as Kafka's does, also where the last batch that stays ends below it: an offset
+        that was given once is never given again. The batch that holds `offset` is truncated whole. Below the first
+        local record nothing is left, and the log start is lowered with the end. What the remote tier holds is for the
+        caller to know. The answer is the log end: `offset`, or lower where it was lower before. Order of effects and
+        crashes: `local.log.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
+        """
+        from local.log import truncation
+
+        with self.cleaning.paused(), self._lock:
+            self._check_may_change()
+            if offset >= self.next_offset:
+                return self.next_offset
+            self.before_cut(offset, now_ms)
+            cut = truncation.find(self._storage, self._view.segments, offset)
+            if cut is None or cut.next_offset < self.log_start_offset:
+                self.restart_at(offset, self.epochs.truncate_from_end(offset), now_ms=now_ms)
+                return offset
+            self._vouch_no_further_than(cut.next_offset)
+            with self._failing():
+                interval_bytes = self.settings.index_interval_bytes
+                last = truncation.make(self._storage, self.directory, cut, interval_bytes=interval_bytes)
+                made = truncation.end_at(self._storage, self.directory, last, cut, offset, now_ms=now_ms)
+                active = made[-1]
+                self._snapshots.remove_above(cut.next_offset)
+                self._save_epochs(self.epochs.truncate_from_end(offset))
+                sealed = [*self._view.sealed_below(cut.segment.base_offset), *made[:-1]]
+                bases = [each.base_offset for each in (*sealed, active)]
+                self._producers = self._snapshots.state_at(offset, bases)
+                if not active.is_active:
+                    active.activate()
+            # Nothing local is left below `offset`: a start finds this log start too, from the name of the segment.
+            start = self.log_start_offset
+            is_empty = not sealed and active.base_offset == offset and start >= cut.segment.base_offset
+            self._publish([*sealed, active], next_offset=offset, log_start_offset=offset if is_empty else start)
+            self._all_durable()
+            return offset
+
+    def restart_at(
+        self,
+        offset: int,
+        epochs: LeaderEpochs,
+        *,
+        now_ms: int,
+        producers: ProducerState | None = None,
+        ends_at: int | None = None,
+    ) -> None:
+        """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
+
+        For a log whose records below `offset` are all in the remote tier, which also knows its `producers`: sequences,
+        and transactions whose end this log has yet to see. None of them are known otherwise.
+
+        Order of effects: what vouches for more goes first, then the files, the producers' snapshot, synced, for nothing
+        else tells of them, then the empty segment, the lineage, a log start above `offset` last: a crash before that
+        leaves an empty log, which restarts at the old log start. Raises DiskFailed; once files may be gone the log is
+        then unusable. Raises Conflict, with nothing done, where the log does not end at `ends_at`: it has got records
+        that the caller did not look at.
+        """
+        from local.log import loading
+
+        with self.cleaning.paused(), self._lock:
+            self._check_may_change()
+            if ends_at is not None and self.next_offset != ends_at:
+                facts = {"partition": self.partition, "expected": ends_at, "found": self.next_offset}
+                raise Conflict("starting a log over, it got records meanwhile", **facts)
+            start = self.log_start_offset
+            self.before_cut(offset, now_ms)
+            self._vouch_no_further_than(offset)
+            with self._failing():
+                loading.discard(self._storage, self.directory, self._view.segments)
+                self._snapshots.remove_all()
+                self._producers = producers if producers is not None else ProducerState()
+                if len(self._producers):
+                    self._snapshots.write(offset, self._producers, is_durable=True)
+                fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
+                self._publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
+                self._save_epochs(epochs)
+            self._all_durable()
+            if offset < start:
+                self.write_checkpoints()
+
+    def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
+        """Steps 2 to 6 of `local.segment.swap`: the cleaned segment takes the place of neighbouring sealed `old` ones.
+
+        Raises Conflict, and throws it away, when one of those was dropped or truncated while it was written: announced,
+        it would bring back what is gone. A directory without room for its name throws it away too, and the log goes on
+        with the old ones. When the disk fails in between, the log is unusable until it is reopened, which finishes or
+        undoes the swap.
+        """
+        with self._lock:
+            self._check_may_change()
+            if not set(old) <= set(self._view.segments[:-1]):
+                swap.discard(self._storage, self.directory, base_offset)
+                facts = {"partition": self.partition, "base_offset": base_offset}
+                raise Conflict("swapping in a cleaned segment, those it stands for are gone", **facts)
+            with self._failing_unless_full():
+                swap.announce(self._storage, self.directory, base_offset)
+            with self._failing():
+                self._storage.sync_directory(self.directory)
+                for segment in old:
+                    self._mark_deleted(segment, now_ms, delay_ms)
+                self._storage.sync_directory(self.directory)
+                swap.put_in_place(self._storage, self.directory, base_offset)
+                fresh = Segment.load(
+                    self._storage, self.directory, base_offset, interval_bytes=self.settings.index_interval_bytes
+                )
+                kept = [segment for segment in self._view.segments if segment not in old]
+                bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
+                self._publish(kept)
+                for segment in old:
+                    if segment.base_offset != base_offset:
+                        self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
+
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    def aborted_again(self, base_offset: int, problem: str) -> bytes:
+        """The ``.txnindex`` bytes of that segment made again, on the disk too; `problem` is why. Raises Corrupt,
+        NotFound."""
+        view = self._view
+        self._mend_index(view, base_offset, problem)
+        return txn_index.encode(self.segment(base_offset).aborted())
+
+    def _open_transactions(self, view: LogView, offset: int) -> dict[int, int]:
+        at = max(bisect.bisect_right(view.bases, offset) - 1, 0)
+        onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
+        entries = onlooker.state_at(view.bases[at], view.bases[:at], may_vanish=True).entries()
+        return {e.producer_id: e.transaction_first_offset for e in entries if e.transaction_first_offset >= 0}
+
+    def _mend_index(self, view: LogView, base_offset: int, problem: str) -> None:
+        """On the disk where this process writes there, else in memory: a disk that is full does not end a read."""
+        from local.log.txn_repair import entries_again
+
+        segment = view.segment(base_offset)
+        if segment is None:
+            raise NotFound("rebuilding a transaction index, no such segment", base_offset=base_offset)
+        with self._lock:
+            if segment.is_retired:
+                return  # the next view has another one
+            before = [each for each in view.bases if each < base_offset]
+            entries = entries_again(self._storage, self.directory, segment, before)
+            _log.warning("a transaction index is wrong: path=%s cause=%s", segment.path(names.TXN_INDEX), problem)
+            if not self._failed and not self._is_closed:
+                try:
+                    segment.replace_aborted(entries, on_disk=True)
+                except DiskFailed as error:
+                    _log.warning("could not rebuild a transaction index: cause=%s", error)
+                else:
+                    return
+            segment.replace_aborted(entries, on_disk=False)
+
+    @property
+    def has_unconfirmed_appends(self) -> bool:
+        """Whether records came while the remote tier was out of reach, and nothing has compared them with it since."""
+        return self._storage.exists(self._path(names.UNCONFIRMED_APPENDS))
+
+    @property
+    def unconfirmed_from(self) -> int | None:
+        """The log end before the first of these records, None without any. 0 where the file does not say it."""
+        if not self.has_unconfirmed_appends:
+            return None
+        body = self._storage.read(self._path(names.UNCONFIRMED_APPENDS)).strip()
+        return int(body) if body.isdigit() and len(body) < 20 else 0
+
+    def mark_unconfirmed(self, from_offset: int | None = None) -> None:
+        """Note, durably, that records come while the remote tier is out of reach. Another log may hold other records at
+        these offsets in the same leader epoch, so the next open has to compare the records themselves. The first note
+        stays until the records are confirmed. `from_offset`: None for the log end."""
+        with self._lock:
+            self._check_may_change()
+            if not self.has_unconfirmed_appends:
+                first = self.next_offset if from_offset is None else from_offset
+                replace_file(self._storage, self._path(names.UNCONFIRMED_APPENDS), b"%d\n" % first)
+
+    def confirm_appends(self) -> None:
+        """The records were compared with the remote tier. Durable on return: a note that came back after records were
+        copied would contradict them. Idempotent."""
+        with self._lock:
+            if self.has_unconfirmed_appends:
+                self._storage.unlink(self._path(names.UNCONFIRMED_APPENDS))
+                self._storage.sync_directory(self.directory)
+
+    @property
+    def fenced_by(self) -> str | None:
+        """The writer that fenced this log, "unknown" where the note does not say it; None where none is noted."""
+        try:
+            noted = self._storage.read(self._path(names.FENCED_BY))
+        except NotFound:
+            return None
+        return noted.decode("utf-8", "replace").strip() or "unknown"
+
+    def mark_fenced(self, by: str) -> None:
+        """Note, durably, that another writer took over. The first note stays until this log is the writer again."""
+        with self._lock:
+            self._check_may_change()
+            if not self._storage.exists(self._path(names.FENCED_BY)):
+                replace_file(self._storage, self._path(names.FENCED_BY), f"{by}\n".encode())
+
+    def clear_fenced(self) -> None:
+        """This log is the writer again. Durable on return. Idempotent."""
+        with self._lock:
+            if self._storage.exists(self._path(names.FENCED_BY)):
+                self._storage.unlink(self._path(names.FENCED_BY))
+                self._storage.sync_directory(self.directory)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _settle(self, offset: int, bases: Sequence[int]) -> None:
+        """The snapshot is durable. Where there is no room for it the log is as before."""
+        with self._failing_unless_full():
+            self._snapshots.settle(offset, bases)
+
+    def _sync_written(self) -> int:
+        """The group commit's sync, without the lock: the position up to which everything is durable now.
+
+        Only the active segment needs it, as a sealed one is durable. When the segment is sealed or recovered meanwhile,
+        that made the same bytes durable. A cut meanwhile (`_cuts`) may have been followed by other records at the same
+        offsets, which this sync has not seen: then the recovery point stays.
+        """
+        with self._lock:
+            self._check_usable()
+            active, written = self._view.segments[-1], self._written_bytes
+            next_offset, cuts = self.next_offset, self._cuts
+            self._unflushed_since_ms = None
+        with self._failing():
+            active.sync_log()
+        with self._lock:
+            self._check_usable()
+            if cuts == self._cuts:
+                self.recovery_point = max(self.recovery_point, next_offset)
+        return written
+
+    def _vouch_no_further_than(self, offset: int) -> None:
+        """Before records go: what start-up trusts, in memory and in the checkpoints.
+
+        Where they cannot be written nothing was lowered, so that the next try writes them.
+        """
+        told = self.recovery_point, self.cleaner_offset, self.cleaner_reach
+        self.cleaner_reach = min(self.cleaner_reach, offset)
+        self.recovery_point = min(self.recovery_point, offset)
+        if self.cleaner_offset is not None:
+            self.cleaner_offset = min(self.cleaner_offset, offset)
+        if told != (self.recovery_point, self.cleaner_offset, self.cleaner_reach):
+            try:
+                self.write_checkpoints()
+            except BaseException:
+                self.recovery_point, self.cleaner_offset, self.cleaner_reach = told
+                raise
+
+    def _path(self, name: str) -> str:
+        return join(self.directory, name)
+
+    def _save_epochs(self, epochs: LeaderEpochs) -> None:
+        # Known only once it is written: after a write that failed the next append has to try again.
+        checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
+        self.epochs = epochs
+
+    def _settle_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
+        """At the start: what the log's ends leave of `epochs`. It is written where the file says something else, and
+        where it may not be durable as it is read: who wrote it may have been killed before it synced the name. A file
+        that is missing says that there are none, as that of a new log does. A full disk is no reason not to open a log
+        that was closed cleanly.
+        """
+        kept = epochs.truncate_from_start(self.first_known_offset)
+        if kept != written or not (was_clean or not self._storage.exists(self._path(names.LEADER_EPOCHS))):
+            self._save_epochs(kept)
+        else:
+            self.epochs = kept
+
+    def _forget_old_epochs(self) -> None:
+        """The lineage begins where the records do, as `LeaderEpochFileCache.truncateFromStart` has it.
+
+        Written with the next epoch and at every start; a longer lineage in the file does no harm until then.
+        """
+        self.epochs = self.epochs.truncate_from_start(self.first_known_offset)
+
+    def _all_durable(self) -> None:
+        """Under the lock: everything that was written is durable, and whoever waits for it may go on."""
+        self.recovery_point = self.next_offset
+        self._unflushed_since_ms = None
+        self._commit.cover(self._written_bytes)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
+        unusable, and vouches for nothing more, until it is reopened and recovered. An interrupted one counts as failed.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    @contextmanager
+    def _failing_unless_full(self) -> Iterator[None]:
+        """As `_failing`, around what leaves everything as it was where only room is lacking."""
+        try:
+            yield
+        except BaseException as error:
+            if not (isinstance(error, DiskFailed) and error.lacks_room):
+                self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._commit.fail(error)
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
+
+    def _check_may_change(self) -> None:
+        self._check_usable()
+        if self._is_closed:
+            raise DiskFailed("changing a log that was closed, reopen it", partition=self.partition)
+
+    def _publish(
+        self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
+    ) -> None:
+        old = self._view
+        chosen = old.segments if segments is None else tuple(segments)
+        bases = old.bases if segments is None else _bases(old, chosen)
+        start = old.log_start_offset if log_start_offset is None else log_start_offset
+        self._cuts += next_offset is not None and next_offset < old.next_offset
+        times = old.times if segments is None else LargestTimes(chosen[:-1])
+        end = old.next_offset if next_offset is None else next_offset
+        unstable, tail = self._producers.first_unstable_offset, chosen[-1]
+        self._view = LogView(chosen, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
+
+    def _mark_deleted(self, segment: Segment, now_ms: int, delay_ms: int) -> None:
+        suffixes = segment.existing_suffixes()
+        segment.retire()
+        for suffix in suffixes:
+            self._mark(segment.path(suffix), now_ms, delay_ms)
+
+    def _mark_snapshot_deleted(self, offset: int, now_ms: int, delay_ms: int) -> None:
+        if (path := self._snapshots.let_go(offset)) is not None:
+            self._mark(path, now_ms, delay_ms)
+
+    def _mark(self, path: str, now_ms: int, delay_ms: int) -> None:
+        """The file waits under another name. A full disk, on which files go to make room, may have none for a name:
+        then it does not wait. Whoever has it open keeps it; whoever has not meets what he meets when the delay is 0."""
+        try:
+            self._storage.rename(path, path + names.DELETED)
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            self._storage.unlink(path)
+        else:
+            self._deleted.append(_Deleted(now_ms, delay_ms, path + names.DELETED))
+
+
+def _bases(old: LogView, chosen: tuple[Segment, ...]) -> tuple[int, ...]:
+    """Their base offsets. A roll adds one segment: those of thousands before it are not asked again."""
+    if chosen and chosen[:-1] == old.segments:
+        return (*old.bases, chosen[-1].base_offset)
+    return tuple(segment.base_offset for segment in chosen)

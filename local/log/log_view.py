@@ -1,0 +1,185 @@
+"""What a reader of a log sees: its segments and offsets at one moment, copied on every change and never changed.
+
+Readers never wait: they work on a view, and when a segment of it was replaced or dropped meanwhile (NotFound) they ask
+the log for the next one.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from local.errors import OffsetOutOfRange
+from local.index.txn_index import AbortedTransaction
+from local.names import TopicPartition
+from local.records.offset_spec import FoundOffset
+from local.segment.segment import Segment, WrongTransactionIndex
+from local.segment.segment_info import SegmentInfo
+from local.segment.segment_reading import BatchRun, ReadLimits, no_run, read_segment
+from local.segment.time_search import first_at_or_after, largest_timestamp
+
+
+class LargestTimes:
+    """The largest timestamp up to and including each of a list of sealed segments; learned when first asked for.
+
+    Timestamps need not ascend, what is largest so far does: so the first segment that is late enough is found by
+    halving, however many there are. Shared by the views of one list.
+    """
+
+    def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
+        self._sealed = sealed
+        self._running: list[int] | None = None
+
+    def first_reaching(self, timestamp_ms: int) -> int:
+        """Index of the first with a record at or after `timestamp_ms`, the number of them if none. Raises NotFound."""
+        if self._running is None:
+            known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
+            self._running = list(accumulate(known, max))
+        return bisect.bisect_left(self._running, timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """Segments ascending, `bases` their base offsets; `next_offset` is the log end. `times` is of the leading ones.
+
+    `unstable_offset` is where the earliest open transaction began (None: there is none): told together with the log
+    end, for a marker decides only once it can be read, and the entry of an aborted transaction is there by then.
+    `tail_bytes` and `is_tail_active` are of the last segment at that moment: it grows, and is sealed, under whoever
+    looks, and a segment that is told with an end of before it grew would pass for one that is sealed there.
+    """
+
+    segments: tuple[Segment, ...]
+    bases: tuple[int, ...]
+    log_start_offset: int
+    next_offset: int
+    times: LargestTimes = field(default_factory=LargestTimes)
+    unstable_offset: int | None = None
+    tail_bytes: int = 0
+    is_tail_active: bool = False
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided: where the earliest open one began, else the log end."""
+        if self.unstable_offset is None:
+            return self.next_offset
+        return min(max(self.unstable_offset, self.log_start_offset), self.next_offset)
+
+    @property
+    def local_log_start_offset(self) -> int:
+        return max(self.log_start_offset, self.bases[0])
+
+    def infos(
+        self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
+    ) -> tuple[SegmentInfo, ...]:
+        """Facts about every segment; the last is the active one. Raises NotFound where times are asked for."""
+        ends = (*self.bases[1:], self.next_offset)
+        last, found = len(ends) - 1, []
+        for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
+            is_active = at == last and self.is_tail_active
+            is_asked = first_times_from is not None and end > first_times_from and not is_active
+            info = segment.info(
+                segment.max_timestamp_ms if with_times else None,
+                next_offset=end,
+                size_bytes=self.tail_bytes if at == last else segment.size_bytes,
+                is_active=is_active,
+                is_clean=cleaner_offset is not None and end <= cleaner_offset,
+                first_timestamp_ms=segment.first_timestamp_ms() if is_asked else None,
+            )
+            found.append(info)
+        return tuple(found)
+
+    def segment(self, base_offset: int) -> Segment | None:
+        """The segment with exactly this base."""
+        at = bisect.bisect_left(self.bases, base_offset)
+        return self.segments[at] if at < len(self.bases) and self.bases[at] == base_offset else None
+
+    def sealed_below(self, offset: int) -> list[Segment]:
+        """The sealed segments wholly below `offset`, oldest first."""
+        return [each for each, end in zip(self.segments, self.bases[1:], strict=False) if end <= offset]
+
+    def check_inside(self, partition: TopicPartition, offset: int) -> None:
+        """Raises OffsetOutOfRange, with the valid range, outside ``[local_log_start_offset, next_offset]``."""
+        first = self.local_log_start_offset
+        if not first <= offset <= self.next_offset:
+            facts = {"offset": offset, "first_offset": first, "next_offset": self.next_offset}
+            raise OffsetOutOfRange("reading the local log", partition=partition, **facts)
+
+    def read(self, offset: int, limits: ReadLimits) -> BatchRun:
+        """Whole batches from the one that holds `offset` or follows it; an empty run when the limits let none through.
+
+        Raises NotFound when a segment was replaced, Corrupt.
+        """
+        if limits.upper_offset is not None and offset >= limits.upper_offset:
+            return no_run()  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
+        for at in range(max(bisect.bisect_right(self.bases, offset) - 1, 0), len(self.segments)):
+            found = read_segment(self.segments[at], offset, limits)
+            if found is not None:
+                return found
+        return no_run()
+
+    def aborted_transactions(
+        self, from_offset: int, upper_offset: int, open_before: Mapping[int, int] | None = None
+    ) -> list[AbortedTransaction]:
+        """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it.
+
+        `open_before` are the transactions that are open where the segment of `from_offset` begins, as (producer, first
+        offset); the records at or above `from_offset` need none. Every index is held against the batches of its
+        segment. The search goes on behind `upper_offset` until each transaction with records below it has met
+        its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that contradicts the log.
+        """
+        from local.index.txn_scan import carried_problem
+
+        found: list[AbortedTransaction] = []
+        undecided = {producer: first for producer, first in (open_before or {}).items() if first < upper_offset}
+        ended: dict[int, int] = {}  # the last marker of each producer so far
+        at = max(bisect.bisect_right(self.bases, from_offset) - 1, 0)
+        for segment, end in zip(self.segments[at:], (*self.bases[at + 1 :], self.next_offset), strict=True):
+            is_last = segment is self.segments[-1]
+            entries, said = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
+            problem = carried_problem(entries, said, undecided, ended)
+            if problem is not None:
+                raise WrongTransactionIndex(segment.base_offset, problem)
+            found += [each for each in entries if each.last_offset >= from_offset and each.first_offset < upper_offset]
+            for producer in said.first_ended:
+                undecided.pop(producer, None)
+            for producer, first in said.open_from.items():
+                if first < upper_offset:
+                    undecided.setdefault(producer, first)
+            ended.update(said.last_ended)
+            if end >= upper_offset and not undecided:
+                break
+        return found
+
+    def search(self, timestamp_ms: int) -> FoundOffset | None:
+        """The first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""
+        start = self.local_log_start_offset
+        for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
+            segment = self.segments[at]
+            if segment.max_timestamp_ms is not None and segment.max_timestamp_ms >= timestamp_ms:
+                found = first_at_or_after(segment, timestamp_ms, start)
+                if found is not None:
+                    return found
+        return None
+
+    def newest(self) -> FoundOffset | None:
+        """The first of the records with the largest timestamp. Raises NotFound, Corrupt."""
+        start = self.local_log_start_offset
+        segments = self._reaching(start)
+        known = [-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in segments]
+        scanned: set[int] = set()
+        while (largest := max(known)) >= 0:
+            at = known.index(largest)
+            found = first_at_or_after(segments[at], largest, start)
+            if found is not None:
+                return found
+            # It was of a record below the start, or is of one that is just being written: what can be read decides.
+            told = None if at in scanned else largest_timestamp(segments[at], start)
+            known[at] = -1 if told is None else told
+            scanned.add(at)
+        return None
+
+    def _reaching(self, offset: int) -> tuple[Segment, ...]:
+        """The segments that may hold records at or above `offset`."""
+        return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]

@@ -1,0 +1,99 @@
+"""The ``.snapshot`` file: what a log knows of its producers just before the offset in the file's name.
+
+| off | size | field | note |
+|---|---|---|---|
+| 0 | 2 | int16 version | 1 |
+| 2 | 4 | uint32 crc | CRC-32C of byte 6 to the end |
+| 6 | 4 | int32 entry count | |
+| 10 | 46 each | entries | |
+
+An entry, 46 bytes: producerId int64, producerEpoch int16, lastSequence int32 (-1 none), lastOffset int64 (-1 none),
+offsetDelta int32 (of the last batch: its last minus its first offset), timestamp int64, coordinatorEpoch int32,
+currentTxnFirstOffset int64 (-1 none). Big-endian. Only the last batch of each producer survives in the file.
+Source: kafka `ProducerStateManager`, `ProducerSnapshot.json`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import Corrupt
+from local.format.crc32c import crc32c
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+VERSION = 1
+_HEAD = struct.Struct(">hIi")
+_ENTRY = struct.Struct(">qhiqiqiq")
+HEAD_BYTES, ENTRY_BYTES = _HEAD.size, _ENTRY.size
+_CRC_START = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerEntry:
+    """One producer. -1 stands for none, as in the file; `last_offset` is inclusive."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+    coordinator_epoch: int
+    transaction_first_offset: int
+
+
+def encode(producers: Sequence[ProducerEntry]) -> bytes:
+    rows = b"".join(
+        _ENTRY.pack(
+            each.producer_id,
+            each.producer_epoch,
+            each.last_sequence,
+            each.last_offset,
+            each.offset_delta,
+            each.timestamp_ms,
+            each.coordinator_epoch,
+            each.transaction_first_offset,
+        )
+        for each in producers
+    )
+    body = struct.pack(">i", len(producers)) + rows
+    return struct.pack(">hI", VERSION, crc32c(body)) + body
+
+
+def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
+    """Raises Corrupt, naming `path`, for another version, a wrong checksum or bytes too few or too many."""
+    view = memoryview(data).cast("B")
+    if len(view) < HEAD_BYTES:
+        raise Corrupt("reading a producer snapshot, shorter than its head", path=path, size_bytes=len(view))
+    version, crc, count = _HEAD.unpack_from(view)
+    if version != VERSION:
+        raise Corrupt("reading a producer snapshot, no such version", path=path, version=version)
+    found = crc32c(view[_CRC_START:])
+    if found != crc:
+        raise Corrupt(
+            "reading a producer snapshot, crc differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
+        )
+    if count < 0 or len(view) != HEAD_BYTES + count * ENTRY_BYTES:
+        raise Corrupt(
+            "reading a producer snapshot, size and count differ", path=path, size_bytes=len(view), count=count
+        )
+    return [_entry(fields) for fields in _ENTRY.iter_unpack(view[HEAD_BYTES:])]
+
+
+def _entry(fields: tuple[int, ...]) -> ProducerEntry:
+    producer, epoch, sequence, last_offset, delta, timestamp_ms, coordinator, first = fields
+    return ProducerEntry(
+        producer_id=producer,
+        producer_epoch=epoch,
+        last_sequence=sequence,
+        last_offset=last_offset,
+        offset_delta=delta,
+        timestamp_ms=timestamp_ms,
+        coordinator_epoch=coordinator,
+        transaction_first_offset=first,
+    )

@@ -1,0 +1,143 @@
+"""A partition directory as another process's: what is on the disk at this moment, and nothing is touched.
+
+Read are the listing and the end of the last segment: its whole batches are what there is of it. Light on purpose:
+``tiered status`` looks at every log of a node and needs none of what loading one for appends does
+(`local.log.loading`).
+
+The owner goes on meanwhile, and a listing is no moment: of a segment that gets another name while it is made neither
+name may be in it, and what is left would look whole. So names are listed before and after, and have to be the same.
+Where they are not, or files are on their way to other names, the look is taken again after each of PAUSES_S.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from local import names
+from local.errors import NotFound, Unavailable
+from local.format.batch_checks import walk
+from local.index.sealed_indexes import LOOKING, Access
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_state import ProducerState
+from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
+from local.storage import FileFacts, Storage
+
+WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
+PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory twice
+_LOGS = (names.LOG, names.LOG + names.SWAP)
+_LOOKED_AT = (*_LOGS, names.TXN_INDEX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLog:
+    """Sealed segments, ascending, and the log end; `epochs` and `producers` with what the recovered batches said.
+
+    `recovered_count` of the segments were read whole and checked.
+    """
+
+    segments: list[Segment]
+    next_offset: int
+    epochs: LeaderEpochs
+    producers: ProducerState
+    recovered_count: int = 0
+
+
+def look(
+    storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
+) -> LoadedLog:
+    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
+
+    Raises Unavailable where a crash left files between steps 3 and 5 of a swap (`local.segment.swap`), where none has
+    its name: what lies around it would look whole, with a hole in it.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return _look(storage, directory, log_start_offset)
+        except (Unavailable, NotFound):
+            pause(pause_s)
+    return _look(storage, directory, log_start_offset)
+
+
+def _look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+    files = _listed(storage, directory) if storage.exists(directory) else {}
+    parsed = _logs(files)
+    bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
+    missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
+    if missing:
+        facts = {"directory": directory, "base_offset": min(missing)}
+        raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
+    segments = [found_segment(storage, directory, base, files, LOOKING) for base in bases]
+    if not segments:
+        return nothing(storage, directory, log_start_offset)
+    next_offset = trim_to_whole_batches(segments[-1])
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+
+
+def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
+    """A log without a record, which goes on at `next_offset`."""
+    segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+
+
+def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
+    """Logs and transaction indexes of the directory, as they were for a while. Raises Unavailable where logs got names
+    or lost them meanwhile, but for new ones behind all others."""
+    before = _logs(storage.list(directory))
+    files = storage.list_files(directory, _LOOKED_AT)
+    newest = max(before, default=(-1, ""))[0]
+    for after in (_logs(files), _logs(storage.list(directory))):
+        if {each for each in after if each[0] <= newest} != before:
+            raise Unavailable("looking at a log, its owner changes it at this moment; look again", directory=directory)
+    return files
+
+
+def _logs(files: Iterable[str]) -> set[tuple[int, str]]:
+    """Base offset and suffix of each log among them, whole or about to be."""
+    return {found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))}
+
+
+def found_segment(
+    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access
+) -> Segment:
+    """The sealed segment as the listing `files` tells of it."""
+    log = files[names.segment_file(base, names.LOG)]
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
+    return Segment.found(storage, directory, base, log, access, has_aborted)
+
+
+def trim_to_whole_batches(segment: Segment) -> int:
+    """Set the size of a segment that another process may be writing to its good batches; one past its last offset.
+
+    They are looked for from the last entry of the offset index on, which names the last offset of the batch there:
+    where that batch is sound and ends with it, the entry needs no other voucher.
+    """
+    segment.may_grow = True
+    # Those behind the bytes we know of were added since.
+    inside = [each for each in segment.last_offset_entries() if 0 <= each[1] < segment.size_bytes]
+    last_offset, start = inside[-1] if inside else (None, 0)
+    if segment.size_bytes - start <= WALKED_BYTES_MAX:
+        found = walk(segment.read(start, segment.size_bytes))
+        if found is not None and last_offset in (None, found.last_offset):
+            segment.show(start + found.valid_bytes, found.max_timestamp_ms)
+            return found.next_offset
+    return _scanned_end(segment)
+
+
+def _scanned_end(segment: Segment) -> int:
+    """As `trim_to_whole_batches`, whatever the index is like and of whatever formats the batches are."""
+    if not segment.size_bytes:
+        segment.show(0, -1)
+        return segment.base_offset
+    from local import kernels
+
+    position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
+    for start in (position, 0):
+        # From the last index entry on; from the beginning when the batch it names is the torn one.
+        table = kernels.scan_batches(segment.read(start, segment.size_bytes))
+        if len(table):
+            segment.show(start + table.valid_bytes, int(table.max_timestamps.max()))
+            return int(table.last_offsets[-1]) + 1
+    segment.show(0, -1)
+    return segment.base_offset

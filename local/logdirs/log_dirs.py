@@ -1,0 +1,512 @@
+"""Several log directories of one node, usually a disk each: where each partition is, and what a lost disk takes along.
+
+With one directory this is that `LogDirectory` and nothing more: its errors are its own. With several:
+
+* A disk that fails takes only its own directory **offline** (`local.logdirs.offline_detection`): whoever wants
+  something of it is refused with the cause, everything else goes on. So does one that cannot be opened at the start: it
+  is not there, not ours to write, or does not answer. Offline lasts until the next start.
+* All of them are one node's: another cluster or node id, one directory id twice, or a directory that another process
+  holds, is an error for the whole, and nothing was written by then.
+* A partition is in one directory. One that is found in two is refused, and both copies stay as they are (Kafka ends the
+  whole process: "Duplicate log directories found"). The ``-future`` copy of a move is no duplicate.
+* A partition that is nowhere to be found while a directory is offline is taken to be there: it is refused, and not
+  begun anew elsewhere.
+
+The first start makes directories that are missing. Later a missing one is offline, for its disk may not be mounted: a
+new one is made by hand.
+
+Somewhat longer than its neighbours: what happens to a partition in one of several directories is said here alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, ErrorCode, InvalidRequest, LogError, NotFound
+from local.log import Log, checkpoints
+from local.log.checkpoints import MetaProperties
+from local.logdirs.log_dir import LogDirectory
+from local.logdirs.log_dir_info import LogDirFacts
+from local.logdirs.log_moves import Progress, move_log, remove_tree, rename_deleted
+from local.logdirs.move_recovery import Leftover, find_leftovers, settle
+from local.logdirs.offline_detection import WatchedStorage, offline
+from local.names import TopicPartition
+from local.settings import LogSettings
+from local.storage import Space, Storage
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_MS = 60_000
+_LOOKS_MAX = 10
+
+_T = TypeVar("_T")
+Choose = Callable[[Sequence[LogDirFacts]], LogDirFacts]
+OnOffline = Callable[[str, LogError], None]
+
+
+class _Doomed(NamedTuple):
+    """A directory that waits to be removed, since when, and for how long; half removed it no longer tells its topic."""
+
+    since_ms: int
+    delay_ms: int
+    directory: LogDirectory
+    path: str
+    topic_id: str | None
+
+
+class LogDirectories:
+    """See the module text. Thread safe for different partitions."""
+
+    def __init__(
+        self, storage: Storage, roots: Sequence[str], *, read_only: bool = False, cordoned: Collection[str] = ()
+    ) -> None:
+        """Take every directory. Raises Conflict, InvalidRequest, Corrupt for the whole; the error of a single directory
+        when there is but one, or when none of several is left."""
+        assert roots, "at least one directory"
+        self.roots = tuple(roots)
+        self.read_only = read_only
+        self.cordoned = frozenset(cordoned)
+        self.on_offline: OnOffline = lambda root, error: None
+        self._is_closed = False
+        self._leftovers: list[Leftover] = []
+        self._doomed: list[_Doomed] = []
+        self._changing = threading.Lock()
+        self._offline: dict[str, LogError] = {}
+        self._storages: dict[str, Storage] = {}
+        for root in self.roots:
+            self._storages[root] = self._watched(storage, root) if len(self.roots) > 1 else storage
+        self._directories: dict[str, LogDirectory] = {}
+        self._where: dict[TopicPartition, tuple[str, ...]] = {}
+        try:
+            self._take_all()
+        except BaseException:
+            self.abandon()
+            raise
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def offline(self) -> Mapping[str, LogError]:
+        """Directories that cannot be used, and why."""
+        return self._offline
+
+    @property
+    def online(self) -> list[LogDirectory]:
+        return [each for root, each in self._directories.items() if root not in self._offline]
+
+    def places(self) -> list[tuple[Storage, str]]:
+        """Every root with the storage to reach it; for one that is offline that refuses."""
+        return [(self._storages[root], root) for root in self.roots]
+
+    def first_online(self) -> tuple[Storage, str]:
+        """Where the node keeps what it needs once and can find out again."""
+        root = next((root for root in self.roots if root not in self._offline), self.roots[0])
+        return self._storages[root], root
+
+    def root_of(self, partition: TopicPartition) -> str | None:
+        """The directory that holds it, online or not; None where it is not known. Raises Corrupt when two do."""
+        roots = self._where.get(partition, ())
+        if len(roots) > 1:
+            raise Corrupt(
+                "finding a partition, it is in more than one log directory; keep one, move the others away",
+                partition=partition,
+                directories=",".join(roots),
+            )
+        return roots[0] if roots else None
+
+    def of(self, partition: TopicPartition) -> LogDirectory:
+        """Raises NotFound, Corrupt for a duplicate, DiskFailed when its directory is offline."""
+        self.check_online(partition)
+        root = self.root_of(partition)
+        if root is None:
+            raise NotFound("finding a partition", partition=partition, directories=",".join(self.roots))
+        return self._directories[root]
+
+    def is_online(self, partition: TopicPartition) -> bool:
+        """False only for a partition whose directory is known to be offline."""
+        return not self._offline or not any(root in self._offline for root in self._where.get(partition, ()))
+
+    def check_online(self, partition: TopicPartition) -> None:
+        """Raises DiskFailed when the partition's directory is offline."""
+        root = None if self.is_online(partition) else self.root_of(partition)
+        if root is not None:
+            raise offline(root, self._offline[root], partition=partition)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition that was found in a directory, sorted."""
+        return sorted(self._where)
+
+    def partitions_of(self, root: str) -> list[TopicPartition]:
+        return sorted(name for name, roots in list(self._where.items()) if root in roots)
+
+    def facts(self) -> list[LogDirFacts]:
+        """What there is to choose from, in the order of configuration.
+
+        Directories of one file system have one figure of free bytes: writes between two looks at it would choose.
+        """
+        spaces: dict[int, Space] = {}
+        return [self._facts(root, spaces) for root in self.roots]
+
+    def topic_id(self, partition: TopicPartition) -> str | None:
+        """The topic id of the partition's directory; None when there is none anywhere. Raises what `of` raises."""
+        if self.root_of(partition) is None:
+            return None
+        directory = self.of(partition)
+        return checkpoints.read_topic_id(directory.storage, directory.path(partition))
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def place(self, partitions: Sequence[TopicPartition], choose: Choose) -> dict[TopicPartition, LogError]:
+        """Directories for partitions of new topics, where `choose` says; durable on return, each root synced once.
+
+        What comes back are those that nothing can be made for: no directory is fit, it is in two, or its disk refused
+        (then it belongs there all the same, `create` says why). Their logs must not be opened. A partition that is
+        somewhere stays there.
+        """
+        facts = {each.path: each for each in self.facts()}
+        chosen: dict[str, list[TopicPartition]] = {}
+        refused: dict[TopicPartition, LogError] = {}
+        for name in partitions:
+            try:
+                root = self.root_of(name) or choose(list(facts.values())).path
+            except LogError as error:
+                refused[name] = error
+                continue
+            if name not in self._where:
+                facts[root] = replace(facts[root], partition_count=facts[root].partition_count + 1)
+                chosen.setdefault(root, []).append(name)
+        for root, names in chosen.items():
+            with self._changing:
+                self._where.update(dict.fromkeys(names, (root,)))
+            directory = self._directories[root]
+            try:
+                directory.storage.make_directories([directory.path(name) for name in names])
+            except LogError as error:
+                refused.update(dict.fromkeys(names, error))
+        return refused
+
+    def create(self, partition: TopicPartition, topic_id: str, choose: Choose, *, is_new: bool = True) -> None:
+        """An empty directory for a partition, where `choose` says. Durable once its log was opened.
+
+        Raises DiskFailed when no directory is fit, and for a partition that is not `is_new` (it may have records) while
+        a directory is offline. When the disk fails in the middle the partition belongs there all the same: something of
+        it may be on that disk, and begun in another directory it would be there twice one day.
+        """
+        self.check_online(partition)
+        root = self.root_of(partition)
+        if root is None and not is_new:
+            self._check_not_away(partition)
+            self._check_no_leftover(partition, topic_id)
+        if root is None:
+            root = choose(self.facts()).path
+            if not is_new:
+                _log.warning("nothing of a partition was found, begun anew: partition=%s directory=%s", partition, root)
+            with self._changing:
+                self._where[partition] = (root,)
+        self._directories[root].create(partition, topic_id, is_opened_next=True)
+
+    def open_log(
+        self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False
+    ) -> Log:
+        """As `LogDirectory.open_log`, wherever the partition is. A read-only one that is nowhere is seen as empty."""
+        if self.read_only and self.root_of(partition) is None:
+            self._check_not_away(partition)
+            directory = self.online[0]
+        else:
+            directory = self.of(partition)
+        return directory.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered)
+
+    def move(
+        self,
+        partition: TopicPartition,
+        root: str,
+        *,
+        now_ms: int,
+        delay_ms: int,
+        progress: Progress = lambda done, all_: None,
+    ) -> None:
+        """Move an open log to another directory while it goes on (`local.logdirs.log_moves`); the old files go
+        `delay_ms` later.
+
+        Nothing else may change the log's directory meanwhile (a cleaning, a copy). Raises InvalidRequest for a
+        directory that is not ours or where it is already, DiskFailed for one without room or that is offline.
+        """
+        source = self.of(partition)
+        if root not in self.roots or root == source.root:
+            what = "it is there already" if root == source.root else "no such log directory"
+            raise InvalidRequest(
+                f"moving a partition, {what}", partition=partition, to=root, known=",".join(self.roots)
+            )
+        if root in self._offline:
+            raise offline(root, self._offline[root])
+        target = self._directories[root]
+        log = source.logs.get(partition)
+        if log is None:
+            raise NotFound("moving a partition, its log is not open", partition=partition)
+        space = target.storage.space(root)
+        if space is not None and space.free_bytes < log.size_bytes:
+            raise DiskFailed(
+                "moving a partition, no room for it", to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes
+            )
+        topic_id = checkpoints.read_topic_id(source.storage, source.path(partition))
+        doomed = move_log(log, source, target, progress=progress)
+        with self._changing:
+            self._where[partition] = (root,)
+            self._doomed.append(_Doomed(now_ms, delay_ms, source, doomed, topic_id))
+        _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
+        source.try_checkpoints()
+
+    def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
+        """Take a partition away: its log, if open, lets go of its files, its directory becomes a ``-delete``, durably,
+        and goes `delay_ms` later, as Kafka does. No error where there is none. Raises what `of` raises, DiskFailed."""
+        if self._is_closed or self.root_of(partition) is None:
+            return
+        directory = self.of(partition)
+        topic_id = checkpoints.read_topic_id(directory.storage, directory.path(partition))
+        doomed = rename_deleted(directory, partition)
+        with self._changing:
+            self._where.pop(partition, None)
+            self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed, topic_id))
+        directory.try_checkpoints()
+
+    def remove_leftovers(self, topic: str, topic_id: str) -> None:
+        """At a start: the ``-delete`` directories of a topic that was deleted. Those of others stay."""
+        for each in [each for each in self._leftovers if each.is_deleted_topics(topic, topic_id)]:
+            remove_tree(each.storage, each.root, each.path)
+            self._leftovers.remove(each)
+
+    def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
+        """Whether nothing of that topic's partition is in any directory any more, its files' delay included.
+
+        False once they were let go of: then it is for another to say."""
+        waiting = any(each.topic_id == topic_id for each in self._doomed)
+        return not (self._is_closed or self._offline or waiting or self.topic_id(partition) == topic_id)
+
+    def remove_deleted(self, now_ms: int) -> None:
+        """Remove what moved and deleted logs left behind and whose time has come; what the disk refuses is tried again.
+
+        What was given up at a time which is still to come waits its delay from now on: the clock was wrong then.
+        """
+        with self._changing:
+            waiting = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._doomed]
+            self._doomed = waiting
+        for due in [each for each in waiting if now_ms - each.since_ms >= each.delay_ms]:
+            still: list[_Doomed] = []
+            try:
+                remove_tree(due.directory.storage, due.directory.root, due.path)
+            except LogError as error:
+                still.append(due._replace(since_ms=now_ms, delay_ms=max(due.delay_ms, _AGAIN_MS)))
+                _log.warning("left what a move left behind: path=%s error=%s", due.path, error)
+            with self._changing:  # only now: until then nobody may forget whose it is
+                self._doomed = [each for each in self._doomed if each is not due] + still
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def write_checkpoints(self) -> None:
+        """Of every directory that is online. A disk that fails meanwhile goes offline; other errors are raised last."""
+        self._for_each(LogDirectory.write_checkpoints)
+
+    def try_checkpoints(self) -> DiskFailed | None:
+        """As `write_checkpoints`; a directory without room is no error: what the first one said (`LogDirectory`)."""
+        refused: list[DiskFailed] = []
+
+        def written(each: LogDirectory) -> None:
+            if (error := each.try_checkpoints()) is not None:
+                refused.append(error)
+
+        self._for_each(written)
+        return refused[0] if refused else None
+
+    def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
+        """Seal, checkpoint, mark clean, unlock, each on its own. Raises the first error when all is done.
+
+        A directory that holds an `unrecovered` partition is not marked clean: its next start has to look at that one.
+        """
+        self._is_closed = True
+        held = {root for name in unrecovered for root in self._where.get(name, ())}
+        try:
+            self._for_each(lambda each: each.close(is_clean=each.root not in held))
+        finally:
+            for root in self._offline:
+                if root in self._directories:
+                    self._directories[root].abandon()
+
+    def abandon(self) -> None:
+        """Let go of files and locks without writing anything, as a crash would."""
+        self._is_closed = True
+        for directory in self._directories.values():
+            directory.abandon()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _watched(self, storage: Storage, root: str) -> WatchedStorage:
+        def on_failure(error: LogError) -> None:
+            _log.error("log directory goes offline: directory=%s error=%s", root, error)
+            with self._changing:
+                self._offline = {**self._offline, root: error}
+            self.on_offline(root, error)
+
+        return WatchedStorage(storage, root, on_failure)
+
+    def _check_not_away(self, partition: TopicPartition) -> None:
+        """Raises DiskFailed for a partition that is nowhere, while it may be somewhere all the same."""
+        if self._offline:
+            raise DiskFailed(
+                "finding a partition, it is in no directory that is online",
+                partition=partition,
+                offline=",".join(self._offline),
+            ).with_code(ErrorCode.DIRECTORY_OFFLINE)
+
+    def _check_no_leftover(self, partition: TopicPartition, topic_id: str) -> None:
+        """Raises Conflict where all that is left of a partition stands under the name of a move."""
+        for each in self._leftovers:
+            if each.partition == partition and each.is_of(topic_id):
+                raise Conflict(
+                    "beginning a partition, a copy of it is there that a move left behind; "
+                    "rename it to the partition's name to keep it, or move it away",
+                    partition=partition,
+                    path=each.path,
+                )
+
+    def _take_all(self) -> None:
+        is_one_of_several = len(self.roots) > 1
+        known = self._look_at_all() if is_one_of_several else {}
+        like = _agreed(known)
+        if like is None and self._offline:
+            # Whose the others are to be only the lost one could tell.
+            raise next(iter(self._offline.values()))
+        for root in self.roots:
+            if root not in self._offline:
+                if is_one_of_several and known and not self._try(root, self._is_there):
+                    self._lose(
+                        root, NotFound("opening a log directory, there is none; make it if it is new", path=root)
+                    )
+                    continue
+                like = self._take_one(root, like) or like
+        if len(self._offline) == len(self.roots):
+            raise next(iter(self._offline.values()))
+        if self.read_only and is_one_of_several:
+            self._look_until_same()
+        self._settle_moves()
+
+    def _settle_moves(self) -> None:
+        """Finish or undo what a crash cut off; what is nobody's second copy is left alone, and remembered."""
+        found = [self._try(each.root, self._find_leftovers) for each in self.online]
+        leftovers = [leftover for some in found for leftover in some or ()]
+        self._leftovers = leftovers if self.read_only else settle(leftovers, self._where, self._storages)
+
+    def _look_at_all(self) -> dict[str, MetaProperties]:
+        found = ((root, self._try(root, self._look_at)) for root in self.roots)
+        return {root: identity for root, identity in found if identity is not None}
+
+    def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
+        """Whose it is; None when it went offline."""
+        taken = self._try(root, lambda root: self._take(root, like))
+        if taken is None:
+            return None
+        self._directories[root] = taken
+        self._where = self._found_in(root, self._where)
+        return taken.identity
+
+    def _found_in(
+        self, root: str, where: Mapping[TopicPartition, tuple[str, ...]]
+    ) -> dict[TopicPartition, tuple[str, ...]]:
+        """`where`, and what lies in this directory."""
+        return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
+
+    def _look_until_same(self) -> None:
+        """Beside their owner, who may move a partition from a directory that was listed to one that was not yet, or the
+        other way round: what counts is what two looks in a row find."""
+        for _ in range(_LOOKS_MAX):
+            found: dict[TopicPartition, tuple[str, ...]] = {}
+            for each in self.online:
+                found = self._found_in(each.root, found)
+            before, self._where = self._where, found
+            if before == found:
+                return
+
+    def _try(self, root: str, act: Callable[[str], _T]) -> _T | None:
+        """`act`, or None when it took the directory offline."""
+        try:
+            return act(root)
+        except (NotFound, AccessDenied, DiskFailed) as error:
+            if len(self.roots) == 1:
+                raise
+            self._lose(root, error)
+            return None
+
+    def _lose(self, root: str, error: LogError) -> None:
+        watched = self._storages[root]
+        assert isinstance(watched, WatchedStorage), "one directory alone is never offline"
+        watched.fail(error)
+
+    def _look_at(self, root: str) -> MetaProperties | None:
+        return checkpoints.read_meta_properties(self._storages[root], root)
+
+    def _is_there(self, root: str) -> bool:
+        return self._storages[root].is_directory(root)
+
+    def _take(self, root: str, like: MetaProperties | None) -> LogDirectory:
+        return LogDirectory(self._storages[root], root, read_only=self.read_only, like=like)
+
+    def _find_leftovers(self, root: str) -> list[Leftover]:
+        return find_leftovers(self._storages[root], root) if self._is_there(root) else []
+
+    def _list(self, root: str) -> list[TopicPartition]:
+        if self.read_only and len(self.roots) == 1 and not self._is_there(root):
+            return []
+        return self._directories[root].partitions()
+
+    def _facts(self, root: str, spaces: dict[int, Space]) -> LogDirFacts:
+        """`spaces` are those of the file systems that were looked at, by device; this one is added."""
+        space: Space | None = None
+        if root not in self._offline and self._try(root, self._is_there):
+            space = self._try(root, lambda root: self._storages[root].space(root))
+            if space is not None and space.device is not None:
+                space = spaces.setdefault(space.device, space)
+        return LogDirFacts(
+            path=root,
+            partition_count=len(self.partitions_of(root)),
+            free_bytes=space.free_bytes if space else None,
+            total_bytes=space.total_bytes if space else None,
+            is_offline=root in self._offline,
+            is_cordoned=root in self.cordoned,
+        )
+
+    def _for_each(self, act: Callable[[LogDirectory], None]) -> None:
+        first: LogError | None = None
+        for directory in self.online:
+            try:
+                act(directory)
+            except LogError as error:
+                if directory.root not in self._offline:
+                    first = first or error
+        if first is not None:
+            raise first
+
+
+def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
+    """What all of them say of the node. Raises InvalidRequest where two contradict each other."""
+    like: MetaProperties | None = None
+    ids: dict[str, str] = {}
+    for root, found in known.items():
+        if like is None:
+            like, first = found, root
+        for what in ("cluster_id", "node_id"):
+            mine, other = getattr(found, what), getattr(like, what)
+            if mine != other:
+                raise InvalidRequest(
+                    f"opening log directories, their {what.replace('_', '.')} differs", **{first: other, root: mine}
+                )
+        if found.directory_id and found.directory_id in ids:
+            raise InvalidRequest(
+                "opening log directories, two have one directory.id; is one a copy of the other?",
+                directories=f"{ids[found.directory_id]},{root}",
+                directory_id=found.directory_id,
+            )
+        ids[found.directory_id] = root
+    return like

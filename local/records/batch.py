@@ -1,0 +1,209 @@
+"""Whole record batches: checking them, making them, giving them their offset.
+
+The header's byte table is in `local.format.batch_header`; what lies behind it, for each record, all varints zigzag:
+
+    length | attributes 1 byte | timestamp delta (64 bit) | offset delta | key length, key | value length, value |
+    header count | for each header: key length, key in UTF-8 | value length, value
+
+A length of -1 is null and legal for key, value and a header's value. With a codec all records are one compressed blob.
+Sources: kafka `DefaultRecordBatch`, `DefaultRecord`, `EndTransactionMarker`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from local.errors import Corrupt, InvalidRequest
+from local.format import legacy
+from local.format.batch_header import (
+    CODEC_BITS,
+    CONTROL,
+    CRC_START,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+    read_header,
+    seal,
+)
+from local.format.compression import Codec, compress
+from local.format.crc32c import crc32c
+from local.format.record import TimestampType
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "HEADER_BYTES",
+    "BatchHeader",
+    "Codec",
+    "Marker",
+    "assign_offset",
+    "assign_timestamp",
+    "check_batch",
+    "encode_batch",
+    "encode_marker",
+    "read_header",
+    "read_marker",
+]
+
+_LONG = (-(2**63), 2**63 - 1)
+_INT = (-(2**31), 2**31 - 1)
+_SHORT = (-(2**15), 2**15 - 1)
+_MARKER_KEY, _MARKER_VALUE = struct.Struct(">hh"), struct.Struct(">hi")
+_ABORT, _COMMIT = 0, 1
+
+
+class Marker(NamedTuple):
+    """The end of a transaction, as a control record tells it."""
+
+    is_commit: bool
+    coordinator_epoch: int
+
+
+def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch at byte `at`, its checksum verified. Raises Corrupt when it is truncated or differs.
+
+    Records are not looked at; `kernels.decode_columns` does that.
+    """
+    view = memoryview(data).cast("B")
+    header = read_header(view, at)
+    if header is None or at + header.size_bytes > len(view):
+        told = None if header is None else header.base_offset
+        raise Corrupt("checking a batch, truncated", at=at, base_offset=told, bytes=len(view) - at)
+    if header.is_legacy:
+        found = legacy.crc_of(view[at : at + header.size_bytes])
+    else:
+        found = crc32c(view[at + CRC_START : at + header.size_bytes])
+    if found != header.crc:
+        facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
+        raise Corrupt("checking a batch, crc differs", at=at, base_offset=header.base_offset, **facts)
+    return header
+
+
+def encode_batch(
+    records: Sequence[tuple[object, ...]],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+    codec: Codec = Codec.NONE,
+    level: int | None = None,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    append_time_ms: int | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    is_transactional: bool = False,
+) -> bytes:
+    """One batch of `records`, each a `Record` or a tuple (key, value, timestamp_ms[, headers]), at consecutive offsets.
+
+    Under LOG_APPEND_TIME `append_time_ms` is what every record's time will read as. Raises InvalidRequest for no
+    record, for one that is no record, for a number outside its field and for a level the codec has not.
+    """
+    from local import kernels
+
+    attributes = codec | (LOG_APPEND_TIME if timestamp_type else 0) | (TRANSACTIONAL if is_transactional else 0)
+    if (append_time_ms is None) is bool(timestamp_type):
+        raise InvalidRequest("encoding a batch, append time and timestamp type disagree", append_time_ms=append_time_ms)
+    append_ms = -1 if append_time_ms is None else append_time_ms
+    _check_fields(base_offset, leader_epoch, append_ms, producer_id, producer_epoch, base_sequence)
+    fields = (base_offset, leader_epoch, attributes, append_ms, producer_id, producer_epoch, base_sequence)
+    if codec is Codec.NONE:
+        return kernels.encode_plain_batch(records, *fields)
+    plain = kernels.encode_plain_batch(records, *fields[:2], attributes & ~CODEC_BITS, *fields[3:])
+    header = read_header(plain)
+    assert header is not None
+    return seal(replace(header, attributes=attributes), compress(codec, memoryview(plain)[HEADER_BYTES:], level))
+
+
+def encode_marker(
+    *,
+    base_offset: int,
+    is_commit: bool,
+    timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int = 0,
+    leader_epoch: int = 0,
+) -> bytes:
+    """The control batch that ends a producer's transaction: one record, key int16 version 0 and int16 type."""
+    from local import kernels
+
+    key = _MARKER_KEY.pack(0, _COMMIT if is_commit else _ABORT)
+    record = (key, _MARKER_VALUE.pack(0, coordinator_epoch), timestamp_ms)
+    attributes = TRANSACTIONAL | CONTROL
+    _check_fields(base_offset, leader_epoch, -1, producer_id, producer_epoch, -1)
+    fields = (base_offset, leader_epoch, attributes, -1, producer_id, producer_epoch, -1)
+    return kernels.encode_plain_batch([record], *fields)
+
+
+def read_marker(data: Buffer, at: int = 0) -> Marker | None:
+    """What the control batch at byte `at` says of a transaction; None when it is empty or of another kind.
+
+    Raises Corrupt for a control record that is none. Longer keys and values are legal: later versions append to them.
+    """
+    header = read_header(data, at)
+    if header is None or header.record_count == 0:
+        return None
+    view = memoryview(data).cast("B")[at : at + header.size_bytes]
+    from local import kernels
+
+    columns = kernels.decode_columns(view, verify=False, include_control=True)
+    key, value = (columns.key(0), columns.value(0)) if len(columns) else (None, None)
+    if key is None or len(key) < _MARKER_KEY.size:
+        raise Corrupt("reading a control record, its key is too short", base_offset=header.base_offset)
+    _, kind = _MARKER_KEY.unpack_from(key)
+    if kind not in (_ABORT, _COMMIT):
+        return None
+    if value is None or len(value) < _MARKER_VALUE.size:
+        raise Corrupt("reading a transaction marker, its value is too short", base_offset=header.base_offset)
+    return Marker(kind == _COMMIT, _MARKER_VALUE.unpack_from(value)[1])
+
+
+def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Write both into the batch's header, in place. They lie outside the checksum, which therefore stays right.
+
+    Raises InvalidRequest for a number outside its field or a batch not of format 2, Corrupt when `batch` is no batch.
+    """
+    _check_fields(base_offset, leader_epoch, -1, -1, -1, -1)
+    header = read_header(batch)
+    if header is None:
+        raise Corrupt("assigning an offset, truncated", bytes=len(batch))
+    if header.is_legacy:
+        raise InvalidRequest("assigning an offset, not a batch of format 2", magic=header.magic)
+    struct.pack_into(">q", batch, 0, base_offset)
+    struct.pack_into(">i", batch, 12, leader_epoch)
+
+
+def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timestamp_ms: int) -> None:
+    """Write type and largest time into the batch's header, in place, and the checksum that follows from it.
+
+    Under LOG_APPEND_TIME that time is every record's. Raises as `assign_offset`.
+    """
+    _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
+    header = read_header(batch)
+    if header is None:
+        raise Corrupt("assigning a timestamp, truncated", bytes=len(batch))
+    attributes = header.attributes & ~LOG_APPEND_TIME | (LOG_APPEND_TIME if timestamp_type else 0)
+    struct.pack_into(">h", batch, 21, attributes)
+    struct.pack_into(">q", batch, 35, max_timestamp_ms)
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[CRC_START : header.size_bytes]))
+
+
+def _check_fields(
+    base_offset: int, leader_epoch: int, append_ms: int, producer_id: int, producer_epoch: int, base_sequence: int
+) -> None:
+    if not 0 <= base_offset < _LONG[1] - _INT[1]:
+        raise InvalidRequest("encoding a batch, offset outside 0..2^63", base_offset=base_offset)
+    for name, number, (lowest, highest) in (
+        ("leader_epoch", leader_epoch, _INT),
+        ("append_time_ms", append_ms, _LONG),
+        ("producer_id", producer_id, _LONG),
+        ("producer_epoch", producer_epoch, _SHORT),
+        ("base_sequence", base_sequence, _INT),
+    ):
+        if not lowest <= number <= highest:
+            raise InvalidRequest("encoding a batch, a number leaves its field", **{name: number})

@@ -1,0 +1,233 @@
+"""Records to append, as columns: where each key and value lies in buffers that stay the caller's.
+
+The door for data that is columnar already: `of_columns` takes what was read from another log, `of_arrow` an Arrow table
+or record batch. No record becomes a Python object on the way, except the headers of Arrow rows, which are rare.
+pyarrow is imported when Arrow comes in, and only then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local.errors import InvalidRequest
+from local.format.batch_header import CONTROL
+from local.format.columns import Columns
+from local.format.varint import append_varint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NOTHING = memoryview(b"")
+_NO_STARTS, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.int32)
+_INT_MAX = 2**31 - 1
+_CHUNK_ROWS_MIN = 4096  # below this on average a table's chunks are put together first: each makes batches of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordColumns:
+    """One row per record. Starts are positions in the buffer named before them, a length of -1 is null.
+
+    Timestamps are milliseconds, -1 is none. `header_starts` and `header_counts` are empty where no record has headers;
+    else a row's headers begin with the varint of their number. The buffers must not change while this is in use.
+    """
+
+    key_data: memoryview
+    key_starts: NDArray[np.int64]
+    key_lengths: NDArray[np.int32]
+    value_data: memoryview
+    value_starts: NDArray[np.int64]
+    value_lengths: NDArray[np.int32]
+    timestamps: NDArray[np.int64]
+    header_data: memoryview = _NOTHING
+    header_starts: NDArray[np.int64] = field(default_factory=lambda: _NO_STARTS)
+    header_counts: NDArray[np.int32] = field(default_factory=lambda: _NO_COUNTS)
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def select(self, rows: slice | NDArray[np.integer] | NDArray[np.bool_]) -> RecordColumns:
+        """Some of the records, in the order asked for; the buffers are shared."""
+        names = ["key_starts", "key_lengths", "value_starts", "value_lengths", "timestamps"]
+        names += ["header_starts", "header_counts"] if len(self.header_counts) else []
+        chosen: dict[str, Any] = {name: np.ascontiguousarray(getattr(self, name)[rows]) for name in names}
+        return replace(self, **chosen)
+
+
+def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
+    """What may be given to an append of columns: `Columns`, `RecordColumns` (a list of them, too), or anything Arrow.
+
+    Raises InvalidRequest for anything else.
+    """
+    if isinstance(data, RecordColumns):
+        return [data]
+    if isinstance(data, list) and all(isinstance(each, RecordColumns) for each in data):
+        return data
+    return [of_columns(data)] if isinstance(data, Columns) else of_arrow(data, now_ms=now_ms)
+
+
+def of_columns(columns: Columns) -> RecordColumns:
+    """The records of another log with their times and headers; their offsets stay behind.
+
+    Raises InvalidRequest for control records: markers belong to the log they were written to.
+    """
+    if len(columns) and (columns.table.attributes[columns.batch_ordinals] & CONTROL).any():
+        raise InvalidRequest("appending columns, control records are not for appending")
+    has_headers = bool(columns.header_counts.any())
+    return RecordColumns(
+        key_data=columns.data,
+        key_starts=np.ascontiguousarray(columns.key_starts),
+        key_lengths=np.ascontiguousarray(columns.key_lengths),
+        value_data=columns.data,
+        value_starts=np.ascontiguousarray(columns.value_starts),
+        value_lengths=np.ascontiguousarray(columns.value_lengths),
+        timestamps=np.ascontiguousarray(columns.timestamps),
+        header_data=columns.data if has_headers else _NOTHING,
+        header_starts=np.ascontiguousarray(columns.header_starts) if has_headers else _NO_STARTS,
+        header_counts=np.ascontiguousarray(columns.header_counts) if has_headers else _NO_COUNTS,
+    )
+
+
+# -- Arrow
+
+
+def of_arrow(data: object, *, now_ms: int) -> list[RecordColumns]:
+    """The chunks of a table with the columns key, value and, if they are there, timestamp and headers.
+
+    Keys and values are any kind of binary or string, dictionaries of them included; a timestamp is an integer
+    (milliseconds) or an Arrow timestamp, which is cut to milliseconds, and `now_ms` where there is no such column;
+    headers are a list of structs (key, value), or a map. A key or value column that is not there is null throughout.
+    Raises InvalidRequest for other columns, other types, or a null timestamp.
+    """
+    table = _table(data)
+    unknown = sorted(set(table.column_names) - {"key", "value", "timestamp", "headers"})
+    if unknown or len(set(table.column_names)) != len(table.column_names):
+        expected = "key, value, timestamp, headers"
+        raise InvalidRequest("appending an arrow table, other columns", unknown=unknown or "twice", expected=expected)
+    chunks = table.to_batches()
+    if len(chunks) > 1 and table.num_rows < _CHUNK_ROWS_MIN * len(chunks):
+        chunks = table.combine_chunks().to_batches()
+    return [_of_batch(chunk, now_ms) for chunk in chunks if chunk.num_rows]
+
+
+def _table(data: object) -> pa.Table:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InvalidRequest("appending columns, pyarrow is not installed", got=type(data).__name__) from error
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    try:
+        return pa.table(data)  # whatever speaks Arrow's C interface
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise InvalidRequest("appending columns, neither columns nor arrow", got=type(data).__name__) from error
+
+
+def _of_batch(batch: pa.RecordBatch, now_ms: int) -> RecordColumns:
+    names = batch.schema.names
+    fields: dict[str, Any] = {}
+    for name in ("key", "value"):
+        column = batch.column(name) if name in names else None
+        data, starts, lengths = _binary(name, column, batch.num_rows)
+        fields |= {f"{name}_data": data, f"{name}_starts": starts, f"{name}_lengths": lengths}
+    if "timestamp" in names:
+        fields["timestamps"] = _timestamps(batch.column("timestamp"))
+    else:
+        fields["timestamps"] = np.full(batch.num_rows, now_ms, np.int64)
+    if "headers" in names:
+        fields |= _headers(batch.column("headers"))
+    return RecordColumns(**fields)
+
+
+def _binary(
+    name: str, column: pa.Array[Any] | None, rows: int
+) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
+    """(the bytes, where each starts, how long it is or -1)."""
+    import pyarrow as pa
+
+    if column is None or pa.types.is_null(column.type):
+        return _NOTHING, np.zeros(rows, np.int64), np.full(rows, -1, np.int32)
+    array = _plain_binary(name, column)
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    _validity, offsets, data = array.buffers()
+    assert offsets is not None, "an array with rows has offsets"
+    bounds = np.frombuffer(memoryview(offsets), np.int64 if is_large else np.int32)[
+        array.offset : array.offset + rows + 1
+    ]
+    lengths = np.diff(bounds)
+    if is_large and len(lengths) and int(lengths.max()) > _INT_MAX:
+        raise InvalidRequest("appending an arrow table, a field above 2^31 bytes", column=name)
+    lengths = lengths.astype(np.int32, copy=False)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
+    return memoryview(data).cast("B") if data is not None else _NOTHING, bounds[:-1].astype(np.int64), lengths
+
+
+def _plain_binary(name: str, column: pa.Array[Any]) -> pa.Array[Any]:
+    """The same values with offsets and bytes in buffers of their own."""
+    import pyarrow as pa
+
+    types = pa.types
+    try:
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        kind = column.type
+        if types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind):
+            return column
+        if types.is_binary_view(kind) or types.is_string_view(kind) or types.is_fixed_size_binary(kind):
+            return column.cast(pa.large_binary() if not types.is_string_view(kind) else pa.large_string())
+    except pa.ArrowException as error:
+        raise InvalidRequest("appending an arrow table, a cast failed", column=name, type=column.type) from error
+    raise InvalidRequest("appending an arrow table, neither binary nor string", column=name, type=kind)
+
+
+def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
+    import pyarrow as pa
+
+    if column.null_count:
+        raise InvalidRequest("appending an arrow table, null timestamps", nulls=column.null_count)
+    kind = column.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        raise InvalidRequest("appending an arrow table, neither timestamps nor integers", column="timestamp", type=kind)
+    try:
+        if pa.types.is_timestamp(kind):
+            column = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
+        numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise InvalidRequest("appending an arrow table, a cast failed", column="timestamp", type=kind) from error
+    return np.ascontiguousarray(numbers, np.int64)
+
+
+def _headers(column: pa.Array[Any]) -> dict[str, Any]:
+    """The headers of each row as records have them."""
+    import pyarrow as pa
+
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_structs = is_list and pa.types.is_struct(kind.value_type)
+    if not pa.types.is_map(kind) and not (is_structs and {each.name for each in kind.value_type} == {"key", "value"}):
+        attempt = "appending an arrow table, neither a list of structs nor a map"
+        raise InvalidRequest(attempt, column="headers", type=kind)
+    data, starts, counts = bytearray(), [], []
+    for row in column.to_pylist():
+        pairs = [(each["key"], each["value"]) if isinstance(each, dict) else each for each in row or ()]
+        starts.append(len(data))
+        counts.append(len(pairs))
+        append_varint(data, len(pairs))
+        for key, value in pairs:
+            if not isinstance(key, str) or not isinstance(value, bytes | None):
+                raise InvalidRequest("appending an arrow table, a header is not (string, binary)", row=len(starts) - 1)
+            text = key.encode()
+            append_varint(data, len(text))
+            data += text
+            append_varint(data, -1 if value is None else len(value))
+            data += value or b""
+    if not any(counts):
+        return {}
+    made = {"header_starts": np.array(starts, np.int64), "header_counts": np.array(counts, np.int32)}
+    return {"header_data": memoryview(bytes(data)), **made}

@@ -1,0 +1,594 @@
+"""One segment: a ``.log`` of consecutive batches with its ``.index``, ``.timeindex`` and, once needed, ``.txnindex``.
+
+A segment is **active** (the last of its log: open for appending) or sealed (never written again). A `Segment` object
+stands for one set of bytes: when the cleaner replaces the files, the old object is `retire`d before the first name
+changes and from then on answers every read with NotFound, so that a reader who looked up a position in the old index
+can never use it on the new file; it asks the log for the new segment instead.
+
+Order of effects of an append: log bytes, then index entries, then the sizes in memory. A crash leaves index entries
+missing at worst, never one that points past the log's durable batches without recovery noticing. Where the disk has no
+room for one of them, what is there is cut back to a `Mark`, which needs none.
+
+Not known here: other segments, roll rules, retention. A little longer than its neighbours, as all that touches its
+files does so under its two locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from local.errors import Corrupt, DiskFailed, LogError, NotFound
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.index import offset_index, time_index, txn_index
+from local.index.index_files import ENTRY_BYTES, headers_of, time_entry
+from local.index.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart, time_start
+from local.index.txn_index import AbortedTransaction
+from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
+from local.segment.segment_info import SegmentInfo
+from local.storage import Body, FileFacts, Storage, StorageFile, join, replace_file
+
+if TYPE_CHECKING:
+    from local.index.txn_scan import SegmentTransactions, TransactionScan
+
+_log = logging.getLogger(__name__)
+RELATIVE_OFFSET_MAX = 2**31 - 1
+Entry = tuple[int, int]
+
+
+class WrongTransactionIndex(Exception):
+    """The ``.txnindex`` of the segment with that base contradicts the segment's batches."""
+
+    def __init__(self, base_offset: int, problem: str) -> None:
+        super().__init__(base_offset, problem)
+        self.base_offset = base_offset
+        self.problem = problem
+
+
+class Mark(NamedTuple):
+    """How far an active segment is: lengths of its files, and what it knows of times."""
+
+    size_bytes: int
+    offset_index_bytes: int
+    time_index_bytes: int
+    latest: tuple[int | None, int] | None
+    roll_base_ms: int | None
+    since_entry: int
+    has_aborted: bool | None
+
+
+class _Rebuilt(NamedTuple):
+    """Index entries in memory that stand for the first `offset_entries` and `time_entries` of an active segment's."""
+
+    offsets: bytes
+    times: bytes
+    offset_entries: int
+    time_entries: int
+
+
+class Segment:
+    """See the module text. `base_offset` never changes; sizes in bytes; thread safe for one writer, many readers."""
+
+    def __init__(self, storage: Storage, directory: str, base_offset: int) -> None:
+        self.base_offset = base_offset
+        self.size_bytes = 0
+        self.roll_base_ms: int | None = None
+        self.created_ms = 0
+        self.modified_ms = 0
+        self.may_grow = False  # under who only looks at it
+        self._storage = storage
+        self._directory = directory
+        self._lock = threading.RLock()
+        # Held for a sync and for letting go of the files; taken before `_lock`, so that reads never wait for the disk.
+        self._sync_lock = threading.RLock()
+        self._has_failed_sync = False
+        self._retired = False
+        self._writers: dict[str, StorageFile] = {}
+        self._unsynced: set[str] = set()  # of those: written to since their last sync
+        self._offset_index: bytearray | None = None
+        self._time_index: bytearray | None = None
+        self._since_entry = 0
+        self._found: Mark | None = None  # of an active segment: what was on the disk when it was activated
+        self._rebuilt: _Rebuilt | None = None
+        self._access = TRUSTED
+        self._indexes: SealedIndexes | None = None
+        # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
+        self._latest: tuple[int | None, int] | None = (None, base_offset)
+        self._shown_ms = -1  # of what was only looked at, behind the last time entry
+        self._has_aborted: bool | None = None  # None: nobody has looked yet
+        self._transactions: TransactionScan | None = None  # what the batches say, as far as it was asked
+        self._aborted_made: list[AbortedTransaction] | None = None  # in the place of a wrong index, in memory
+        self._first: tuple[int | None] | None = None  # None: nobody has looked yet
+
+    @property
+    def is_retired(self) -> bool:
+        """Its bytes have other names by now, or none: dropped, or replaced by the cleaner."""
+        return self._retired
+
+    @classmethod
+    def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
+        """A new, empty, active segment; its names are durable when this returns (O2: before any acknowledgement).
+
+        When it fails, what it made is removed as well as it can be: an empty file with this base must not stay behind,
+        for the segment before may go on growing past it.
+        """
+        segment = cls(storage, directory, base_offset)
+        segment.created_ms = segment.modified_ms = created_ms
+        segment._offset_index, segment._time_index = bytearray(), bytearray()
+        try:
+            for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+                segment._writers[suffix] = storage.create(segment.path(suffix))
+            storage.sync_directory(directory)
+        except LogError:
+            segment._undo_create()
+            raise
+        return segment
+
+    @classmethod
+    def load(
+        cls,
+        storage: Storage,
+        directory: str,
+        base_offset: int,
+        *,
+        interval_bytes: int = offset_index.INTERVAL_BYTES,
+    ) -> Segment:
+        """A sealed segment whose files have just been written or checked by this process."""
+        path = join(directory, segment_file(base_offset, LOG))
+        facts = FileFacts(storage.size(path), storage.modified_ms(path))
+        return cls.found(storage, directory, base_offset, facts, Access(interval_bytes=interval_bytes))
+
+    @classmethod
+    def found(
+        cls,
+        storage: Storage,
+        directory: str,
+        base_offset: int,
+        log: FileFacts,
+        access: Access,
+        has_aborted: bool | None = None,
+    ) -> Segment:
+        """A sealed segment as a listing tells of it; nothing of it is read before it is wanted.
+
+        `has_aborted` None: not known yet.
+        """
+        segment = cls(storage, directory, base_offset)
+        segment.size_bytes, segment.created_ms = log
+        segment.modified_ms = segment.created_ms
+        segment._access, segment._latest, segment._has_aborted = access, None, has_aborted
+        return segment
+
+    def path(self, suffix: str) -> str:
+        return join(self._directory, segment_file(self.base_offset, suffix))
+
+    @property
+    def max_timestamp_ms(self) -> int | None:
+        """The largest record timestamp, None without one; read from the time index when it is first asked for.
+
+        Raises NotFound when the segment was retired before.
+        """
+        return self._newest()[0]
+
+    def show(self, size_bytes: int, max_timestamp_ms: int) -> None:
+        """Of a segment that another process may be writing to: what of it is whole, and the largest time in what its
+        time index does not tell of yet (-1: none)."""
+        self.size_bytes, self._shown_ms = size_bytes, max_timestamp_ms
+
+    def last_offset_entries(self) -> list[tuple[int, int]]:
+        """The last few entries of the offset index, (last offset of a batch, its position), ascending, which nobody has
+        judged; none without an index. Raises NotFound once retired."""
+        with self._lock:
+            sealed = self._sealed()
+        return sealed.last_offset_entries()
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._writers)
+
+    def activate(self, *, is_durable: bool = False) -> None:
+        """Open a loaded segment for appending again (the last one of a log after a restart). `is_durable`: something
+        vouches for all that is read, so it needs no sync before more comes."""
+        self._newest()
+        offsets, times = self.offset_index(), self.time_index()
+        with self._lock:
+            self._offset_index, self._time_index = offsets, times
+            self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
+            self._unsynced = set() if is_durable else set(self._writers)
+            self._since_entry = 0
+            self._found, self._rebuilt = self.mark(), None
+            if self.size_bytes:
+                first = read_header(self.read(0, HEADER_BYTES))
+                self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
+
+    def append(self, batch: Body, *, last_offset: int, max_timestamp_ms: int, interval_bytes: int) -> None:
+        """Add one encoded batch. Raises DiskFailed, after which the segment has to be cut back or recovered."""
+        position = self.size_bytes
+        if interval_bytes != self._access.interval_bytes:
+            self._access = self._access._replace(interval_bytes=interval_bytes)
+        self._writers[LOG].append(batch)
+        self._unsynced.add(LOG)  # after the bytes: a sync that begins in between may not have them
+        # -1 is Kafka's "no timestamp": such records have no age of their own.
+        latest = self._newest()[0]
+        if max_timestamp_ms >= 0 and (latest is None or max_timestamp_ms > latest):
+            self._latest = (max_timestamp_ms, last_offset)
+        if self.roll_base_ms is None and max_timestamp_ms >= 0:
+            self.roll_base_ms = max_timestamp_ms
+        if self._since_entry > interval_bytes:
+            self._write_entry(OFFSET_INDEX, offset_index.pack(self.base_offset, last_offset, position))
+            self._write_time_entry()
+            self._since_entry = 0
+        self._since_entry += len(batch)
+        self.size_bytes = position + len(batch)
+
+    def mark(self) -> Mark:
+        """To be cut back to."""
+        offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
+        known = self._latest, self.roll_base_ms, self._since_entry, self._has_aborted
+        return Mark(self.size_bytes, offsets, times, *known)
+
+    def cut_back(self, to: Mark) -> None:
+        """What was added since is gone, durably: whatever comes next lies in its place. Raises DiskFailed, after which
+        the segment has to be recovered."""
+        assert self._offset_index is not None, "only an active segment is written to"
+        assert self._time_index is not None, "it has both"
+        lengths = {LOG: to.size_bytes, OFFSET_INDEX: to.offset_index_bytes, TIME_INDEX: to.time_index_bytes}
+        if TXN_INDEX in self._writers:
+            size = self._writers[TXN_INDEX].size()  # its entry comes last, so at most a part of one is there
+            lengths[TXN_INDEX] = size - size % txn_index.ENTRY_BYTES
+        for suffix, length in lengths.items():
+            if self._writers[suffix].size() > length:
+                self._writers[suffix].truncate(length)
+        self.sync()
+        del self._offset_index[to.offset_index_bytes :], self._time_index[to.time_index_bytes :]
+        self.size_bytes, self._latest, self.roll_base_ms = to.size_bytes, to.latest, to.roll_base_ms
+        self._since_entry, self._has_aborted = to.since_entry, to.has_aborted
+
+    def append_aborted(self, aborted: AbortedTransaction) -> None:
+        """Add an entry to the ``.txnindex``, which the first one creates; durable, name and all, once sealed."""
+        if TXN_INDEX not in self._writers:
+            path = self.path(TXN_INDEX)
+            is_there = self._storage.exists(path)
+            self._writers[TXN_INDEX] = self._storage.open(path) if is_there else self._storage.create(path)
+        self._writers[TXN_INDEX].append(aborted.pack())
+        self._unsynced.add(TXN_INDEX)
+        self._has_aborted = True
+
+    def aborted(self) -> list[AbortedTransaction]:
+        """The transactions whose abort marker lies in this segment, in order. Raises NotFound once retired."""
+        with self._lock:
+            self._check_present()
+            if self._aborted_made is not None:
+                return self._aborted_made
+            if self._has_aborted is None or self._access.is_shared:
+                self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
+            found = txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
+            if self._access.is_shared and self.size_bytes:
+                self._check_same(self._storage.size(self.path(LOG)))  # else they are of another log than was read
+            return found
+
+    def checked_aborted(self, size_bytes: int) -> tuple[list[AbortedTransaction], SegmentTransactions]:
+        """The same, held against the batches in the first `size_bytes`, and what these say of transactions.
+
+        Raises WrongTransactionIndex where both contradict each other, NotFound once retired, Corrupt as reading does.
+        """
+        from local.index.txn_scan import TransactionScan
+
+        if self._transactions is None:
+            self._transactions = TransactionScan()
+        said = self._transactions.upto(min(size_bytes, self.size_bytes), self.read)
+        try:
+            # What is behind the bytes that were looked at was added since.
+            entries = [each for each in self.aborted() if each.last_offset < said.next_offset]
+            problem = said.problem(entries)
+        except Corrupt as error:
+            entries, problem = [], error.attempt
+        if problem is not None:
+            raise WrongTransactionIndex(self.base_offset, problem)
+        return entries, said
+
+    def replace_aborted(self, entries: list[AbortedTransaction], *, on_disk: bool) -> None:
+        """These are the segment's entries from here on. The caller keeps appends away. Raises DiskFailed, NotFound."""
+        with self._sync_lock, self._lock:
+            self._check_present()
+            if not on_disk:
+                self._aborted_made = entries
+                return
+            if (file := self._writers.pop(TXN_INDEX, None)) is not None:
+                file.close()
+                self._unsynced.discard(TXN_INDEX)
+            replace_file(self._storage, self.path(TXN_INDEX), txn_index.encode(entries))
+            self._has_aborted, self._aborted_made = True, None
+
+    def txn_index(self) -> bytes:
+        """The ``.txnindex`` bytes, none when no transaction was aborted here. Raises NotFound once retired."""
+        with self._lock:
+            self._check_present()
+            path = self.path(TXN_INDEX)
+            return self._storage.read(path) if self._storage.exists(path) else b""
+
+    def offset_index(self) -> bytearray:
+        """The ``.index`` bytes; do not change them. Read from disk, unless the segment is active. Raises NotFound."""
+        with self._lock:
+            index, sealed = self._offset_index, self._sealed()
+        return sealed.read(OFFSET_INDEX) if index is None else index
+
+    def time_index(self) -> bytearray:
+        """The ``.timeindex`` bytes; do not change them. Read from disk, unless active. Raises NotFound."""
+        with self._lock:
+            index, sealed = self._time_index, self._sealed()
+        return sealed.read(TIME_INDEX) if index is None else index
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process may write to it, replace it or cut it."""
+        return self._access.is_shared
+
+    def position_of(self, offset: int) -> int:
+        """Where to start scanning for `offset`: a batch start at or before its batch. Raises NotFound once retired."""
+        return self.entry_before(offset)[1]
+
+    def entry_before(self, offset: int) -> tuple[int, int]:
+        """The same, behind an offset that a batch from there on ends with; at position 0 none is known."""
+        with self._lock:
+            if self._offset_index is not None:
+                return offset_index.find(*self._active_entries(OFFSET_INDEX), self.base_offset, offset)
+            sealed = self._sealed()
+        return sealed.entry_before(offset)
+
+    def time_start(self, timestamp_ms: int) -> TimeStart:
+        """Where to start scanning for the first record at or after `timestamp_ms`. Raises NotFound once retired."""
+        with self._lock:
+            if self._time_index is not None:
+                return time_start(*self._active_entries(TIME_INDEX), self.base_offset, timestamp_ms)
+            sealed = self._sealed()
+        return sealed.time_start(timestamp_ms)
+
+    def rebuild_indexes(self, problem: str, is_still: Callable[[], bool]) -> None:
+        """Both indexes anew from the headers of the log, which contradict them: `local.index.sealed_indexes`.
+
+        Those of an active segment in memory, for what was found on the disk; its files when it is closed. Raises
+        NotFound once retired, and Corrupt, with nothing changed, where the headers break off.
+        """
+        with self._lock:
+            is_active, sealed = self._offset_index is not None, self._sealed()
+        if not is_active:
+            sealed.rebuild(problem, is_still)
+            return
+        from local.index.index_building import build_indexes
+
+        found = self._found
+        if found is None or not is_still():
+            return  # this process wrote all of it
+        size = found.size_bytes
+        table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
+        made = build_indexes(table, self.base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES)
+        _log.warning("a segment's indexes are wrong: path=%s cause=%s", self.path(LOG), problem)
+        entries = found.offset_index_bytes // offset_index.ENTRY_BYTES, found.time_index_bytes // time_index.ENTRY_BYTES
+        with self._lock:
+            self._rebuilt = _Rebuilt(bytes(made.offset), bytes(made.time), *entries)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired.
+
+        The file is opened for each read: however many segments there are, none holds a descriptor.
+        """
+        if start >= self.size_bytes:
+            return b""
+        with self._lock:
+            self._check_present()
+            file = self._storage.open_reader(self.path(LOG))
+        # Read outside the lock: the descriptor stands for these bytes even if the name goes now. A truncation changes
+        # the bytes themselves, but not before it has retired the segment.
+        try:
+            if self._access.is_shared:
+                self._check_same(file.size())
+            data = file.read(start, min(length, self.size_bytes - start))
+        finally:
+            file.close()
+        self._check_present()
+        return data
+
+    def is_index_full(self, index_bytes_max: int) -> bool:
+        """No room for another offset entry, or for another time entry and the final one."""
+        offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
+        return (
+            offsets + offset_index.ENTRY_BYTES > index_bytes_max or times + 2 * time_index.ENTRY_BYTES > index_bytes_max
+        )
+
+    @property
+    def has_failed_sync(self) -> bool:
+        """Whether what was appended here may be lost although a later sync would say otherwise."""
+        return self._has_failed_sync
+
+    def sync(self) -> None:
+        """All appended bytes are durable when this returns. Indexes too: they need no scan after a clean shutdown.
+
+        Raises DiskFailed, and from then on always: a sync that failed is never tried again.
+        """
+        self._sync_files(*SEGMENT_SUFFIXES)
+
+    def sync_log(self) -> bool:
+        """The ``.log`` alone: what an acknowledgement needs; indexes are rebuilt from it. Raises as `sync`.
+
+        May be called while others append: it covers what was there when it began. False when the files were let go of
+        before; whoever did that answers for the bytes.
+        """
+        return self._sync_files(LOG)
+
+    def write_last_entry(self) -> None:
+        """The time index tells of the newest record, as one that is to be sealed has to. Raises as `append`."""
+        self._write_time_entry()
+
+    def seal(self) -> None:
+        """Write the final time entry, make everything durable, close for appending."""
+        self.write_last_entry()
+        self.sync()
+        is_wrong = self._rebuilt is not None
+        self._let_go()
+        if is_wrong:
+            with suppress(LogError):  # then the next reader finds it wrong again
+                self._sealed().rebuild("found while the segment was active")
+
+    def close(self) -> None:
+        """Let go of files without writing or syncing anything; a sync under way is waited for.
+
+        From here on nothing is written for this segment, not even an index rebuilt.
+        """
+        with self._sync_lock, self._lock:
+            self._let_go()
+            if not self._access.is_shared:  # an onlooker maps nothing, and rebuilds nothing
+                self._sealed().close()
+
+    def retire(self) -> None:
+        """From now on every read raises NotFound. Called before the files get other names."""
+        with self._sync_lock, self._lock:
+            self._retired = True
+            self.close()
+
+    def existing_suffixes(self) -> list[str]:
+        return [suffix for suffix in SEGMENT_SUFFIXES if self._storage.exists(self.path(suffix))]
+
+    def first_timestamp_ms(self) -> int | None:
+        """The first batch's largest timestamp, None without one: a header is read, once. Raises NotFound once retired.
+
+        A header that makes no sense has none; whoever reads the batches says so. Source: kafka
+        `LogSegment.getFirstBatchTimestamp`.
+        """
+        if self._first is None:
+            header = None
+            with suppress(Corrupt):
+                header = read_header(self.read(0, HEADER_BYTES))
+            self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
+        return self._first[0]
+
+    def info(
+        self,
+        max_timestamp_ms: int | None,
+        *,
+        next_offset: int,
+        size_bytes: int,
+        is_active: bool,
+        is_clean: bool,
+        first_timestamp_ms: int | None = None,
+    ) -> SegmentInfo:
+        """What grows under who asks, the end, the size and whether it is active, is his to know: of one moment."""
+        return SegmentInfo(
+            base_offset=self.base_offset,
+            next_offset=next_offset,
+            size_bytes=size_bytes,
+            max_timestamp_ms=max_timestamp_ms,
+            is_active=is_active,
+            is_clean=is_clean,
+            modified_ms=self.modified_ms,
+            first_timestamp_ms=first_timestamp_ms,
+        )
+
+    def _sealed(self) -> SealedIndexes:
+        """The indexes as files."""
+        if self._indexes is None:
+            place = (self._storage, self._directory, self.base_offset)
+            self._indexes = SealedIndexes(*place, self.size_bytes, self._access, self._present)
+        return self._indexes
+
+    @contextmanager
+    def _present(self) -> Iterator[None]:
+        """While inside, no file of this segment gets another name. Raises NotFound once retired."""
+        with self._lock:
+            self._check_present()
+            yield
+
+    def _active_entries(self, suffix: str) -> tuple[int, Callable[[int], Entry]]:
+        """(their number, the entry in a slot) of an active segment: what was made again, then what was added since."""
+        is_offset = suffix == OFFSET_INDEX
+        index = self._offset_index if is_offset else self._time_index
+        assert index is not None, "asked of an active segment alone"
+        unpack, width = (offset_index if is_offset else time_index).ENTRY, ENTRY_BYTES[suffix]
+        again = self._rebuilt
+        if again is None:
+            return len(index) // width, lambda slot: unpack.unpack_from(index, slot * width)
+        made, passed = (again.offsets, again.offset_entries) if is_offset else (again.times, again.time_entries)
+        first = len(made) // width
+
+        def entry(slot: int) -> Entry:
+            if slot < first:
+                return _pair(unpack.unpack_from(made, slot * width))
+            return _pair(unpack.unpack_from(index, (slot - first + passed) * width))
+
+        return first + len(index) // width - passed, entry
+
+    def _let_go(self) -> None:
+        """The segment is sealed now, its indexes are what their files say. A sync under way is waited for."""
+        with self._sync_lock, self._lock:
+            for file in self._writers.values():
+                file.close()
+            if self._writers:
+                self._writers, self._indexes, self._access = {}, None, self._access._replace(is_trusted=True)
+            self._offset_index = self._time_index = self._rebuilt = self._found = None
+
+    def _undo_create(self) -> None:
+        made = list(self._writers)
+        self.close()
+        with suppress(LogError):
+            for suffix in made:
+                self._storage.unlink(self.path(suffix))
+            self._storage.sync_directory(self._directory)
+
+    def _newest(self) -> tuple[int | None, int]:
+        if self._latest is None:
+            told, offset = self._told_latest()
+            latest = max(-1 if told is None else told, self._shown_ms)
+            self._latest = (latest if latest >= 0 else None, offset)
+        return self._latest
+
+    def _told_latest(self) -> tuple[int | None, int]:
+        if not self.size_bytes and self._access.is_shared:
+            return None, self.base_offset  # an onlooker's empty log may have no files
+        return self._sealed().largest_timestamp()
+
+    def _check_present(self) -> None:
+        if self._retired:
+            raise NotFound("reading a segment, it was replaced or deleted", path=self.path(LOG))
+
+    def _check_same(self, size_bytes: int) -> None:
+        """Of a segment that is another process's: what was cleaned or cut has another size, and other positions."""
+        if size_bytes < self.size_bytes or (size_bytes > self.size_bytes and not self.may_grow):
+            raise NotFound("reading a segment, its owner replaced it", path=self.path(LOG))
+
+    def _sync_files(self, *suffixes: str) -> bool:
+        with self._sync_lock:
+            if self._has_failed_sync:
+                raise DiskFailed("syncing a segment, an earlier sync of it failed", path=self.path(LOG))
+            is_open = any(suffix in self._writers for suffix in suffixes)
+            due = [suffix for suffix in suffixes if suffix in self._unsynced and suffix in self._writers]
+            try:
+                for suffix in due:
+                    self._unsynced.discard(suffix)  # before the sync: what is written meanwhile is due again
+                    self._writers[suffix].sync()
+                if TXN_INDEX in due:
+                    self._storage.sync_directory(self._directory)
+            except BaseException:
+                # An interrupt counts as a failure: nobody knows what the kernel answered.
+                self._has_failed_sync = True
+                raise
+            return is_open
+
+    def _write_entry(self, suffix: str, entry: bytes) -> None:
+        self._writers[suffix].append(entry)
+        self._unsynced.add(suffix)
+        index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
+        assert index is not None, "only an active segment is written to"
+        index += entry
+
+    def _write_time_entry(self) -> None:
+        assert self._time_index is not None, "only an active segment is written to"
+        entry = time_entry(self._time_index, self.base_offset, *self._newest())
+        if entry:
+            self._write_entry(TIME_INDEX, entry)
+
+
+def _pair(entry: tuple[int, ...]) -> Entry:
+    first, second = entry
+    return first, second

@@ -1,0 +1,226 @@
+"""Finding whole batches inside one segment: the read path below `local.log.log`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from local.errors import Corrupt
+from local.index import offset_index
+from local.names import LOG
+from local.records.batch import HEADER_BYTES, read_header
+from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
+
+if TYPE_CHECKING:
+    from local.format.columns import BatchTable
+
+SLICE_BYTES = 16 << 20
+_PROBE_BYTES = 4096
+
+
+class BatchRun(NamedTuple):
+    """Consecutive whole batches, perhaps none. Checksums are not looked at yet: `kernels.decode_columns` does that.
+
+    `scan` is of the bytes that were read, `rows` of it are these batches, `start` is where `data` begins in them.
+    """
+
+    data: memoryview
+    scan: BatchTable
+    rows: slice
+    start: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.data
+
+    @property
+    def base_offset(self) -> int:
+        """Of the first batch; only of a run that is not empty."""
+        return int(self.scan.base_offsets[self.rows.start])
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset; only of a run that is not empty."""
+        return int(self.scan.last_offsets[self.rows.stop - 1]) + 1
+
+    def table(self) -> BatchTable:
+        """The headers, their positions counting from the start of `data`."""
+        rows = self.scan.select(self.rows)
+        return replace(rows, positions=rows.positions - self.start, valid_bytes=len(self.data), problem=None)
+
+
+@cache
+def no_run() -> BatchRun:
+    """The empty one."""
+    from local import kernels
+
+    return BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
+
+
+class ReadLimits(NamedTuple):
+    """`bytes_max` bounds a run; with `min_one` its first batch is given however large. Batches that begin at or above
+    `upper_offset` are out of reach."""
+
+    bytes_max: int
+    min_one: bool = True
+    upper_offset: int | None = None
+
+
+def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun | None:
+    """Whole batches from the one that holds `offset` (or follows it); None when the segment has none of them.
+
+    An empty run when there is one and the limits do not let it through. Raises NotFound once the segment was replaced,
+    Corrupt where the bytes make no sense or end inside a batch: a segment's known size always ends at a batch's end.
+    """
+    import numpy as np
+
+    want = max(limits.bytes_max, _PROBE_BYTES)
+    entry = segment.entry_before(offset)
+    position = entry[1]
+    data, table = _scanned(segment, position, want)
+    if position and (problem := _contradiction(segment, entry, data, table)) is not None:
+        position = _position_again(segment, entry, offset, problem)
+        data, table = _scanned(segment, position, want)
+    while True:
+        first = int(np.searchsorted(table.last_offsets, offset))
+        if first < len(table):
+            return _cut(data, table, first, limits)
+        at = position + table.valid_bytes
+        if table.is_corrupt:
+            raise Corrupt(f"reading a segment, {table.problem}", path=segment.path(LOG), at=at)
+        if position + len(data) >= segment.size_bytes:
+            if table.problem is None:
+                return None
+            raise Corrupt("reading a segment, it ends inside a batch", path=segment.path(LOG), at=at)
+        header = read_header(data, table.valid_bytes)
+        want = max(want, header.size_bytes if header else 0)
+        position = at
+        data, table = _scanned(segment, position, want)
+
+
+def _scanned(segment: Segment, position: int, want: int) -> tuple[memoryview, BatchTable]:
+    from local import kernels
+
+    data = memoryview(segment.read(position, want) if position >= 0 else b"")
+    return data, kernels.scan_batches(data, verify=False)
+
+
+def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, table: BatchTable) -> str | None:
+    """What of the bytes at an entry's position contradicts the entry; None for a safe start.
+
+    A batch must start there that does not begin behind the entry's offset: all batches before it end below that offset,
+    which is not above the target. And a batch must end with the entry's offset, as far as `table` reaches. Kafka's own
+    entries may name a batch some way behind the position.
+    """
+    last_offset, position = entry
+    where = f"entry offset={last_offset} position={position}"
+    if not 0 <= position < segment.size_bytes:
+        return f"an offset entry points outside the log: {where}"
+    header = None
+    with suppress(Corrupt):
+        header = read_header(data)
+    is_whole = header is not None and header.size_bytes <= segment.size_bytes - position
+    if header is None or not is_whole or (table.is_corrupt and not len(table)):
+        return f"an offset entry points at no batch: {where}"
+    begins_at = int(table.base_offsets[0]) if len(table) else header.base_offset
+    if begins_at > last_offset or _passes_over(table, last_offset):
+        return f"an offset entry points at another batch: {where} base_offset={begins_at}"
+    return None
+
+
+def _passes_over(table: BatchTable, last_offset: int) -> bool:
+    """Whether batches lie beyond `last_offset` and none ends with it, as the index promised from there on."""
+    import numpy as np
+
+    at = int(np.searchsorted(table.last_offsets, last_offset))
+    return at < len(table) and bool(table.last_offsets[at] != last_offset)
+
+
+def _position_again(segment: Segment, entry: tuple[int, int], offset: int, problem: str) -> int:
+    """Where to start scanning for `offset` once the index is made again; the start of the log where it cannot be."""
+    with suppress(Corrupt):
+        segment.rebuild_indexes(problem, lambda: segment.entry_before(offset) == entry)
+    again = segment.entry_before(offset)
+    return again[1] if again != entry else 0
+
+
+def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
+    """The batches from row `first` on that the limits let through."""
+    import numpy as np
+
+    start = int(table.positions[first])
+    ends = table.positions[first:] + table.sizes[first:]
+    count = max(int(np.searchsorted(ends, start + limits.bytes_max, "right")), int(limits.min_one))
+    if limits.upper_offset is not None:
+        count = min(count, int(np.searchsorted(table.base_offsets[first:], limits.upper_offset)))
+    if count == 0:
+        return no_run()
+    return BatchRun(data[start : int(ends[count - 1])], table, slice(first, first + count), start)
+
+
+def end_of(segment: Segment) -> int:
+    """One past the last offset of a sealed segment, from the last index entry on; its base when it is empty.
+
+    Where the batches from that entry on do not end with the log, all headers are read. Raises Corrupt.
+    """
+    last = segment.base_offset + RELATIVE_OFFSET_MAX
+    entry = segment.entry_before(last)
+    position = entry[1]
+    data, table = _scanned(segment, position, segment.size_bytes)
+    problem = _contradiction(segment, entry, data, table) if position else None
+    if problem is None:
+        at, found = 0, segment.base_offset
+        while header := read_header(data, at):
+            at, found = at + header.size_bytes, header.next_offset
+        return found
+    segment.rebuild_indexes(problem, lambda: segment.entry_before(last) == entry)
+    data, table = _scanned(segment, segment.entry_before(last)[1], segment.size_bytes)
+    return int(table.last_offsets[-1]) + 1 if len(table) else segment.base_offset
+
+
+def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """All of a sealed segment as (position, whole batches), about `slice_bytes` each, so that memory stays bounded."""
+    for start, end in slice_bounds(segment, slice_bytes):
+        yield start, memoryview(segment.read(start, end - start))
+
+
+def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
+    """Where `batch_slices` cuts: at batch starts that the offset index knows, each compared with the batch there.
+
+    Raises Corrupt where the index is wrong and the headers of the log break off.
+    """
+    cuts = _cuts(segment, slice_bytes)
+    wrong = next((each for each in cuts if not _is_right(segment, each)), None)
+    if wrong is not None:
+        is_still = partial(_has_cut, segment, slice_bytes, wrong)
+        segment.rebuild_indexes(f"an offset entry points at no batch: offset={wrong[0]} position={wrong[1]}", is_still)
+        cuts = _cuts(segment, slice_bytes)
+    bounds = [0, *(position for _, position in cuts), segment.size_bytes]
+    return list(pairwise(bounds)) if segment.size_bytes else []
+
+
+def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
+    """The entries (last offset, position) at which a slice begins."""
+    import numpy as np
+
+    index = segment.offset_index()
+    positions = offset_index.positions(index)
+    slots, reached = list[int](), 0
+    while (slot := int(np.searchsorted(positions, reached + slice_bytes))) < len(positions):
+        slots.append(slot)
+        reached = int(positions[slot])
+    width = offset_index.ENTRY_BYTES
+    return [offset_index.entries(index[at * width : (at + 1) * width], segment.base_offset)[0] for at in slots]
+
+
+def _has_cut(segment: Segment, slice_bytes: int, cut: tuple[int, int]) -> bool:
+    return cut in _cuts(segment, slice_bytes)
+
+
+def _is_right(segment: Segment, entry: tuple[int, int]) -> bool:
+    data, table = _scanned(segment, entry[1], HEADER_BYTES)
+    return _contradiction(segment, entry, data, table) is None

@@ -1,0 +1,400 @@
+"""Directories of logs held against themselves: every file, every batch, every promise that one file makes of another.
+
+Nothing is written. What is compared:
+
+| file | with |
+|---|---|
+| ``.log`` | its checksums and structure, its name, the next segment's; with `deep` every record to the last byte |
+| ``.index``, ``.timeindex`` | the batches (`local.verify.index_checks`) |
+| ``.txnindex``, ``.snapshot`` | what a replay of all batches gives |
+| ``leader-epoch-checkpoint`` | the epochs that the batches carry |
+| the checkpoints of the log dir | the ends of the logs |
+| anything else | the names that a log has: strays and leftovers are named |
+
+Without the marker of a clean shutdown a writer is at work, or has crashed: a torn end of the last segment, files on
+their way in or out and an unfinished time index are lawful then, and told as information. A segment that seems damaged
+is looked at again then, since the cleaner and retention change files meanwhile.
+
+What cannot be read is a finding, too, and the others are looked at all the same: damage where the disk fails (a bad
+sector), a warning where the permission is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+
+from local import names
+from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.log import checkpoints
+from local.log.leader_epochs import EpochRange, LeaderEpochs
+from local.names import TopicPartition, parse_partition_directory, parse_segment_file
+from local.storage import Storage, join, parent
+from local.verify.findings import Finding, Severity, damaged, told, unreadable, worst
+from local.verify.index_checks import INTERVAL_BYTES
+from local.verify.producer_checks import check_producers
+from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
+
+_LOOKS = 3  # at a segment that seems damaged while somebody may be changing it
+_ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
+_OF_A_PARTITION = {
+    names.LEADER_EPOCHS,
+    names.PARTITION_METADATA,
+    names.UNCONFIRMED_APPENDS,
+    names.FENCED_BY,
+    names.QUORUM_STATE,
+    names.VIEW_CATALOG,  # looked at by `tiered.health.view_verifying`
+    names.VIEW_PARTS,
+}
+_OF_A_LOG_DIR = {
+    names.RECOVERY_POINTS,
+    names.LOG_START_OFFSETS,
+    names.CLEANER_OFFSETS,
+    names.CLEANER_REACHES,
+    names.CLEANER_HISTORY,
+    names.META_PROPERTIES,
+    names.LOCK,
+    names.CLEAN_SHUTDOWN,
+    "replication-offset-checkpoint",
+    "bootstrap.checkpoint",
+    "remote-log-index-cache",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """`deep` decodes every record. `known_names` are files beside the checkpoints that are somebody's own.
+
+    `topic_intervals` is ``index.interval.bytes`` by topic, `interval_bytes` that of all others.
+    """
+
+    deep: bool = False
+    interval_bytes: int = INTERVAL_BYTES
+    topic_intervals: Mapping[str, int] = field(default_factory=dict)
+    threads: int = 2
+    known_names: frozenset[str] = frozenset()
+
+    def interval_of(self, directory: str) -> int:
+        """``index.interval.bytes`` of the partition in that directory."""
+        partition = parse_partition_directory(directory.rpartition("/")[2])
+        return self.topic_intervals.get(partition.topic if partition else "", self.interval_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """What the log dir says of one partition; None where it says nothing."""
+
+    recovery_point: int | None = None
+    log_start_offset: int | None = None
+    cleaner_offset: int | None = None
+
+
+def verify(
+    storage: Storage, path: str, options: VerifyOptions = VerifyOptions(), on_bytes: OnBytes = lambda count: None
+) -> list[Finding]:
+    """A segment's ``.log``, a partition's directory or a log dir, by what it is. Raises NotFound, InvalidRequest, and
+    DiskFailed for what says nothing about the disk, such as too many open files."""
+    path = path.rstrip("/") or "/"
+    try:
+        return _verify(storage, path, options, on_bytes)
+    except (DiskFailed, AccessDenied) as error:
+        return [unreadable(error, path)]
+
+
+def _verify(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
+    if not storage.is_directory(path):
+        return _verify_file(storage, path, options, on_bytes)
+    there = storage.list(path)
+    if any(parse_segment_file(name) for name in there) or parse_partition_directory(path.rpartition("/")[2]):
+        root = parent(path)
+        vouched, _ = _vouched(storage, root)
+        name = parse_partition_directory(path.rpartition("/")[2])
+        known = vouched.get(name, Vouched()) if name is not None else Vouched()
+        return _verify_partition(storage, path, known, options, on_bytes, was_clean=_was_clean(storage, root))
+    return _verify_log_dir(storage, path, options, on_bytes)
+
+
+def size_of(storage: Storage, path: str) -> int:
+    """Bytes of log that `verify` will read: what a progress bar counts up to."""
+    if path.endswith(names.LOG):
+        return _size(storage, path)
+    total = 0
+    for name in _listed(storage, path):
+        below = join(path, name)
+        if name.endswith(names.LOG) and parse_segment_file(name):
+            total += _size(storage, below)
+        elif parse_partition_directory(name):
+            logs = (each for each in _listed(storage, below) if each.endswith(names.LOG))
+            total += sum(_size(storage, join(below, each)) for each in logs)
+    return total
+
+
+# -- log dirs
+
+
+def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
+    vouched, found = _vouched(storage, root)
+    was_clean = _was_clean(storage, root)
+    there = storage.list(root)
+    partitions = {name: each for each in there if (name := parse_partition_directory(each))}
+    for each in there:
+        if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
+            found.append(_of_root(join(root, each), each))
+    if not partitions and names.META_PROPERTIES not in there:
+        found.append(told(Severity.WARNING, root, "nothing of a log is here; is its disk mounted?"))
+    for name in sorted(vouched.keys() - partitions.keys()):
+        found.append(told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
+    for name in sorted(partitions):
+        directory = join(root, partitions[name])
+        try:
+            found += _verify_partition(
+                storage, directory, vouched.get(name, Vouched()), options, on_bytes, was_clean=was_clean
+            )
+        except NotFound:
+            if storage.exists(directory):
+                raise
+        except (DiskFailed, AccessDenied) as error:
+            found.append(unreadable(error, directory))
+    return found
+
+
+def _of_root(path: str, name: str) -> Finding:
+    if name.endswith(("-delete", "-stray", "-future")):
+        return told(Severity.INFO, path, "a partition's directory on its way in or out")
+    if name.endswith(names.TEMPORARY):
+        return told(Severity.INFO, path, "left over from a checkpoint that was being written")
+    return told(Severity.WARNING, path, "a stray file: nothing of a log directory has this name")
+
+
+def _was_clean(storage: Storage, root: str) -> bool:
+    """Whether nobody is at work and nobody crashed; also for what is no log dir, such as a copy of a partition."""
+    return storage.exists(join(root, names.CLEAN_SHUTDOWN)) or not storage.exists(join(root, names.META_PROPERTIES))
+
+
+def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
+    """What the checkpoints say, read before the logs, which only grow."""
+    found: list[Finding] = []
+    read = []
+    for name in (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS):
+        try:
+            read.append(checkpoints.read_offsets(storage, join(root, name)))
+        except Corrupt as error:
+            read.append({})
+            found.append(damaged(error, join(root, name)))
+        except (DiskFailed, AccessDenied) as error:
+            read.append({})
+            found.append(unreadable(error, join(root, name)))
+    points, starts, cleaned = read
+    return {
+        name: Vouched(
+            recovery_point=points.get(name), log_start_offset=starts.get(name), cleaner_offset=cleaned.get(name)
+        )
+        for name in points.keys() | starts.keys() | cleaned.keys()
+    }, found
+
+
+# -- partitions
+
+
+def _verify_file(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
+    parsed = parse_segment_file(path.rpartition("/")[2])
+    if not storage.exists(path):
+        raise NotFound("verifying, no such file or directory", path=path)
+    if parsed is None or parsed[1] != names.LOG:
+        raise InvalidRequest("verifying a file, not a segment's .log", path=path)
+    place = SegmentPlace(directory=parent(path), base_offset=parsed[0], may_be_torn=False)
+    interval_bytes = options.interval_of(place.directory)
+    report = check_segment(storage, place, deep=options.deep, interval_bytes=interval_bytes, on_bytes=on_bytes)
+    return report.findings
+
+
+def _verify_partition(
+    storage: Storage,
+    directory: str,
+    vouched: Vouched,
+    options: VerifyOptions,
+    on_bytes: OnBytes,
+    *,
+    was_clean: bool,
+) -> list[Finding]:
+    there = storage.list(directory)
+    bases = sorted(found[0] for name in there if (found := parse_segment_file(name)) and found[1] == names.LOG)
+    findings = list(_names_of(directory, there, set(bases), was_clean=was_clean))
+    places = [
+        SegmentPlace(
+            directory=directory,
+            base_offset=base,
+            next_base=bases[at + 1] if at + 1 < len(bases) else None,
+            may_be_torn=not was_clean,
+            durable_to=vouched.recovery_point or 0,
+        )
+        for at, base in enumerate(bases)
+    ]
+    look = partial(_look, storage, options, on_bytes, was_clean)
+    with ThreadPoolExecutor(max(1, options.threads)) as pool:
+        reports = [(place, report) for place, report in zip(places, pool.map(look, places), strict=True) if report]
+    for _, report in reports:
+        findings += report.findings
+    findings += _overlaps(reports)
+    findings += _as_far_as_read(directory, _check_epochs(storage, directory, vouched, reports, was_clean=was_clean))
+    findings += _as_far_as_read(directory, _check_metadata(storage, directory))
+    if all(report.is_read for _, report in reports):
+        end = reports[-1][1].next_offset if reports else None
+        findings += _check_vouched(directory, vouched, end)
+        findings += _as_far_as_read(directory, check_producers(storage, directory, there, reports))
+    return findings
+
+
+def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator[Finding]:
+    """Segments that begin below their name, inside the one before: no start can put these right."""
+    for (_, before), (place, report) in pairwise(reports):
+        first = report.first_offset
+        if first is not None and first < min(place.base_offset, before.next_offset):
+            what = f"a batch reaches into the segment before: first_offset={first} end_before={before.next_offset}"
+            found = (first, before.next_offset)
+            yield Finding(severity=Severity.CORRUPT, path=place.path(names.LOG), what=what, at=0, offsets=found)
+
+
+def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Those findings, and what kept us from going on: it hides nothing else."""
+    try:
+        yield from findings
+    except (DiskFailed, AccessDenied) as error:
+        yield unreadable(error, directory)
+
+
+def _look(
+    storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
+) -> SegmentReport | None:
+    """A segment's report; None for one that was dropped meanwhile. Looked at again where that may help."""
+    report: SegmentReport | None = None
+    for _ in range(1 if was_clean else _LOOKS):
+        try:
+            report = check_segment(
+                storage,
+                place,
+                deep=options.deep,
+                interval_bytes=options.interval_of(place.directory),
+                on_bytes=on_bytes,
+            )
+        except NotFound:
+            return None
+        except (DiskFailed, AccessDenied) as error:
+            found = [unreadable(error, place.path(names.LOG))]
+            return SegmentReport(findings=found, next_offset=place.base_offset, is_read=False)
+        if worst(report.findings) is Severity.INFO:
+            return report
+    return report
+
+
+def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
+    """Leftovers and strays, by their names."""
+    for name in there:
+        path, parsed = join(directory, name), parse_segment_file(name)
+        if name in _OF_A_PARTITION:
+            continue
+        if name.endswith(names.DELETED):
+            yield told(Severity.INFO, path, "waits for its removal")
+        elif name.endswith(_ON_THE_WAY):
+            what = "left over from a swap or a checkpoint that was being written; the next start removes or finishes it"
+            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+        elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
+            yield told(Severity.WARNING, path, "a stray file: nothing of a partition has this name")
+        elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
+            what = "an index without its log; the next start removes it"
+            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+
+
+def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
+    """No checkpoint may lie past the log's end."""
+    for what, offset, severity in (
+        ("the recovery point lies past the log's end, so flushed records are gone", vouched.recovery_point, 2),
+        ("the log start lies past the log's end, so the next start drops every record", vouched.log_start_offset, 2),
+        ("the cleaner's checkpoint lies past the log's end", vouched.cleaner_offset, 1),
+    ):
+        if offset is not None and end is not None and offset > end:
+            said = f"{what}: checkpoint={offset} next_offset={end}"
+            yield Finding(severity=Severity(severity), path=directory, what=said, offsets=(end, offset))
+
+
+def _check_epochs(
+    storage: Storage,
+    directory: str,
+    vouched: Vouched,
+    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
+    *,
+    was_clean: bool,
+) -> Iterator[Finding]:
+    """Read after the log: an epoch is written down before its first batch.
+
+    A log start that rises takes the epochs below it out of this checkpoint at once. The checkpoint of log starts
+    follows within a minute, or when the broker stops. So of a log that is at work, or was killed, the first epoch here
+    is taken for the log start where it lies higher.
+    """
+    path = join(directory, names.LEADER_EPOCHS)
+    try:
+        entries = checkpoints.read_epochs(storage, path)
+    except Corrupt as error:
+        yield damaged(error, path)
+        return
+    if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
+        yield told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
+        return
+    epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
+    if not was_clean and entries and entries[0][1] > (log_start or 0):
+        what = f"it begins above the checkpoint of log starts, which may be older: epochs_from={entries[0][1]}"
+        yield told(Severity.INFO, path, f"{what} log_start_offset={log_start}")
+        log_start = entries[0][1]
+    for place, report in reports:
+        for found in report.epochs:
+            offset = _offset_to_compare(found, epochs, log_start)
+            if found.epoch is None or offset is None:
+                continue
+            known = epochs.epoch_at(offset)
+            if known != found.epoch:
+                log = place.path(names.LOG)
+                what = f"a batch of leader epoch {found.epoch}, where the checkpoint says {known}: path={log}"
+                yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(offset, offset + 1))
+                break
+
+
+def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:
+    """The first offset of the range that the checkpoint has to cover; None where it has to cover none.
+
+    The checkpoint may begin at the log start, as Kafka's does after a log start was raised into a segment. The records
+    below the log start are then in no epoch of the checkpoint.
+    """
+    if (
+        log_start_offset is None
+        or found.base_offset >= log_start_offset
+        or epochs.epoch_at(found.base_offset) is not None
+    ):
+        return found.base_offset
+    return log_start_offset if log_start_offset < found.next_offset else None
+
+
+def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
+    path = join(directory, names.PARTITION_METADATA)
+    try:
+        if checkpoints.read_topic_id(storage, directory) is None:
+            yield told(Severity.INFO, path, "there is no topic id")
+    except Corrupt as error:
+        yield damaged(error, path)
+
+
+def _size(storage: Storage, path: str) -> int:
+    try:
+        return storage.size(path)
+    except LogError:
+        return 0
+
+
+def _listed(storage: Storage, path: str) -> list[str]:
+    """Nothing of what cannot be listed; verifying tells."""
+    try:
+        return storage.list(path)
+    except LogError:
+        return []

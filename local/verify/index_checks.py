@@ -1,0 +1,192 @@
+"""Index files held against the log they belong to: every entry, and what is missing.
+
+An index cannot be wrong without a reader noticing late or never, so each entry is compared with the batches:
+
+| file          | an entry is right when |
+|---------------|------------------------|
+| ``.index``    | its position is the start of a batch, and its offset the last one of that batch |
+| ``.timeindex``| its offset is the last one of a batch, and its timestamp the largest up to there |
+
+Brokers up to Kafka 4.0 write one entry per append, which may be several batches: the position of the first and the last
+offset of the last one. That is legal too, and told as information. A tail of zeros is what a preallocated index of an
+active segment, or a crash, leaves. Source: kafka `DumpLogSegments`, `OffsetIndex`, `TimeIndex`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local.format.columns import BatchTable
+from local.index import offset_index, time_index
+from local.verify.findings import Finding, Severity
+
+FINDINGS_MAX = 5  # of one kind and file; the rest are counted
+INTERVAL_BYTES = offset_index.INTERVAL_BYTES
+# Opening a log again starts the counter of bytes since the last entry anew, so honest gaps may be long.
+_GAP_TOLD, _GAP_ODD = 4, 64
+
+_OFFSET_ENTRY = np.dtype([("offset", ">i4"), ("position", ">i4")])
+_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchPlaces:
+    """Where the batches of one segment lie: positions in the file, last offsets (inclusive), largest timestamps."""
+
+    positions: NDArray[np.int64]
+    last_offsets: NDArray[np.int64]
+    max_timestamps: NDArray[np.int64]
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def places_of(tables: list[tuple[int, BatchTable]], size_bytes: int) -> BatchPlaces:
+    """From the tables of consecutive runs, each with its position in the file."""
+    empty = np.empty(0, np.int64)
+    return BatchPlaces(
+        positions=np.concatenate([empty, *(table.positions + at for at, table in tables)]),
+        last_offsets=np.concatenate([empty, *(table.last_offsets for _, table in tables)]),
+        max_timestamps=np.concatenate([empty, *(table.max_timestamps for _, table in tables)]),
+        size_bytes=size_bytes,
+    )
+
+
+def check_offset_index(
+    data: bytes, base_offset: int, places: BatchPlaces, *, path: str, interval_bytes: int = INTERVAL_BYTES
+) -> list[Finding]:
+    """Everything that is odd about an ``.index``; empty for a sound one."""
+    found, whole = _whole(data, offset_index.ENTRY_BYTES, path)
+    entries = np.frombuffer(whole, _OFFSET_ENTRY)
+    offsets, positions = base_offset + entries["offset"].astype(np.int64), entries["position"].astype(np.int64)
+    bad = np.zeros(len(entries), np.bool_)
+    bad[1:] = (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
+    bad |= entries["offset"] < 0
+    found += _told(bad, "index entry out of order", offset_index.ENTRY_BYTES, offsets, path)
+    row = np.searchsorted(places.positions, positions)
+    is_start = _at(places.positions, row, -1) == positions
+    found += _told(
+        ~is_start & ~bad, "index entry, its position is no batch's start", offset_index.ENTRY_BYTES, offsets, path
+    )
+    own = _at(places.last_offsets, row, -1)
+    following = np.append(positions[1:], places.size_bytes)
+    append_row = np.searchsorted(places.last_offsets, offsets)
+    is_append = (_at(places.last_offsets, append_row, -1) == offsets) & (append_row > row)
+    is_append &= _at(places.positions, append_row, places.size_bytes) < following
+    checked = is_start & ~bad
+    wrong = checked & (own != offsets) & ~is_append
+    found += _told(
+        wrong, "index entry, its offset is not the batch's last", offset_index.ENTRY_BYTES, offsets, path, own
+    )
+    if (checked & (own != offsets) & is_append).any():
+        found.append(_information(path, "index entries are of whole appends, as Kafka up to 4.0 writes them"))
+    return [*found, *_gaps(positions, places, path, interval_bytes)]
+
+
+def check_time_index(
+    data: bytes, base_offset: int, places: BatchPlaces, *, path: str, is_active: bool = False
+) -> list[Finding]:
+    """Everything that is odd about a ``.timeindex``; empty for a sound one. An active one may lack its last entry."""
+    found, whole = _whole(data, time_index.ENTRY_BYTES, path)
+    entries = np.frombuffer(whole, _TIME_ENTRY)
+    offsets, timestamps = base_offset + entries["offset"].astype(np.int64), entries["timestamp"].astype(np.int64)
+    bad = np.zeros(len(entries), np.bool_)
+    bad[1:] = (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
+    bad |= entries["offset"] < 0
+    found += _told(bad, "time index entry out of order", time_index.ENTRY_BYTES, offsets, path)
+    row = np.searchsorted(places.last_offsets, offsets)
+    is_last = _at(places.last_offsets, row, -1) == offsets
+    found += _told(
+        ~is_last & ~bad, "time index entry, its offset is no batch's last", time_index.ENTRY_BYTES, offsets, path
+    )
+    so_far = np.maximum.accumulate(places.max_timestamps) if len(places) else places.max_timestamps
+    largest = _at(so_far, row, -1)
+    checked = is_last & ~bad
+    wrong = checked & (largest != timestamps)
+    what = "time index entry, its timestamp is not the largest so far"
+    found += _told(wrong, what, time_index.ENTRY_BYTES, offsets, path, largest)
+    if (checked & ~wrong & (_at(places.max_timestamps, row, -1) != timestamps)).any():
+        found.append(_information(path, "time index entries are of whole appends, as Kafka up to 4.0 writes them"))
+    return [*found, *_missing_time(timestamps, so_far, path, is_active=is_active)]
+
+
+def without_zeros(data: bytes, entry_bytes: int) -> bytes:
+    """The entries up to the zeros at the end; a first entry of zeros is one, if another follows or it is alone."""
+    end = len(data.rstrip(b"\0"))
+    kept = -(-end // entry_bytes) * entry_bytes
+    return data[: min(len(data), max(kept, 0))]
+
+
+def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], bytes]:
+    found: list[Finding] = []
+    if len(data) % entry_bytes:
+        what = f"not a multiple of {entry_bytes} bytes"
+        at = len(data) - len(data) % entry_bytes
+        found.append(Finding(severity=Severity.CORRUPT, path=path, what=what, at=at))
+        data = data[:at]
+    kept = without_zeros(data, entry_bytes)
+    if len(kept) < len(data):
+        slots = (len(data) - len(kept)) // entry_bytes
+        found.append(_information(path, f"{slots} empty slots at the end", at=len(kept)))
+    return found, kept
+
+
+def _told(
+    rows: NDArray[np.bool_],
+    what: str,
+    entry_bytes: int,
+    offsets: NDArray[np.int64],
+    path: str,
+    expected: NDArray[np.int64] | None = None,
+) -> Iterator[Finding]:
+    """A finding for each marked entry, the first few by themselves."""
+    marked = np.flatnonzero(rows).tolist()
+    for at in marked[:FINDINGS_MAX]:
+        offset = int(offsets[at])
+        more = f": expected={int(expected[at])}" if expected is not None else ""
+        yield Finding(
+            severity=Severity.CORRUPT,
+            path=path,
+            what=what + more,
+            at=at * entry_bytes,
+            offsets=(offset, offset + 1) if offset >= 0 else None,
+        )
+    if len(marked) > FINDINGS_MAX:
+        yield Finding(severity=Severity.CORRUPT, path=path, what=f"{what}: {len(marked) - FINDINGS_MAX} more")
+
+
+def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval_bytes: int) -> Iterator[Finding]:
+    """Whether entries are missing, as far as that can be told."""
+    if not len(places):
+        return
+    largest_batch = int(np.diff(places.positions, append=places.size_bytes).max())
+    gaps = np.diff(positions, prepend=0, append=places.size_bytes)
+    gap = int(gaps.max()) - 2 * largest_batch
+    if gap > _GAP_TOLD * interval_bytes:
+        severity = Severity.WARNING if gap > _GAP_ODD * interval_bytes else Severity.INFO
+        what = f"no entry for {int(gaps.max())} bytes of the log: interval={interval_bytes}"
+        yield Finding(severity=severity, path=path, what=what, at=int(gaps.argmax()) * offset_index.ENTRY_BYTES)
+
+
+def _missing_time(
+    timestamps: NDArray[np.int64], so_far: NDArray[np.int64], path: str, *, is_active: bool
+) -> Iterator[Finding]:
+    if not len(so_far) or so_far[-1] <= 0 or (len(timestamps) and timestamps[-1] >= so_far[-1]):
+        return
+    if not is_active:
+        what = f"the last entry is missing: largest_timestamp={int(so_far[-1])}"
+        yield Finding(severity=Severity.WARNING, path=path, what=what, at=len(timestamps) * time_index.ENTRY_BYTES)
+
+
+def _information(path: str, what: str, at: int | None = None) -> Finding:
+    return Finding(severity=Severity.INFO, path=path, what=what, at=at)
+
+
+def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
+    """`values[rows]`, `missing` where a row lies past the end."""
+    return np.append(values, missing)[np.minimum(rows, len(values))]

@@ -1,0 +1,51 @@
+"""The log directories of one node held against each other: a partition in two of them, or in none but by a move's name.
+
+Names alone are looked at, and nothing is written. What a directory holds by itself: `local.verify.directories`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from local.errors import AccessDenied, DiskFailed, NotFound
+from local.names import TopicPartition, parse_marked_directory, parse_partition_directory
+from local.storage import Storage, join
+from local.verify.findings import Finding, Severity
+
+
+def check_together(storage: Storage, roots: Sequence[str]) -> list[Finding]:
+    """Twice is damage: both are refused at the next start (`local.logdirs.log_dirs`). A move's name alone is a warning:
+    it is not begun anew, and somebody has to say what becomes of it (`local.logdirs.move_recovery`).
+
+    Looked at twice, for a partition may move between the looks at two directories. A root that cannot be listed is
+    passed over. The topic of a ``-delete`` with a long name may be cut.
+    """
+    found = list(_look(storage, roots))
+    return [each for each in _look(storage, roots) if each in found] if found else []
+
+
+def _look(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
+    here: dict[TopicPartition, list[str]] = defaultdict(list)
+    left: dict[TopicPartition, list[str]] = defaultdict(list)
+    for root in roots:
+        for name in _listed(storage, root):
+            marked = parse_marked_directory(name)
+            partition = marked[0] if marked else parse_partition_directory(name)
+            if partition is not None:
+                (left if marked else here)[partition].append(join(root, name))
+    for partition, paths in sorted(here.items()):
+        for path in paths[1:]:
+            what = f"a partition in two log directories, which is refused: partition={partition} other={paths[0]}"
+            yield Finding(severity=Severity.CORRUPT, path=path, what=what)
+    for partition, paths in sorted(left.items()):
+        for path in paths if partition not in here else ():
+            what = f"what a move left, and the partition itself is not there: partition={partition}"
+            yield Finding(severity=Severity.WARNING, path=path, what=what)
+
+
+def _listed(storage: Storage, root: str) -> list[str]:
+    try:
+        return storage.list(root)
+    except (NotFound, DiskFailed, AccessDenied):
+        return []

@@ -1,0 +1,181 @@
+"""Producer snapshots and transaction indexes of a partition held against a replay of all its batches; reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from local import names
+from local.errors import Corrupt, NotFound
+from local.index.txn_scan import carried_problem
+from local.log import producer_snapshot
+from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerState
+from local.names import parse_segment_file, segment_file
+from local.storage import Storage, join
+from local.verify.findings import Finding, Severity, damaged, told
+from local.verify.segment_checks import SegmentPlace, SegmentReport
+
+
+def check_producers(
+    storage: Storage,
+    directory: str,
+    there: Sequence[str],
+    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
+) -> Iterator[Finding]:
+    """Aborted transactions and snapshots against a replay of every batch that has a producer."""
+    snapshots: dict[int, list[ProducerEntry]] = {}
+    for name in there:
+        parsed = parse_segment_file(name)
+        if parsed is None or parsed[1] != names.PRODUCER_SNAPSHOT:
+            continue
+        path = join(directory, name)
+        try:
+            snapshots[parsed[0]] = producer_snapshot.decode(storage.read(path), path=path)
+        except Corrupt as error:
+            yield damaged(error, path)
+        except NotFound:
+            continue
+    if not reports:
+        return
+    first, end = reports[0][0].base_offset, reports[-1][1].next_offset
+    state = ProducerState(snapshots.get(first, ()))
+    is_whole = first == 0 or first in snapshots
+    is_cleaned, before = False, first
+    carried = _Carried(open_from={e.producer_id: e.transaction_first_offset for e in state.entries() if _is_open(e)})
+    for place, report in reports:
+        is_cleaned = is_cleaned or place.base_offset != before
+        if place.base_offset in snapshots:
+            known = snapshots[place.base_offset]
+            yield from _compare(directory, place.base_offset, known, state, is_whole, is_cleaned=is_cleaned)
+        is_cleaned, before = is_cleaned or report.is_sparse, report.next_offset
+        expected = _replay(state, report)
+        if is_cleaned:
+            yield from _check_cleaned(place, report, carried)
+        else:
+            yield from _compare_aborted(place, report, expected, first, is_whole=is_whole)
+        carried.add(report)
+    for offset in sorted(snapshots):
+        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
+        if offset > end:
+            yield told(Severity.WARNING, path, f"a snapshot past the log's end: next_offset={end}")
+    if end in snapshots and end != reports[-1][0].base_offset:
+        yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
+
+
+def _is_open(entry: ProducerEntry) -> bool:
+    return entry.transaction_first_offset >= 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Carried:
+    """What the segments so far say, by producer: the first record of an open transaction, the last marker."""
+
+    open_from: dict[int, int]
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def add(self, report: SegmentReport) -> None:
+        if report.said is not None:
+            for producer in report.said.last_ended:
+                self.open_from.pop(producer, None)
+            for producer, first in report.said.open_from.items():
+                self.open_from.setdefault(producer, first)
+            self.ended.update(report.said.last_ended)
+
+
+def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
+    """The aborted transactions of a segment that was cleaned, or lies behind one that was.
+
+    Markers and records were removed, so a replay no longer tells what was aborted. The entries are held against the
+    batches that are left (`local.index.txn_scan`): none may show a record of an aborted transaction or hide another.
+    """
+    path = place.path(names.TXN_INDEX)
+    if report.said is None or any(e.path == path and e.severity is Severity.CORRUPT for e in report.findings):
+        return
+    problem = report.said.problem(report.aborted)
+    problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
+    if problem is not None:
+        # An entry is written after its marker, and read here before it.
+        severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
+        yield Finding(severity=severity, path=path, what=problem, offsets=(place.base_offset, report.next_offset))
+
+
+def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
+    """Whether the log has a later batch of the producer, or a later epoch, than the snapshot knows."""
+    if entry.producer_epoch != known.producer_epoch:
+        return entry.producer_epoch < known.producer_epoch
+    return 0 <= entry.last_offset < known.last_offset
+
+
+def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
+    """(producer, first offset, last offset) of what the segment's markers abort."""
+    aborted = set()
+    for table, markers in report.produced:
+        for row in range(len(table)):
+            header = table.row(row)
+            found = state.update(header, header.base_offset, markers.get(row))
+            if found is not None:
+                aborted.add((found.producer_id, found.first_offset, found.last_offset))
+    return aborted
+
+
+def _compare_aborted(
+    place: SegmentPlace, report: SegmentReport, expected: set[tuple[int, int, int]], first: int, *, is_whole: bool
+) -> Iterator[Finding]:
+    path = place.path(names.TXN_INDEX)
+    found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
+    if any(each.path == path and each.severity is Severity.CORRUPT for each in report.findings):
+        return
+    # An entry is written after its marker, and read here before it.
+    severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
+    for producer, begin, last in sorted(expected - found):
+        what = f"an aborted transaction is missing: producer_id={producer}"
+        yield Finding(severity=severity, path=path, what=what, offsets=(begin, last + 1))
+    for producer, begin, last in sorted(found - expected):
+        if begin >= first or is_whole:
+            what = f"no such transaction was aborted in the log: producer_id={producer}"
+            yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(begin, last + 1))
+
+
+def _compare(
+    directory: str,
+    offset: int,
+    entries: Sequence[ProducerEntry],
+    state: ProducerState,
+    is_whole: bool,
+    *,
+    is_cleaned: bool,
+) -> Iterator[Finding]:
+    """A snapshot against the state of the replay at its offset. Producers may have expired in either.
+
+    Of a log that was cleaned the replay knows less than the snapshot: batches and markers were removed. Then only a
+    batch that the snapshot should know, and does not, tells that it is stale.
+    """
+    path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
+    replayed = {each.producer_id: each for each in state.entries()}
+    for entry in entries:
+        known = replayed.get(entry.producer_id)
+        if is_cleaned and (known is None or not _is_behind(entry, known)):
+            continue
+        if known is None:
+            if is_whole:
+                what = f"the snapshot knows a producer that is not in the log: producer_id={entry.producer_id}"
+                yield told(Severity.WARNING, path, what)
+            continue
+        for what, snapshot, log in (
+            ("producer_epoch", entry.producer_epoch, known.producer_epoch),
+            ("last_sequence", entry.last_sequence, known.last_sequence),
+            ("last_offset", entry.last_offset, known.last_offset),
+            ("transaction_first_offset", entry.transaction_first_offset, known.transaction_first_offset),
+        ):
+            if snapshot != log:
+                stale = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
+                yield told(Severity.WARNING, path, stale)
+                break
+    if is_cleaned:
+        return
+    missing = replayed.keys() - {entry.producer_id for entry in entries}
+    open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
+    if open_ones:
+        what = f"the snapshot lacks producers with an open transaction: producer_ids={open_ones[:5]}"
+        yield told(Severity.WARNING, path, what)

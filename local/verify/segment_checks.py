@@ -1,0 +1,285 @@
+"""One segment looked at from end to end: its log, its indexes, and what its batches tell of epochs and producers.
+
+Read-only, beside a writer too: indexes are read before the log, which grows first. What changes under the look (a
+segment swapped by the cleaner, dropped by retention) is the caller's to look at again.
+
+Memory: one chunk of the log, and some forty bytes for each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from local import kernels
+from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
+from local.format.batch_header import CONTROL, MAGIC
+from local.format.columns import BatchTable
+from local.index import txn_index
+from local.index.txn_index import AbortedTransaction
+from local.index.txn_scan import SegmentTransactions, TransactionScan
+from local.log.leader_epochs import EpochRange
+from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, segment_file
+from local.records.batch import Marker, read_marker
+from local.records.batch_runs import BatchRuns, Run
+from local.segment.segment import RELATIVE_OFFSET_MAX
+from local.storage import Storage, StorageFile, join
+from local.verify.findings import Finding, Severity, unreadable
+from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of
+
+BEGINS_BELOW = "the segment begins below its file name; the next start renames it"
+BEGINS_BELOW_INSIDE = (
+    "the segment begins below its file name; its records are served under this name, and a recovery renames it"
+)
+TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlace:
+    """Which segment, and what is known of it before it is read. `next_base` is None for the last one of a log.
+
+    `may_be_torn`: its end may lawfully be unfinished, for a writer is at work or has crashed.
+    """
+
+    directory: str
+    base_offset: int
+    next_base: int | None = None
+    may_be_torn: bool = False
+    durable_to: int = 0
+
+    def path(self, suffix: str) -> str:
+        return join(self.directory, segment_file(self.base_offset, suffix))
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentReport:
+    """What was found. `epochs` are ranges of one leader epoch each, from its first batch to the end of its last one;
+    `produced` the batches that have a producer, each table with the markers of its rows. Unless `is_read` something is
+    missing that others are held against. `is_sparse`: offsets or records are missing between its batches, as a
+    cleaning leaves them. `said` is what the batches say of transactions."""
+
+    findings: list[Finding] = field(default_factory=list)
+    first_offset: int | None = None
+    next_offset: int = 0
+    epochs: list[EpochRange] = field(default_factory=list)
+    produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+    is_read: bool = True
+    is_sparse: bool = False
+    said: SegmentTransactions | None = None
+
+
+def check_segment(
+    storage: Storage, place: SegmentPlace, *, deep: bool, interval_bytes: int, on_bytes: OnBytes = lambda count: None
+) -> SegmentReport:
+    """Everything that can be told of a segment by itself. Raises NotFound when its log is gone."""
+    report = SegmentReport(next_offset=place.base_offset)
+    indexes = _read_indexes(storage, place, report)
+    with closing(storage.open_reader(place.path(LOG))) as file:
+        places = _walk(file, place, report, deep=deep, on_bytes=on_bytes)
+    logs = len(report.findings)
+    _check_indexes(place, indexes, places, report, interval_bytes)
+    report.findings[logs:] = [_as_unflushed(place, each) for each in report.findings[logs:]]
+    return report
+
+
+def _walk(
+    file: StorageFile, place: SegmentPlace, report: SegmentReport, *, deep: bool, on_bytes: OnBytes
+) -> BatchPlaces:
+    path, tables, scan = place.path(LOG), [], TransactionScan()
+    walk = BatchRuns(file.read, file.size())
+    for run in walk:
+        tables.append((run.position, run.table))
+        if run.damage is not None:
+            is_tail = run.position + len(run.data) >= walk.size_bytes
+            report.findings.append(_of_batch(path, run, 0, run.damage, _severity(place, run, is_tail=is_tail)))
+        if run.is_readable:
+            _check_offsets(place, run, report)
+            _collect(run, path, report)
+            with suppress(Corrupt):  # told already
+                scan.take(run.data, run.table)
+            if deep:
+                _check_records(run, path, report)
+        on_bytes(len(run.data))
+    if walk.problem is not None:
+        report.findings.append(_end(file, walk, place, report))
+    report.said = scan.found()
+    return places_of(tables, walk.position)
+
+
+def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None:
+    table = run.table
+    first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
+    if first < place.base_offset:
+        what = BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE
+        _warn_once(report, _of_batch(place.path(LOG), run, 0, what, Severity.WARNING))
+    if last - place.base_offset > RELATIVE_OFFSET_MAX:
+        row = int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax())
+        _warn_once(report, _of_batch(place.path(LOG), run, row, TOO_WIDE, Severity.WARNING))
+    if place.next_base is not None and last >= place.next_base:
+        row = int((table.last_offsets >= place.next_base).argmax())
+        what = f"a batch reaches into the next segment: next_base_offset={place.next_base}"
+        report.findings.append(_of_batch(place.path(LOG), run, row, what))
+    expected = place.base_offset if report.first_offset is None else report.next_offset
+    starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
+    spans = table.last_offsets - table.base_offsets + 1
+    is_whole = (table.base_offsets == starts) & ((table.record_counts == spans) | (table.magics < MAGIC))
+    report.is_sparse = report.is_sparse or not bool(is_whole.all())
+    if report.first_offset is None:
+        report.first_offset = first
+    report.next_offset = max(report.next_offset, last + 1)
+
+
+def _warn_once(report: SegmentReport, finding: Finding) -> None:
+    if all(each.what != finding.what for each in report.findings):
+        report.findings.append(finding)
+
+
+def _collect(run: Run, path: str, report: SegmentReport) -> None:
+    """The ranges of leader epochs, and the batches of producers."""
+    table = run.table
+    _collect_epochs(table, report)
+    chosen = table.producer_ids >= 0
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return
+    markers: dict[int, Marker | None] = {}
+    for at, row in enumerate(rows.tolist()):
+        if table.attributes[row] & CONTROL:
+            try:
+                markers[at] = read_marker(run.data, int(table.positions[row]))
+            except Corrupt as error:
+                markers[at] = None
+                report.findings.append(_of_batch(path, run, row, error.attempt))
+    report.produced.append((table.select(chosen), markers))
+
+
+def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
+    changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
+    for start, stop in pairwise([0, *changes.tolist(), len(table)]):
+        epoch = int(table.leader_epochs[start])
+        found = EpochRange(
+            epoch=epoch if epoch >= 0 else None,
+            base_offset=int(table.base_offsets[start]),
+            next_offset=int(table.last_offsets[stop - 1]) + 1,
+        )
+        if report.epochs and report.epochs[-1].epoch == found.epoch:
+            report.epochs[-1] = report.epochs[-1]._replace(next_offset=found.next_offset)
+        else:
+            report.epochs.append(found)
+
+
+def _check_records(run: Run, path: str, report: SegmentReport) -> None:
+    """Every record of the run, to the last byte; batch by batch once one does not decode."""
+    try:
+        for _ in kernels.decode_in_steps(run.data, verify=False, include_control=True, table=run.table):
+            pass
+    except Corrupt:
+        for row in range(len(run.table)):
+            one = run.table.select(slice(row, row + 1))
+            try:
+                kernels.decode_columns(run.data, verify=False, include_control=True, table=one)
+            except Corrupt as error:
+                report.findings.append(_of_batch(path, run, row, error.attempt))
+
+
+def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: SegmentReport) -> Finding:
+    """What stands behind the last batch: zeros and torn bytes are lawful at the end of an unfinished log alone."""
+    path, left = place.path(LOG), walk.size_bytes - walk.position
+    is_last = place.next_base is None
+    is_lawful = is_last and place.may_be_torn and report.next_offset >= place.durable_to
+    if is_lawful:
+        what = f"the file ends inside a batch, which recovery cuts off: bytes={left}"
+        severity = Severity.INFO
+    elif walk.is_torn:
+        what = f"the file ends inside a batch: bytes={left}"
+        severity = Severity.WARNING if is_last and report.next_offset >= place.durable_to else Severity.CORRUPT
+    else:
+        what, severity = f"{walk.problem}: bytes={left}", Severity.CORRUPT
+    return Finding(severity=severity, path=path, what=what, at=walk.position)
+
+
+def _check_indexes(
+    place: SegmentPlace,
+    indexes: dict[str, bytes | None],
+    places: BatchPlaces,
+    report: SegmentReport,
+    interval_bytes: int,
+) -> None:
+    for suffix, data in indexes.items():
+        path = place.path(suffix)
+        if data is None:
+            if suffix != TXN_INDEX:
+                what = "the index is missing; the next start makes it anew"
+                severity = Severity.INFO if place.may_be_torn else Severity.WARNING
+                report.findings.append(Finding(severity=severity, path=path, what=what))
+        elif suffix == OFFSET_INDEX:
+            report.findings += check_offset_index(
+                data, place.base_offset, places, path=path, interval_bytes=interval_bytes
+            )
+        elif suffix == TIME_INDEX:
+            report.findings += check_time_index(
+                data, place.base_offset, places, path=path, is_active=place.next_base is None and place.may_be_torn
+            )
+        else:
+            _check_aborted(data, place, report)
+
+
+def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> None:
+    path = place.path(TXN_INDEX)
+    try:
+        txn_index.check(data, place.base_offset, path=path)
+        report.aborted = txn_index.entries(data, path=path)
+    except Corrupt as error:
+        at = error.facts.get("at")
+        where = at if isinstance(at, int) else None
+        report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=error.attempt, at=where))
+    if torn := len(data) % txn_index.ENTRY_BYTES:
+        what = f"the file ends inside an entry, which is ignored: bytes={torn}"
+        report.findings.append(Finding(severity=Severity.WARNING, path=path, what=what, at=len(data) - torn))
+
+
+def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
+    """An index's entries about what was never flushed: the next start makes them anew from the log."""
+    is_flushed = finding.offsets is not None and finding.offsets[0] < place.durable_to
+    if place.next_base is not None or not place.may_be_torn or is_flushed:
+        return finding
+    return replace(finding, severity=Severity.INFO)
+
+
+def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
+    """Of a damaged batch: what was never flushed may be damaged after a crash, and recovery cuts the log there."""
+    is_unflushed = place.next_base is None and place.may_be_torn
+    if not is_unflushed or int(run.table.base_offsets[0]) < place.durable_to:
+        return Severity.CORRUPT
+    return Severity.INFO if is_tail else Severity.WARNING
+
+
+def _of_batch(path: str, run: Run, row: int, what: str, severity: Severity = Severity.CORRUPT) -> Finding:
+    header = run.table.row(row)
+    return Finding(
+        severity=severity,
+        path=path,
+        what=what,
+        at=run.position + int(run.table.positions[row]),
+        offsets=(header.base_offset, max(header.next_offset, header.base_offset)),
+    )
+
+
+def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:
+    """By suffix, None for one that is missing; without those that cannot be read."""
+    found: dict[str, bytes | None] = {}
+    for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX):
+        try:
+            found[suffix] = storage.read(place.path(suffix))
+        except NotFound:
+            found[suffix] = None
+        except (DiskFailed, AccessDenied) as error:
+            report.findings.append(unreadable(error, place.path(suffix)))
+            report.is_read = report.is_read and suffix != TXN_INDEX
+    return found

@@ -1,0 +1,242 @@
+"""Advice about the cleaner: settings with which cleaning cannot keep up, seen in its history and in the logs.
+
+Each rule is a function of facts and tells what it saw, why that matters and which setting would help. They rest on what
+tuning guides tell operators of Kafka to look for: several passes for one dirty section, passes without a pause
+between them, lags that keep segments from ever becoming cleanable, active segments that never roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from local.cleaner.cleaner_history import CleaningRun
+from local.names import TopicPartition
+from policies.compaction import LogToClean
+from policies.formatting import counted, format_ms
+from policies.rules import DAY_MS, PartitionRules
+
+BUSY = 0.9  # of the time
+RUNS_MIN = 3  # at times of their own, before a rate means anything
+SPAN_MIN_MS = 60_000  # what is shorter is a backlog that is being worked off
+GAIN_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerFacts:
+    """The cleaner's settings. `buffer_bytes` is a thread's; `bytes_per_second` None for no limit."""
+
+    threads: int
+    buffer_bytes: int
+    load_factor: float
+    bytes_per_second: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """A compacted log at one moment. `quiet_ms` is how long ago its newest record was written.
+
+    `held_from` is where an open transaction keeps everything from being cleaned, None without one.
+    """
+
+    log: LogToClean
+    rules: PartitionRules
+    closed_bytes: int
+    active_bytes: int
+    quiet_ms: int
+    held_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing to change; `partition` None for the cleaner as a whole, `setting` None where none would help."""
+
+    rule: str
+    partition: TopicPartition | None
+    setting: str | None
+    text: str
+
+
+def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
+    """All advice there is, the cleaner's first. `runs` oldest first; those of logs that are not in `logs` do not count.
+
+    `logs` are the compacted ones: a topic that is no longer compacted needs no advice.
+    """
+    names = {each.log.partition for each in logs}
+    runs = [run for run in runs if run.name in names]
+    of_all: Iterable[Callable[[], list[Advice]]] = (
+        lambda: full_buffers(cleaner, runs),
+        lambda: too_slow(cleaner, runs),
+    )
+    found = [advice for rule in of_all for advice in rule()]
+    for facts in logs:
+        found += [*never_due(facts), *held_by_a_transaction(facts), *never_rolls(facts), *idle_passes(facts, runs)]
+    return found
+
+
+def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """Logs whose dirty section took several passes, because the key map had no room for all keys.
+
+    Each of these passes reads the clean section once more. A run of passes with a smaller buffer than now has no say.
+    """
+    found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
+    cut = {name: some for name, some in found.items() if some}
+    if not cut:
+        return []
+    worst = max((each for some in cut.values() for each in some), key=len)
+    passes, keys = len(worst), sum(run.distinct_keys for run in worst)
+    enough = max(2, passes) * cleaner.buffer_bytes * cleaner.threads
+    return [
+        Advice(
+            rule="full-buffer",
+            partition=worst[0].name,
+            setting="log.cleaner.dedupe.buffer.size",
+            text=f"{counted(len(cut), 'log')} needed several passes for one dirty section, {worst[0].name} "
+            f"{'at least ' if worst[-1].is_cut else ''}{passes}, because {keys} keys had no room in a buffer of "
+            f"{cleaner.buffer_bytes} bytes; give the buffer at least {enough} bytes, or use fewer threads: "
+            "each has its share",
+        )
+    ]
+
+
+def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
+    """The passes of each dirty section of a log that took several: those that ended early, and the one after them."""
+    found: list[list[CleaningRun]] = []
+    is_open = False
+    for run in runs:
+        if run.name != name or run.error is not None or 0 < run.buffer_bytes < cleaner.buffer_bytes:
+            continue
+        if is_open:
+            found[-1].append(run)
+        elif run.is_cut:
+            found.append([run])
+        is_open = run.is_cut
+    return found
+
+
+def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """The threads clean nearly all the time, so what is appended is more than they get through.
+
+    One log is cleaned by one thread: where a single log takes it all, threads don't help.
+    """
+    done = [run for run in runs if run.error is None]
+    span_ms = _span_ms(done)
+    busy = sum(run.seconds for run in done) * 1000 / (span_ms * cleaner.threads) if span_ms else 0.0
+    moved = sum(run.bytes_read + run.bytes_written for run in done)
+    seconds = sum(run.seconds for run in done)
+    found = []
+    if busy >= BUSY:
+        limit = cleaner.bytes_per_second
+        is_held_back = limit is not None and moved >= BUSY * limit * span_ms / 1000
+        speed = f"{moved / max(seconds, 1e-9) / 2**20:.1f} MB/s a thread"
+        found.append(
+            Advice(
+                rule="throttled" if is_held_back else "too-few-threads",
+                partition=None,
+                setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
+                text=f"{counted(cleaner.threads, 'thread')} busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
+                + ("the limit is what holds them back" if is_held_back else "more of them clean more logs at a time"),
+            )
+        )
+    return found + [each for name in _names(done) for each in _one_log_too_slow(name, done, cleaner)]
+
+
+def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner: CleanerFacts) -> list[Advice]:
+    own = [run for run in done if run.name == name]
+    span_ms = _span_ms(own)
+    if not span_ms or cleaner.threads == 1:
+        return []
+    seconds = sum(run.seconds for run in own)
+    if seconds * 1000 < BUSY * span_ms:
+        return []
+    appended = sum(run.indexed_bytes for run in own[1:]) * 1000 / max(1, own[-1].at_ms - own[0].at_ms)
+    cleaned = sum(run.indexed_bytes for run in own) / max(seconds, 1e-9)
+    return [
+        Advice(
+            rule="log-outruns-its-thread",
+            partition=name,
+            setting="min.cleanable.dirty.ratio",
+            text=f"{appended / 2**20:.2f} MB/s of dirty data come, a pass gets through {cleaned / 2**20:.2f} MB/s, and "
+            "a log has one thread; let passes be rarer (a higher ratio), or the topic have more partitions",
+        )
+    ]
+
+
+def never_due(facts: LogFacts) -> list[Advice]:
+    """Records are deleted before the cleaner may touch them."""
+    rules = facts.rules
+    retention_ms = rules.log_limits.ms
+    if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
+        return []
+    return [
+        Advice(
+            rule="never-cleanable",
+            partition=facts.log.partition,
+            setting="min.compaction.lag.ms",
+            text=f"retention.ms={format_ms(retention_ms)} deletes records before min.compaction.lag.ms="
+            f"{format_ms(rules.min_compaction_lag_ms)} lets them be cleaned: nothing is ever compacted",
+        )
+    ]
+
+
+def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
+    """An open transaction in the first dirty segment keeps everything above from being cleaned."""
+    if facts.held_from is None:
+        return []
+    return [
+        Advice(
+            rule="held-by-transaction",
+            partition=facts.log.partition,
+            setting=None,
+            text=f"a transaction open since offset {facts.held_from} keeps all above from being cleaned; abort it",
+        )
+    ]
+
+
+def never_rolls(facts: LogFacts) -> list[Advice]:
+    """All there is to clean lies in an active segment of a log that nobody writes to any more."""
+    rules = facts.rules
+    is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
+    if not is_stuck or rules.segment_ms <= facts.quiet_ms:
+        return []
+    return [
+        Advice(
+            rule="never-rolls",
+            partition=facts.log.partition,
+            setting="max.compaction.lag.ms",
+            text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
+            f"{format_ms(facts.quiet_ms)}, and segment.ms={format_ms(rules.segment_ms)} rolls it later still: nothing "
+            "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
+        )
+    ]
+
+
+def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """The longest lag keeps forcing passes that gain next to nothing, at the cost of logs that need one."""
+    lag_ms = facts.rules.max_compaction_lag_ms
+    own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
+    if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
+        return []
+    return [
+        Advice(
+            rule="idle-passes",
+            partition=facts.log.partition,
+            setting="max.compaction.lag.ms",
+            text=f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
+            f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
+        )
+    ]
+
+
+def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
+    return sorted({run.name for run in runs})
+
+
+def _span_ms(runs: Sequence[CleaningRun]) -> float:
+    """From the first pass's start to the last one's end; 0 where that tells nothing (too short, a clock set back)."""
+    is_backwards = any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs))
+    if is_backwards or len({run.at_ms for run in runs}) < RUNS_MIN:
+        return 0.0
+    span_ms = max(run.at_ms + run.seconds * 1000 for run in runs) - runs[0].at_ms
+    return span_ms if span_ms >= SPAN_MIN_MS else 0.0

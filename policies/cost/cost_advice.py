@@ -1,0 +1,251 @@
+"""What would make the bill smaller, and what doing it costs once. Pure; proposes, and changes nothing.
+
+Two kinds: *settings*, each simulated by itself (`policies.cost.scenarios`), and *moves* of segments that are there
+already to another storage class. Retention is never proposed: what may be forgotten is not a question of money alone.
+Nor is a class of a single zone, nor one that has to be restored before it can be read.
+
+A segment may move when it is settled: no longer on the disk (nothing cleans it again), of the class's smallest size at
+least, and with more of its retention left than the class's minimum duration. Together they have to save what moving
+them costs before retention takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from policies.cost.prices import STANDARD, Prices, PriceTable
+from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.simulation import RANGE_BYTES
+from policies.cost.storage_cost import (
+    DAY_MS,
+    DAYS_PER_MONTH,
+    GIB,
+    break_even_reads,
+    early_deletion,
+    intelligent_storage,
+    monthly_storage,
+    request_cost,
+    retrieval_cost,
+    upload_requests,
+)
+from policies.formatting import counted
+
+MOVES_TO = ("STANDARD_IA", "GLACIER_IR")
+SEGMENT_BYTES_MAX = 1 << 30
+LOCAL_CHOICES_MS = (DAY_MS, 6 * DAY_MS // 24)
+ZSTD_PAYS_BELOW = 0.9
+PAYBACK_MONTHS_MAX = 12.0
+# What settings are ever proposed: none of them makes a record go that is nowhere else.
+SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSegment:
+    """One segment in the bucket. `lived_ms` since its upload, `left_ms` until retention takes it (None: never).
+
+    `newest_ms` is the time of its newest record, by which a command names it.
+    """
+
+    stored_bytes: int
+    storage_class: str
+    lived_ms: int
+    left_ms: int | None
+    is_settled: bool
+    newest_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Settled segments to another class: stored in `min_bytes` at least, newest record in ``[since_ms, until_ms)``."""
+
+    to: str
+    min_bytes: int
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostAdvice:
+    """One change: dollars a month without and with it, dollars that it costs once, and how to make it.
+
+    The dollars are of the whole topic for a setting, of the segments for a move. `setting` is (key, value), of a
+    move None; `move` says which segments, of a setting None; `segments` and `size_bytes` are 0 then.
+    """
+
+    topic: str
+    change: str
+    now_dollars: float
+    then_dollars: float
+    once_dollars: float
+    reason: str
+    command: str
+    setting: tuple[str, str] | None = None
+    move: Move | None = None
+    segments: int = 0
+    size_bytes: int = 0
+
+    @property
+    def saved_dollars(self) -> float:
+        """A month."""
+        return self.now_dollars - self.then_dollars
+
+    @property
+    def payback_months(self) -> float:
+        """After how many months it has paid for itself."""
+        return self.once_dollars / self.saved_dollars if self.saved_dollars > 0 else float("inf")
+
+
+def advise_costs(
+    streams: Sequence[Stream],
+    segments: Mapping[str, Sequence[KeptSegment]],
+    prices: PriceTable,
+    *,
+    least_dollars: float = 0.01,
+) -> list[CostAdvice]:
+    """What saves at least `least_dollars` a month and pays for itself within a year, the largest saving first."""
+    found: list[CostAdvice] = []
+    stored = _by_class(each for kept in segments.values() for each in kept)
+    for stream in streams:
+        found += _settings(stream, prices)
+        moves = [_move(stream, segments.get(stream.topic, ()), prices.of(to), prices, stored) for to in MOVES_TO]
+        best = max((each for each in moves if each is not None), key=lambda each: each.saved_dollars, default=None)
+        found += [best] if best is not None else []
+    worth = [each for each in found if each.saved_dollars >= least_dollars]
+    return sorted(
+        (each for each in worth if each.payback_months <= PAYBACK_MONTHS_MAX), key=lambda each: -each.saved_dollars
+    )
+
+
+def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
+    today = cost_of([stream], Variant(), prices)
+    found = []
+    for variant, key, value, reason in _candidates(stream):
+        then = cost_of([stream], variant, prices)
+        found.append(
+            CostAdvice(
+                topic=stream.topic,
+                change=f"{key}={value}",
+                now_dollars=today.total,
+                then_dollars=then.total,
+                once_dollars=0.0,
+                reason=reason,
+                command=f"tiered topic alter {stream.topic} -X {key}={value}",
+                setting=(key, value),
+            )
+        )
+    return found
+
+
+def _candidates(stream: Stream) -> list[tuple[Variant, str, str, str]]:
+    """(what is changed, the property, its value, why), each worth a simulation."""
+    found = []
+    size = stream.workload.segment_bytes
+    if size * 4 <= SEGMENT_BYTES_MAX:
+        larger = size * 4
+        why = f"requests are per segment, and segments are {size >> 10} KiB at most"
+        found.append((Variant(segment_bytes=larger), "segment.bytes", str(larger), why))
+    share = stream.zstd_share
+    if share is not None and share < ZSTD_PAYS_BELOW and stream.workload.stored_share > share:
+        why = f"samples shrink to {share:.0%} in the bucket"
+        found.append((Variant(compression="zstd"), "remote.compression", "zstd", why))
+    kept = stream.rules.local_limits.ms
+    for choice in LOCAL_CHOICES_MS:
+        if kept is None or choice < kept:
+            hours = choice // (DAY_MS // 24)
+            why = "what is in the bucket is kept on the disk as well"
+            found.append((Variant(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
+    return found
+
+
+def _by_class(segments: Iterable[KeptSegment]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in segments:
+        found[each.storage_class] = found.get(each.storage_class, 0) + each.stored_bytes
+    return found
+
+
+def _move(
+    stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
+) -> CostAdvice | None:
+    """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
+    movable = _movable(segments, to)
+    moved = _by_class(movable)
+    now = sum(_leaving(movable, name, stored[name], prices.of(name)) for name in moved)
+    now += sum(_use(each, prices.of(each.storage_class), stream) for each in movable)
+    then = monthly_storage(sum(moved.values()), to) + sum(_use(each, to, stream) for each in movable)
+    once = sum(_once(each, prices.of(each.storage_class), to, prices.of(STANDARD)) for each in movable)
+    if not movable or (now - then) * _months_left(movable) <= once:
+        return None
+    limit = break_even_reads(to, prices.of(STANDARD), stored_bytes=stored.get(STANDARD, 0))
+    times = [each.newest_ms for each in movable]
+    move = Move(to=to.storage_class, min_bytes=to.min_bytes, since_ms=min(times), until_ms=max(times) + 1)
+    reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
+    return CostAdvice(
+        topic=stream.topic,
+        change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
+        now_dollars=now,
+        then_dollars=then,
+        once_dollars=once,
+        reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
+        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_options(move)}",
+        move=move,
+        segments=len(movable),
+        size_bytes=sum(moved.values()),
+    )
+
+
+def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: Prices) -> float:
+    """Dollars a month that go with the segments of one class. In one that moves objects by itself they may have become
+    cheap already: as if nobody had read them since they came."""
+    leaving = [each for each in segments if each.storage_class == name]
+    if of.later_bands:
+        return sum(intelligent_storage(each.stored_bytes, 1, each.lived_ms / DAY_MS, of) for each in leaving)
+    size = sum(each.stored_bytes for each in leaving)
+    return monthly_storage(stored_bytes, of) - monthly_storage(stored_bytes - size, of)
+
+
+def _months_left(segments: Sequence[KeptSegment]) -> float:
+    """How long a byte of them is kept yet on average, and no longer than a change may take to pay for itself."""
+    most = PAYBACK_MONTHS_MAX
+    left = (most if each.left_ms is None else each.left_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
+    whole = sum(each.stored_bytes for each in segments)
+    return sum(min(most, months) * each.stored_bytes for months, each in zip(left, segments, strict=True)) / whole
+
+
+def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
+    """Those that a command can name by their times: all of them are older than any that is not settled."""
+    fit = [each for each in segments if _is_fit(each, to)]
+    upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
+    return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
+
+
+def _is_fit(segment: KeptSegment, to: Prices) -> bool:
+    is_long_kept = segment.left_ms is None or segment.left_ms >= to.min_days * DAY_MS
+    return segment.storage_class != to.storage_class and is_long_kept and segment.stored_bytes >= to.min_bytes
+
+
+def _options(move: Move) -> str:
+    """With which `tiered rewrite recode` takes these segments and no others; times in ms."""
+    size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
+    return f"{size}--since {move.since_ms} --until {move.until_ms}"
+
+
+def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
+    """A month of one segment but for its bytes: what is billed beside them, and reading its share of it."""
+    reads = stream.workload.reads
+    range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
+    gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
+    beside = of.overhead_bytes / GIB * of.storage_bands[0][1]
+    return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
+
+
+def _once(segment: KeptSegment, before: Prices, to: Prices, small: Prices) -> float:
+    """Read, written anew, asked for its size, with its indexes, which lie in `small`; and the rest of the old class's
+    minimum duration."""
+    read = retrieval_cost(segment.stored_bytes, before)
+    read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
+    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)
+    written += segment.stored_bytes / GIB * to.write_per_gb + request_cost(puts=1, gets=2, prices=small)
+    return read + written + early_deletion(segment.stored_bytes, segment.lived_ms / DAY_MS, before)

@@ -1,0 +1,116 @@
+"""By how much each decision of a plan changes what keeping the bucket costs a month. Pure, in US dollars.
+
+Reckoned with what the status shows (`policies.cost.storage_usage`), one decision after the other on the whole bucket:
+bands of a price fill and empty as they do, and the changes add up to the difference between the bill before and after.
+What a decision takes out of the index counts as gone at once, though it is paid for until its deletion; what had left
+before counts as waiting until a decision deletes it. Heads that come and go with the plan are left out: a few KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from local.names import TopicPartition
+from policies.cost.prices import STANDARD, PriceTable
+from policies.cost.storage_usage import KeepingDollars, Lying, Stored, keeping_dollars, of_page, stored_of, together
+from policies.snapshot import PartitionSnapshot
+from remote.manifest.manifest import SpillRow
+from remote.segment_entry import RemoteSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """What is taken of the objects of a page of which the head does not say it (`policies.cost.storage_usage.of_page`):
+    the newest row's class, and bytes of indexes for each of a segment's in proportion to the known ones."""
+
+    storage_class: str
+    indexes_share: float
+
+
+def alike(snapshot: PartitionSnapshot) -> Alike:
+    """From the rows known one by one; those of a tier that was given up lie lower."""
+    known = [*(each for each in snapshot.given_up if isinstance(each, RemoteSegment)), *snapshot.remote]
+    size = sum(row.size_bytes for row in known)
+    return Alike(
+        storage_class=(known[-1].storage_class if known else None) or STANDARD,
+        indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.0,
+    )
+
+
+def lying_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> Lying:
+    """What it says lies in the bucket, but for heads, pages and views."""
+    to = alike(snapshot)
+    parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.given_up)]
+    waiting = sum(each.size_bytes for each in snapshot.unlinked)
+    waiting += sum(each.size_bytes for each in snapshot.unlinked_pages)
+    return together([*parts, Lying(waiting_bytes=waiting)])
+
+
+def of_part(part: SpillRow | RemoteSegment, to: Alike, prices: PriceTable) -> Lying:
+    """The objects of a row, or of all rows of a page."""
+    if isinstance(part, RemoteSegment):
+        data = {part.storage_class or STANDARD: stored_of([part.stored_bytes], prices)}
+        return Lying(data=data, small_bytes=part.indexes_bytes)
+    return of_page(part, to.storage_class, to.indexes_share)
+
+
+def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:
+    """Less by these: to be added to what lies there."""
+    whole = together(parts)
+    floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
+    return Lying(
+        data={
+            name: Stored(
+                objects=-each.objects,
+                size_bytes=-each.size_bytes,
+                floored={floor: -each.billed(floor) for floor in floors},
+            )
+            for name, each in whole.data.items()
+        },
+        small_bytes=-whole.small_bytes,
+        index_bytes=-whole.index_bytes,
+        waiting_bytes=-whole.waiting_bytes,
+    )
+
+
+def bill_of(
+    lying: Mapping[TopicPartition, Lying], names: Iterable[TopicPartition], prices: PriceTable
+) -> KeepingDollars:
+    """What the partitions of these names pay of the whole."""
+    shares = dict(zip(lying, keeping_dollars(list(lying.values()), prices), strict=True))
+    ours = [shares[name] for name in names if name in shares]
+    return KeepingDollars(
+        storage=sum(each.storage for each in ours),
+        index=sum(each.index for each in ours),
+        waiting=sum(each.waiting for each in ours),
+    )
+
+
+def bill_changes(lying: Iterable[Lying], changes: Iterable[Lying], prices: PriceTable) -> Iterator[float]:
+    """Dollars a month that each of `changes` adds, one after the other, to all that is `lying` there.
+
+    Where more of an estimate goes than was there, that leaves nothing, and no debt that what comes later would pay.
+    """
+    whole = together(lying)
+    dollars = _dollars(whole, prices)
+    for change in changes:
+        if not (change.data or change.small_bytes or change.index_bytes or change.waiting_bytes):
+            yield 0.0
+            continue
+        whole = _left(together([whole, change]))
+        before, dollars = dollars, _dollars(whole, prices)
+        yield dollars - before
+
+
+def _left(whole: Lying) -> Lying:
+    return Lying(
+        data={name: each for name, each in whole.data.items() if each.objects > 0 and each.size_bytes > 0},
+        small_bytes=max(0, whole.small_bytes),
+        index_bytes=max(0, whole.index_bytes),
+        waiting_bytes=max(0, whole.waiting_bytes),
+    )
+
+
+def _dollars(whole: Lying, prices: PriceTable) -> float:
+    return keeping_dollars([whole], prices)[0].total

@@ -1,0 +1,336 @@
+"""What a plan costs: requests, bytes and dollars of each decision, and the bill before and after. Pure.
+
+Decisions of one kind that follow each other share a commit (`tiered.maintenance.apply`), which the first of them pays;
+many copies share several. What a compacted view reads and leaves is not known before, so a `BuildView` is priced for
+reading its backlog alone. What goes up is of the class that new segments are put in, whatever lies there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from math import ceil, nan
+
+from local.names import TopicPartition
+from policies.cost.plan_bill import Alike, alike, bill_changes, bill_of, gone, lying_of_snapshot, of_part
+from policies.cost.prices import STANDARD, Prices, PriceTable
+from policies.cost.simulation import RANGE_BYTES
+from policies.cost.storage_cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
+from policies.cost.storage_usage import KeepingDollars, Lying, stored_of, together
+from policies.decisions import (
+    AdvanceLogStart,
+    BuildView,
+    CollectHeads,
+    CopySegment,
+    Decision,
+    DeletePage,
+    DeleteUnlinked,
+    DropLocal,
+    ExpirePage,
+    ExpireRemote,
+    GiveUpRemote,
+    Plan,
+    RaiseCleaned,
+    ReplaceRemote,
+)
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import commits_of
+from remote.manifest.manifest import SpillRow
+from remote.segment_entry import RemoteSegment
+from remote.store.middleware.metered_store import LIST_PAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCost:
+    """One decision. Requests by verb (HEADs among the GETs), `bytes_in` go up; `dollars` once for requests.
+
+    `early_dollars` once for data that leaves before its class's minimum duration. `monthly_dollars` is by how much the
+    bill changes (`policies.cost.plan_bill`); what leaves the index is paid for until its deletion.
+    """
+
+    partition: TopicPartition
+    decision: Decision
+    puts: int = 0
+    gets: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_in: int = 0
+    dollars: float = 0.0
+    early_dollars: float = 0.0
+    monthly_dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCost:
+    """All decisions in the plan's order. `now_*` is before, `then_*` after, with what they take out deleted as well.
+
+    Dollars a month, of all that is paid for: what waits for deletion already is in `now`, and in `then_dollars` unless
+    the plan deletes it. Bytes are of data and indexes that readers see; the disk is the local tier's.
+    """
+
+    lines: tuple[DecisionCost, ...]
+    now: KeepingDollars
+    now_bytes: int
+    then_bytes: int
+    now_disk_bytes: int
+    then_disk_bytes: int
+
+    @property
+    def now_dollars(self) -> float:
+        return self.now.total
+
+    @property
+    def then_dollars(self) -> float:
+        return max(self.now.total + sum(each.monthly_dollars for each in self.lines), 0.0)  # in this order for a NaN
+
+    @property
+    def dollars(self) -> float:
+        """Once, for requests and for what leaves too early."""
+        return sum(each.dollars + each.early_dollars for each in self.lines)
+
+    def without_dollars(self) -> PlanCost:
+        """The same where nobody knows the prices: all dollars are NaN."""
+        nothing = KeepingDollars(storage=nan, index=nan, waiting=nan)
+        lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
+        return replace(self, lines=lines, now=nothing)
+
+    def sum_of(self, name: str) -> float:
+        """The sum of one field over all lines."""
+        return sum(float(getattr(each, name)) for each in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is known of one partition's objects."""
+
+    snapshot: PartitionSnapshot
+    table: PriceTable
+    new_class: str
+    small: Prices
+    stored_share: float
+    indexes_share: float
+    alike: Alike
+    rows: Mapping[str, RemoteSegment] = field(default_factory=dict)
+    pages: Mapping[str, SpillRow] = field(default_factory=dict)
+
+    @property
+    def new(self) -> Prices:
+        """Of data that goes up."""
+        return self.table.of(self.new_class)
+
+
+def plan_cost(
+    plan: Plan,
+    snapshots: Sequence[PartitionSnapshot],
+    prices: PriceTable,
+    lying: Mapping[TopicPartition, Lying] | None = None,
+    *,
+    new_class: str = STANDARD,
+) -> PlanCost:
+    """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill).
+
+    `lying` is all that is in the bucket, of other partitions too, for they share the bands of the prices; without it is
+    taken from the snapshots. `new_class` is the storage class of what is uploaded.
+    """
+    places = {each.partition: _place(each, prices, new_class) for each in snapshots}
+    lines: list[DecisionCost] = []
+    for name, decisions in plan.decisions.items():
+        for _, run in groupby(decisions, key=type):
+            lines += _priced_run(places[name], list(run))
+    if lying is None:
+        lying = {each.partition: lying_of_snapshot(each, prices) for each in snapshots}
+    changes = bill_changes(lying.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
+    lines = [replace(line, monthly_dollars=change) for line, change in zip(lines, changes, strict=True)]
+    stored = sum(map(_stored, places.values()))
+    disk = sum(segment.size_bytes for each in snapshots for segment in each.segments)
+    dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
+    return PlanCost(
+        lines=tuple(lines),
+        now=bill_of(lying, places, prices),
+        now_bytes=stored,
+        then_bytes=stored + sum(map(_stored_change, _on_places(lines, places))),
+        now_disk_bytes=disk,
+        then_disk_bytes=disk - dropped,
+    )
+
+
+def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
+    """What lies in the bucket for a decision and did not before; less than nothing for what goes."""
+    went: Iterable[SpillRow | RemoteSegment | None] = ()
+    come = Lying()
+    match decision:
+        case CopySegment() | ReplaceRemote():
+            data = round(decision.size_bytes * place.stored_share)
+            small = _uploaded(place, decision.size_bytes) - data
+            come = Lying(data={place.new_class: stored_of([data], prices)}, small_bytes=small)
+            went = _counted(place, decision.ulids if isinstance(decision, ReplaceRemote) else ())
+        case GiveUpRemote():
+            went = place.snapshot.committed_parts
+        case ExpireRemote():
+            went = _counted(place, [decision.ulid])
+        case ExpirePage():
+            went = [place.pages.get(decision.key)]
+        case DeleteUnlinked() | DeletePage():
+            return Lying(waiting_bytes=-decision.size_bytes)
+    return together([come, gone([of_part(each, place.alike, prices) for each in went if each is not None], prices)])
+
+
+def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
+    """The rows as the bill has them: those of a page whose classes the head does not say are of the class that such
+    pages are taken to be of."""
+    pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
+    for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
+        in_page = any(page.base_offset <= row.base_offset < page.next_offset for page in pages)
+        yield replace(row, storage_class=place.alike.storage_class) if in_page else row
+
+
+def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
+    return [(places[each.partition], each.decision) for each in lines]
+
+
+def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _Place:
+    known = snapshot.committed
+    size = sum(row.size_bytes for row in known)
+    parts = (*snapshot.spills, *snapshot.known_pages, *known, *snapshot.given_up)
+    return _Place(
+        snapshot=snapshot,
+        table=prices,
+        new_class=new_class,
+        small=prices.of(STANDARD),
+        stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
+        indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
+        alike=alike(snapshot),
+        rows={row.ulid: row for row in parts if isinstance(row, RemoteSegment)},
+        pages={page.key: page for page in parts if isinstance(page, SpillRow)},
+    )
+
+
+def _stored(place: _Place) -> int:
+    """Data and indexes of all rows that readers see; of pages too."""
+    rows = sum(row.stored_bytes + row.indexes_bytes for row in place.snapshot.committed)
+    return rows + sum(_page_bytes(place, spill) for spill in place.snapshot.spills)
+
+
+def _stored_change(of: tuple[_Place, Decision]) -> int:
+    place, decision = of
+    match decision:
+        case CopySegment():
+            return _uploaded(place, decision.size_bytes)
+        case ReplaceRemote():
+            gone = [place.rows[ulid] for ulid in decision.ulids if ulid in place.rows]
+            return _uploaded(place, decision.size_bytes) - sum(row.stored_bytes + row.indexes_bytes for row in gone)
+        case GiveUpRemote():
+            return -_stored(place)
+        case ExpireRemote() | ExpirePage() if place.snapshot.given_up:
+            return 0  # it counts for nothing since the tier was given up
+        case ExpireRemote():
+            row = place.rows.get(decision.ulid)
+            return -(row.stored_bytes + row.indexes_bytes) if row is not None else -decision.size_bytes
+        case ExpirePage():
+            spills = [*place.snapshot.spills, *place.snapshot.known_pages]
+            return -sum(_page_bytes(place, each) for each in spills if each.key == decision.key)
+        case _:
+            return 0
+
+
+def _page_bytes(place: _Place, spill: SpillRow) -> int:
+    """Data and indexes of a page's rows; where the head does not say these, by the share that known rows have."""
+    indexes = spill.indexes_bytes
+    return spill.stored_bytes + (round(spill.size_bytes * place.indexes_share) if indexes is None else indexes)
+
+
+def _uploaded(place: _Place, size_bytes: int) -> int:
+    return round(size_bytes * place.stored_share) + round(size_bytes * place.indexes_share)
+
+
+def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
+    """Neighbouring decisions of one kind; the first pays what they share."""
+    name = place.snapshot.partition
+    lines = [_own(place, DecisionCost(partition=name, decision=each)) for each in run]
+    shared = _shared(place, run)
+    lines[0] = replace(
+        lines[0],
+        **{verb: getattr(lines[0], verb) + count for verb, count in shared.items()},
+    )
+    return [_with_dollars(place, each) for each in lines]
+
+
+def _own(place: _Place, line: DecisionCost) -> DecisionCost:
+    """What a decision sends for itself: objects up, each asked for its size, and its own commit if it has one."""
+    decision = line.decision
+    match decision:
+        case CopySegment() | ReplaceRemote():
+            stored = max(1, round(decision.size_bytes * place.stored_share))
+            commits = 1 if isinstance(decision, ReplaceRemote) else 0
+            uploaded = _uploaded(place, decision.size_bytes)
+            return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
+        case BuildView():
+            return replace(line, gets=ceil(decision.size_bytes / RANGE_BYTES))
+        case GiveUpRemote():
+            return replace(line, puts=1, gets=1)
+        case AdvanceLogStart():
+            return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
+        case DeletePage():
+            pages = [each for each in place.snapshot.unlinked_pages if each.spill.key == decision.key]
+            objects = sum(2 * each.spill.segment_count for each in pages)
+            return replace(line, gets=1, deletes=ceil(objects / LIST_PAGE) + 1)
+        case CollectHeads():
+            return replace(line, puts=1, gets=3, lists=2, deletes=1)
+        case _:
+            return line
+
+
+def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
+    match run[0]:
+        case CopySegment():
+            commits = 1 if run[0].is_indivisible else commits_of(each.size_bytes for each in run)
+            return {"puts": commits, "gets": commits}
+        case ExpireRemote() | ExpirePage() | RaiseCleaned():
+            return {"puts": 1, "gets": 1}
+        case DeletePage():
+            return {"puts": 1, "gets": 3, "lists": 1}
+        case DeleteUnlinked():
+            return {"puts": 1, "gets": 3, "lists": 1, "deletes": ceil(len(run) / LIST_PAGE)}
+        case _:
+            return {}
+
+
+def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
+    decision = line.decision
+    data_puts = 0
+    if isinstance(decision, CopySegment | ReplaceRemote):
+        data_puts = upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
+    small = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=place.small)
+    data = request_cost(puts=data_puts, prices=place.new)
+    if data_puts:
+        data += decision.size_bytes * place.stored_share / GIB * place.new.write_per_gb
+    return replace(
+        line,
+        dollars=small + data,
+        early_dollars=_early(place, decision),
+    )
+
+
+def _early(place: _Place, decision: Decision) -> float:
+    """For rows that leave the index, each of its own class: the grace time is lived as well. Of a page's rows that are
+    not known nobody knows how long they have lived, so nothing is told."""
+    snapshot, dollars = place.snapshot, 0.0
+    for row in _leaving(place, decision):
+        lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
+        dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.table.of(row.storage_class))
+    return dollars
+
+
+def _leaving(place: _Place, decision: Decision) -> Iterable[RemoteSegment]:
+    """The known rows that a decision takes out of the index."""
+    match decision:
+        case ExpireRemote():
+            ulids: tuple[str, ...] = (decision.ulid,)
+        case ReplaceRemote():
+            ulids = decision.ulids
+        case ExpirePage() if (page := place.pages.get(decision.key)) is not None:
+            return [row for row in place.rows.values() if page.base_offset <= row.base_offset < page.next_offset]
+        case _:
+            return ()
+    return [place.rows[ulid] for ulid in ulids if ulid in place.rows]

@@ -1,0 +1,180 @@
+"""The price table: what each storage class costs, with its date. Data and nothing else; in US dollars.
+
+The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06. Those that were not looked up at the
+vendor's page are named in `unverified`. Every one can be replaced (`tiered.config.price_file`), and should be looked at
+before anyone decides by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """One storage class. `storage_bands` are (GB that the band holds or None for the rest, dollars per GB-month).
+
+    An object is billed for at least `min_bytes` (where it is not kept in another class then) plus `overhead_bytes`, and
+    for at least `min_days`. `later_bands` are (days without a read, dollars per GB-month) of a class that moves objects
+    by itself, which costs `monitoring_per_1000` objects a month; those below `monitored_min_bytes` are neither moved
+    nor paid for. `transition_per_1000` is for objects that a lifecycle rule moves in. Without `is_readable` an object
+    has to be restored first, so no reader of ours may depend on it.
+    """
+
+    as_of: str
+    region: str
+    storage_class: str
+    storage_bands: tuple[tuple[float | None, float], ...]
+    put_per_1000: float
+    get_per_1000: float
+    list_per_1000: float
+    retrieval_per_gb: float = 0.0
+    write_per_gb: float = 0.0
+    min_days: float = 0.0
+    min_bytes: int = 0
+    overhead_bytes: int = 0
+    later_bands: tuple[tuple[float, float], ...] = ()
+    monitoring_per_1000: float = 0.0
+    monitored_min_bytes: int = 0
+    transition_per_1000: float = 0.0
+    is_readable: bool = True
+    unverified: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable:
+    """All classes by S3's names, and a disk beside them. `disk_per_gb_month` is that of the local tier."""
+
+    as_of: str
+    region: str
+    classes: Mapping[str, Prices]
+    disk_per_gb_month: float
+
+    def of(self, storage_class: str | None) -> Prices:
+        """The prices of a class; None and classes without a price of their own are priced as STANDARD."""
+        return self.classes.get(storage_class or STANDARD, self.classes[STANDARD])
+
+
+STANDARD = "STANDARD"
+AS_OF, REGION = "2026-06", "us-east-1"
+LIST_PER_1000 = 0.005
+
+
+def _prices(storage_class: str, per_gb_month: float, put: float, get: float, **more: object) -> Prices:
+    return Prices(
+        as_of=AS_OF,
+        region=REGION,
+        storage_class=storage_class,
+        storage_bands=((None, per_gb_month),),
+        put_per_1000=put,
+        get_per_1000=get,
+        list_per_1000=LIST_PER_1000,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+_REQUESTS = ("put_per_1000", "get_per_1000", "transition_per_1000")
+
+S3_STANDARD = Prices(
+    as_of=AS_OF,
+    region=REGION,
+    storage_class=STANDARD,
+    storage_bands=((50_000, 0.023), (450_000, 0.022), (None, 0.021)),
+    put_per_1000=0.005,
+    get_per_1000=0.0004,
+    list_per_1000=LIST_PER_1000,
+)
+
+BUILT_IN = PriceTable(
+    as_of=AS_OF,
+    region=REGION,
+    disk_per_gb_month=0.08,
+    classes={
+        each.storage_class: each
+        for each in (
+            S3_STANDARD,
+            _prices(
+                "INTELLIGENT_TIERING",
+                0.023,
+                0.005,
+                0.0004,
+                later_bands=((30.0, 0.0125), (90.0, 0.004)),
+                monitoring_per_1000=0.0025,
+                monitored_min_bytes=128 * KB,
+                transition_per_1000=0.01,
+                unverified=("later_bands", "transition_per_1000"),
+            ),
+            _prices(
+                "STANDARD_IA",
+                0.0125,
+                0.01,
+                0.001,
+                retrieval_per_gb=0.01,
+                min_days=30,
+                min_bytes=128 * KB,
+                transition_per_1000=0.01,
+                unverified=_REQUESTS,
+            ),
+            _prices(
+                "ONEZONE_IA",
+                0.01,
+                0.01,
+                0.001,
+                retrieval_per_gb=0.01,
+                min_days=30,
+                min_bytes=128 * KB,
+                transition_per_1000=0.01,
+                unverified=_REQUESTS,
+            ),
+            _prices(
+                "GLACIER_IR",
+                0.004,
+                0.02,
+                0.01,
+                retrieval_per_gb=0.03,
+                min_days=90,
+                min_bytes=128 * KB,
+                transition_per_1000=0.02,
+                unverified=_REQUESTS,
+            ),
+            _prices(
+                "GLACIER",
+                0.0036,
+                0.03,
+                0.0004,
+                retrieval_per_gb=0.01,
+                min_days=90,
+                overhead_bytes=40 * KB,
+                transition_per_1000=0.03,
+                is_readable=False,
+                unverified=_REQUESTS,
+            ),
+            _prices(
+                "DEEP_ARCHIVE",
+                0.00099,
+                0.05,
+                0.0004,
+                retrieval_per_gb=0.02,
+                min_days=180,
+                overhead_bytes=40 * KB,
+                transition_per_1000=0.05,
+                is_readable=False,
+                unverified=_REQUESTS,
+            ),
+            _prices(
+                "EXPRESS_ONEZONE",
+                0.11,
+                0.00113,
+                0.00003,
+                retrieval_per_gb=0.0006,
+                write_per_gb=0.0032,
+                min_days=1 / 24,
+                min_bytes=512 * KB,
+                unverified=("min_bytes",),
+            ),
+        )
+    },
+)

@@ -1,0 +1,372 @@
+"""What other settings would cost: each variant simulated (`policies.cost.simulation`), priced, and held against today.
+Pure.
+
+A `Stream` is a topic as it was measured, a `Variant` what is asked about; None in one leaves it as it is. The two
+largest levers are the single changes, among those asked about, that save most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import pairwise, product
+
+from policies.cost.bill import Requests, request_dollars
+from policies.cost.prices import STANDARD, Prices, PriceTable
+from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
+from policies.cost.storage_cost import (
+    DAY_MS,
+    DAYS_PER_MONTH,
+    GIB,
+    break_even_reads,
+    equal_object_bytes,
+    intelligent_storage,
+    monthly_storage,
+)
+from policies.cost.storage_usage import Stored
+from policies.rules import PartitionRules
+
+KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
+VARIANTS_MAX = 2000
+# What is simulated one by one; a month of more is that, scaled.
+SEGMENTS_PER_WINDOW, TICKS_PER_WINDOW = 1000, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A topic as measured: `partitions` of one `workload` under `rules`, new segments put in `storage_class`.
+
+    `read_share` is how much of what is stored is read in a month (1.0 = all of it once), `zstd_share` what compression
+    in the bucket would leave of it, None where nothing was sampled.
+    """
+
+    topic: str
+    partitions: int
+    workload: Workload
+    rules: PartitionRules
+    storage_class: str = STANDARD
+    read_share: float = 0.0
+    zstd_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Settings to ask about; None is as it is. Times in ms (-1 for no limit), sizes in bytes."""
+
+    retention_ms: int | None = None
+    local_retention_ms: int | None = None
+    segment_bytes: int | None = None
+    part_bytes: int | None = None
+    compression: str | None = None
+    storage_class: str | None = None
+    read_share: float | None = None
+
+    @property
+    def changes(self) -> dict[str, int | float | str]:
+        """What it changes, by field."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCost:
+    """Dollars a month of all streams under one variant; `early_deletion` is the rest of minimum durations.
+
+    `double` is the part of `disk` that is in the bucket too. Counts are requests a month.
+    """
+
+    variant: Variant
+    storage: float
+    index: float
+    waiting: float
+    requests: float
+    retrieval: float
+    early_deletion: float
+    disk: float
+    double: float
+    stored_bytes: float
+    local_bytes: float
+    objects: float
+    counts: Counts
+
+    @property
+    def total(self) -> float:
+        return sum(float(getattr(self, kind)) for kind in KINDS)
+
+    @property
+    def idle(self) -> float:
+        """What stays without a single append or read, until retention takes it."""
+        return self.storage + self.index + self.waiting + self.disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One line between two choices: `value` here, `limit` where both cost the same, and what follows."""
+
+    what: str
+    value: float
+    limit: float | None
+    unit: str
+    verdict: str
+
+
+def changed(stream: Stream, variant: Variant) -> Stream:
+    """The stream under other settings. A local retention never exceeds the whole one, as with real settings."""
+    rules, workload = stream.rules, stream.workload
+    if variant.retention_ms is not None:
+        rules = replace(rules, retention_ms=None if variant.retention_ms < 0 else variant.retention_ms)
+    if variant.local_retention_ms is not None:
+        rules = replace(
+            rules, local_retention_ms=None if variant.local_retention_ms < 0 else variant.local_retention_ms
+        )
+    whole = rules.log_limits.ms
+    if whole is not None and (rules.local_retention_ms is None or rules.local_retention_ms > whole):
+        rules = replace(rules, local_retention_ms=whole)
+    if variant.segment_bytes is not None:
+        workload = replace(workload, segment_bytes=variant.segment_bytes)
+    if variant.part_bytes is not None:
+        workload = replace(workload, part_bytes=variant.part_bytes)
+    if variant.compression is not None:
+        share = 1.0 if variant.compression == "none" else min(1.0, stream.zstd_share or 1.0)
+        workload = replace(workload, stored_share=share)
+    share = stream.read_share if variant.read_share is None else variant.read_share
+    range_bytes = workload.reads.range_bytes if workload.reads is not None else Reads(every_ms=DAY_MS).range_bytes
+    reads = Reads(every_ms=DAY_MS, share=share / DAYS_PER_MONTH, range_bytes=range_bytes) if share > 0 else None
+    return replace(
+        stream,
+        rules=rules,
+        workload=replace(workload, reads=reads),
+        storage_class=variant.storage_class or stream.storage_class,
+        read_share=share,
+    )
+
+
+def month_of(stream: Stream, prices: PriceTable) -> Simulated:
+    """A month of one partition of the stream, in its steady state; requests of a shorter window scaled to a month.
+
+    Reads change nothing of what is kept, so they are added to what was simulated without them.
+    """
+    workload = replace(stream.workload, reads=None)
+    segment_ms = workload.batches_per_segment * workload.batch_ms
+    rounds = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
+    window_ms = min(DAYS_PER_MONTH * DAY_MS, rounds * workload.tick_ms)
+    min_days = sorted({each.min_days for each in prices.classes.values()})
+    found = _simulated(workload, stream.rules, window_ms, tuple(min_days))
+    factor = DAYS_PER_MONTH * DAY_MS / window_ms
+    short = {days: each * factor for days, each in found.short_byte_days.items()}
+    counts = found.counts.times(factor)
+    if stream.workload.reads is not None:
+        counts = _sum(counts, _reads(found, stream))
+    return replace(found, counts=counts, short_byte_days=short)
+
+
+@lru_cache(maxsize=2048)
+def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
+    """Classes, parts of the price and reads are asked about again and again: none of them changes what is simulated.
+
+    Nobody may change what it gives.
+    """
+    return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
+
+
+def _reads(month: Simulated, stream: Stream) -> Counts:
+    """What is read in a month: its share of the segments, as often begun anew as all of it is read."""
+    reads = stream.workload.reads
+    assert reads is not None
+    segments = month.objects * stream.read_share
+    ranges = segments * max(1.0, month.object_bytes / reads.range_bytes)
+    small = month.small_bytes * stream.read_share
+    return Counts(
+        gets=2 * stream.read_share + segments + ranges,
+        lists=2 * stream.read_share,
+        data_gets=ranges,
+        bytes_out=month.stored_bytes * stream.read_share + small,
+        data_bytes_out=month.stored_bytes * stream.read_share,
+    )
+
+
+def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> VariantCost:
+    """Dollars a month of all streams under a variant."""
+    months = [(stream, month_of(stream, prices)) for stream in (changed(each, variant) for each in streams)]
+    standard = prices.of(STANDARD)
+    small = sum(each.partitions * (month.small_bytes + month.index_bytes) for each, month in months)
+    waiting = sum(each.partitions * month.waiting_bytes for each, month in months)
+    in_standard = small + waiting + sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
+    per_byte = monthly_storage(in_standard, standard) / in_standard if in_standard else 0.0
+    storage = early = requests = retrieval = 0.0
+    for stream, month in months:
+        of = prices.of(stream.storage_class)
+        storage += _class_storage(stream, month, of, per_byte, is_standard=_is_standard(stream, prices))
+        storage += stream.partitions * month.small_bytes * per_byte
+        short = month.short_byte_days.get(of.min_days, 0.0) * stream.partitions
+        early += monthly_storage(1, of) * short / DAYS_PER_MONTH
+        sent, read = _requests(stream, month, prices)
+        requests, retrieval = requests + sent, retrieval + read
+    disk = prices.disk_per_gb_month / GIB
+    counts = Counts()
+    for stream, month in months:
+        counts = _sum(counts, month.counts.times(stream.partitions))
+    return VariantCost(
+        variant=variant,
+        storage=storage,
+        index=sum(each.partitions * month.index_bytes for each, month in months) * per_byte,
+        waiting=waiting * per_byte,
+        requests=requests,
+        retrieval=retrieval,
+        early_deletion=early,
+        disk=sum(each.partitions * month.local_bytes for each, month in months) * disk,
+        double=sum(each.partitions * month.both_bytes for each, month in months) * disk,
+        stored_bytes=sum(_stored(each, month) for each, month in months),
+        local_bytes=sum(each.partitions * month.local_bytes for each, month in months),
+        objects=sum(each.partitions * month.objects for each, month in months),
+        counts=counts,
+    )
+
+
+def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Variant]:
+    """Every combination of the values asked about, by fields of `Variant`; VARIANTS_MAX of them at most."""
+    names = list(axes)
+    found = [Variant(**dict(zip(names, each, strict=True))) for each in product(*axes.values())]  # type: ignore[arg-type]
+    return found[:VARIANTS_MAX]
+
+
+def levers(
+    streams: Sequence[Stream], axes: Mapping[str, Iterable[int | float | str]], prices: PriceTable
+) -> list[tuple[Variant, float]]:
+    """Each single change among the axes and the dollars a month that it saves, the largest saving first.
+
+    Of each axis the best value counts. What is read is no setting of ours and so no lever.
+    """
+    today = cost_of(streams, Variant(), prices).total
+    best: list[tuple[Variant, float]] = []
+    for name, values in axes.items():
+        if name == "read_share":
+            continue
+        tried = [Variant(**{name: value}) for value in values]  # type: ignore[arg-type]
+        found = [(each, today - cost_of(streams, each, prices).total) for each in tried]
+        if found:
+            best.append(max(found, key=lambda pair: pair[1]))
+    return sorted(best, key=lambda pair: -pair[1])
+
+
+def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven]:
+    """Where classes and sizes begin to pay, against what was measured of these streams."""
+    months = [(stream, month_of(stream, prices)) for stream in streams]
+    stored = sum(_stored(each, month) for each, month in months)
+    objects = sum(each.partitions * month.objects for each, month in months)
+    read = sum(each.read_share * _stored(each, month) for each, month in months)
+    share = read / stored if stored else 0.0
+    size = stored / objects if objects else 0.0
+    kept = [each.rules.log_limits.ms for each in streams]
+    in_standard = sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
+    days = min((each / DAY_MS for each in kept if each is not None), default=float("inf"))
+    found = []
+    for of in (each for each in prices.classes.values() if each.is_readable and each.retrieval_per_gb):
+        if of.storage_bands[0][1] < prices.of(STANDARD).storage_bands[0][1]:
+            found += _class_lines(of, share, size, days, prices, in_standard)
+    found.append(
+        BreakEven(
+            what="object size where a PUT costs as much as a month of storage",
+            value=size,
+            limit=equal_object_bytes(prices.of(STANDARD)),
+            unit="bytes",
+            verdict="storage dominates" if size > equal_object_bytes(prices.of(STANDARD)) else "requests dominate",
+        )
+    )
+    return found
+
+
+def _class_lines(
+    of: Prices, share: float, size: float, days: float, prices: PriceTable, in_standard: float
+) -> list[BreakEven]:
+    reads = break_even_reads(of, prices.of(STANDARD), stored_bytes=in_standard)
+    name = of.storage_class
+    lines = [
+        BreakEven(
+            what=f"{name}: share of the data read in a month",
+            value=share,
+            limit=reads,
+            unit="share",
+            verdict="pays" if reads is None or share < reads else "does not pay",
+        )
+    ]
+    if of.min_days >= 1:
+        lines.append(
+            BreakEven(
+                what=f"{name}: days that data is kept",
+                value=days,
+                limit=of.min_days,
+                unit="days",
+                verdict="kept long enough" if days >= of.min_days else "deleted too early",
+            )
+        )
+    if of.min_bytes:
+        lines.append(
+            BreakEven(
+                what=f"{name}: object size",
+                value=size,
+                limit=float(of.min_bytes),
+                unit="bytes",
+                verdict="large enough" if size >= of.min_bytes else "billed for more than it is",
+            )
+        )
+    return lines
+
+
+def _stored(stream: Stream, month: Simulated) -> float:
+    return stream.partitions * month.stored_bytes
+
+
+def _is_standard(stream: Stream, prices: PriceTable) -> bool:
+    return prices.of(stream.storage_class) is prices.of(STANDARD)
+
+
+def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float, *, is_standard: bool) -> float:
+    if is_standard:
+        return _stored(stream, month) * per_byte
+    objects = stream.partitions * month.objects
+    billed = max(month.object_bytes, float(of.min_bytes)) * objects + of.overhead_bytes * objects
+    if of.later_bands:
+        return _intelligent(stream, month, of)
+    return monthly_storage(billed, of)
+
+
+def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
+    """Segments spread evenly over the time they are kept; what is read at all in a month stays in the first tier.
+
+    Those too small to be moved all stay there.
+    """
+    kept = _kept_days(stream)
+    stored, objects = _stored(stream, month), stream.partitions * month.objects
+    if month.object_bytes < of.monitored_min_bytes:
+        return intelligent_storage(stored, objects, 0, of)
+    stays = min(1.0, stream.read_share)
+    edges = [0.0, *(days for days, _ in of.later_bands), max(kept, 1.0)]
+    dollars = intelligent_storage(stored * stays, 0, 0, of) + objects * of.monitoring_per_1000 / 1000
+    for low, high in pairwise(edges):
+        part = max(0.0, min(high, kept) - min(low, kept)) / max(kept, 1e-9)
+        dollars += intelligent_storage(stored * (1 - stays) * part, 0, low, of)
+    return dollars
+
+
+def _kept_days(stream: Stream) -> float:
+    """How long a segment stays; of a log without any limit what there is after a year."""
+    limits, workload = stream.rules.log_limits, stream.workload
+    kept = [365.0 if limits.ms is None and limits.bytes is None else float("inf")]
+    if limits.ms is not None:
+        kept.append(limits.ms / DAY_MS)
+    if limits.bytes is not None:
+        share = workload.compacted_share if stream.rules.cleanup_compact else 1.0
+        kept.append(limits.bytes / (workload.batch_bytes * share) * workload.batch_ms / DAY_MS)
+    return min(kept)
+
+
+def _requests(stream: Stream, month: Simulated, prices: PriceTable) -> tuple[float, float]:
+    given = month.counts.times(stream.partitions)
+    names = Requests.__slots__
+    data = {stream.storage_class: Stored(objects=1, size_bytes=1)}
+    return request_dollars(Requests(**{name: getattr(given, name) for name in names}), data, prices)
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return Counts(**{name: getattr(one, name) + getattr(other, name) for name in Counts.__slots__})

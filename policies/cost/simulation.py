@@ -1,0 +1,487 @@
+"""A simulation of one partition's life: append → roll → copy → compact → read → expire → delete. Pure, no clock.
+
+It walks from one round of `tiered run` that has something to do to the next, and counts the requests and bytes that
+each step sends, verb by verb, as the meter of a manager would (`remote.store.middleware.metered_store`); tests hold it
+against weeks of a real manager. Segments are numbers: with a steady stream every fact of a segment follows from its
+number, so a partition with a million of them costs nothing to begin with.
+
+| step | requests of one partition |
+|---|---|
+| copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each; a commit for many |
+| compact | none; what a pass left is copied segment by segment, with one commit |
+| expire | commits: the log start, whole pages of rows, single rows; a page that loses some is written anew |
+| delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
+| delete pages | as before; for each page a DELETE for 1000 objects of its rows, and its own; two pages a round |
+| collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
+| commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
+| read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
+| read by the manager | nothing to begin with; a segment that left the disk is asked for once, then the cache has it |
+
+A round closes a segment in which nothing came for longer than `local.retention.ms`, so a quiet topic has a segment for
+each batch. Somewhat longer than its neighbours: the steps share one state, and stand side by side.
+
+What is left out is in `policies.cost.workload`: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import takewhile
+from math import ceil
+from typing import NamedTuple
+
+from policies.compaction import is_dirty_enough
+from policies.copy_lag import NEVER, copy_due_ms
+from policies.cost.storage_cost import DAY_MS, upload_requests
+from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
+from policies.manifest_collection import HEADS_AT_ONCE, HEADS_KEPT
+from policies.remote_retention import PAGES_DELETED_MAX
+from policies.rules import PartitionRules, deletion_due_ms
+from policies.tiering import completes_commit
+from remote.manifest.page_spill import SpillRule
+from remote.store.middleware.metered_store import LIST_PAGE
+
+__all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"]
+
+BOUNDARY_BYTES = 47
+PINS_LAG_MS = 10 * 60_000  # what left the index before that is covered by a listing of pins (`remote.gc.pin_watch`)
+ROWS_KEPT = 32 * 4096  # of pages, that a writer remembers (`remote.manifest.manifest_lookup`)
+
+
+class _Waiting(NamedTuple):
+    """What left the index in one commit. A page that left whole has `page_rows`, and their objects are its own."""
+
+    since: int
+    objects: int
+    size_bytes: float
+    page_rows: int = 0
+
+
+def simulate(
+    workload: Workload,
+    rules: PartitionRules,
+    *,
+    window_ms: int,
+    is_from_empty: bool = False,
+    min_days: Iterable[float] = (),
+    rule: SpillRule | None = None,
+) -> Simulated:
+    """`window_ms` of a partition: from its first batch on, or of one that has run for longer than its retention."""
+    world = _Partition(workload, rules, tuple(min_days), rule or SpillRule())
+    if not is_from_empty:
+        world.fill()
+    return world.run(window_ms)
+
+
+class _Partition:
+    """Segments are numbers from 0; of each tier and queue only how far it has come is kept."""
+
+    def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: SpillRule) -> None:
+        self.of, self.rules, self.rule = workload, rules, rule
+        self.counts = Counts()
+        self.now = self.begun = self.last = 0
+        self.settled = -1
+        self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
+        self.waiting: deque[_Waiting] = deque()
+        self.waiting_objects, self.waiting_pages, self.waiting_bytes = 0, 0, 0.0
+        self.pins_listed: int | None = None  # the last time
+        self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
+        self.next_read = workload.reads.every_ms if workload.reads is not None else None
+        self.read_upto = 0  # what the manager's cache has
+        self.short = dict.fromkeys(min_days, 0.0)
+        self.sums = [0.0] * 6
+        idle_ms, batches = idle_roll(workload, rules), workload.batches_per_segment
+        if idle_ms is not None:
+            batches = min(batches, idle_ms[1])
+        # How long after its newest batch a segment is closed: by the next batch, or by a round before that.
+        self.lead_ms = workload.batch_ms if idle_ms is None or batches < idle_ms[1] else idle_ms[0]
+        self.segment_ms = batches * workload.batch_ms
+        self.rolled_bytes = batches * workload.batch_bytes
+        compacted = workload.compacted_share if rules.cleanup_compact else 1.0
+        self.object_bytes = self.rolled_bytes * compacted
+        self.stored = self.object_bytes * workload.stored_share
+        self.indexes = workload.index_base_bytes + workload.index_share * self.object_bytes
+        self.upload_puts = upload_requests(max(1, round(self.stored)), workload.part_bytes)
+
+    # -- times: each is the first moment at which a round would do it ------------------------------------------------
+
+    def closes(self, number: int) -> int:
+        return self.newest(number) + self.lead_ms
+
+    def newest(self, number: int) -> int:
+        return (number + 1) * self.segment_ms - self.of.batch_ms
+
+    def closed_by(self, now: int) -> int:
+        """How many are closed at a moment."""
+        return max(0, (now - self.lead_ms + self.of.batch_ms) // self.segment_ms)
+
+    def after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
+        """When so many bytes have come after a segment's end."""
+        return self.newest(number) + ceil(size_bytes / share / self.of.batch_bytes) * self.of.batch_ms
+
+    def copies(self, number: int) -> float:
+        if self.rules.copy_disabled:
+            return NEVER
+        return copy_due_ms(
+            self.rules,
+            closed_ms=self.closes(number),
+            newest_ms=self.newest(number),
+            reached_ms=lambda lag_bytes: self.after_bytes(number, lag_bytes),
+        )
+
+    def drops(self, number: int) -> float:
+        limits = self.rules.local_limits
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms + 1
+        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes)
+        return max(self.closes(number), min(by_age, by_size))
+
+    def expires(self, number: int) -> float:
+        """By what has been cleaned until now; with every pass it has to be asked again."""
+        limits = self.rules.log_limits
+        if limits.bytes is None or not self.rules.cleanup_compact:
+            return self.expires_on_average(number)
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
+        clean = (self.cleaned - number - 1) * self.object_bytes
+        batches = ceil((limits.bytes - clean + self.cleaned * self.rolled_bytes) / self.of.batch_bytes)
+        return min(by_age, max(self.newest(number), (batches - 1) * self.of.batch_ms))
+
+    def expires_on_average(self, number: int) -> float:
+        """As if compaction took its share of every byte when it comes."""
+        limits = self.rules.log_limits
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
+        share = self.of.compacted_share if self.rules.cleanup_compact else 1.0
+        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes, share)
+        return min(by_age, by_size)
+
+    def ticks(self, moment: float) -> float:
+        """The round at or after a moment."""
+        return moment if moment == float("inf") else ceil(moment / self.of.tick_ms) * self.of.tick_ms
+
+    # -- a partition that has run for long ---------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Begin where the oldest segments expire, or where there is something to see when none ever does."""
+        number = 1000
+        end = self.expires_on_average(number)
+        # A month's bill of an unlimited log is one of its first year.
+        start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
+        self.now = self.begun = self.last = int(self.ticks(start))
+        self.closed = self.closed_by(self.now)
+        self.cleaned = self.copied = self._passed(self.copies, self.closed)
+        self.dropped = min(self.copied, self._passed(self.drops, self.closed))
+        self.expired = min(self.copied, self._passed(self.expires_on_average, self.copied))
+        self.read_upto = self.dropped
+        self._fill_waiting()
+        live = self.copied - self.expired
+        room = self._head_room()
+        self.head_rows = live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
+        page = max(1, min(room - self.rule.kept_rows_min, self.rule.page_rows_max))
+        rest = live - self.head_rows
+        self.pages = deque([page] * (rest // page))
+        self.head_rows += rest % page
+        self.sequence, self.void = HEADS_KEPT + HEADS_AT_ONCE // 2, 0
+        if self.next_read is not None:
+            self.next_read = self.now
+
+    def _fill_waiting(self) -> None:
+        """What expired within the grace time, round by round."""
+        grace = self.rules.delete_grace_ms
+        first = self._passed(lambda each: self.expires_on_average(each) + grace, self.expired)
+        while first < self.expired:
+            moment = int(self.ticks(self.expires_on_average(first)))
+            upto = min(
+                self.expired,
+                max(first + 1, first + (moment - int(self.expires_on_average(first))) // self.segment_ms + 1),
+            )
+            self._unlink(moment, 2 * (upto - first), (upto - first) * (self.stored + self.indexes))
+            first = upto
+
+    def _passed(self, when: Callable[[int], float], upper: int) -> int:
+        """How many of the first `upper` segments have their moment behind them; it rises with the number."""
+        low, high = 0, upper
+        while low < high:
+            middle = (low + high) // 2
+            if self.ticks(when(middle)) <= self.now:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _head_room(self) -> int:
+        """How many rows a head without pages and waiting objects has room for."""
+        room = self.rule.head_bytes_max - self.of.head_base_bytes
+        return max(1, bisect_right(range(self.rule.head_bytes_max), room, key=self.of.rows_bytes) - 1)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def run(self, window_ms: int) -> Simulated:
+        end = self.begun + window_ms
+        before = self.counts.copy()
+        while (moment := self._next()) < end:
+            self._pass_time(int(moment))
+            while self._round():
+                pass
+            self._read()
+            self.settled = self.now
+        self._pass_time(end)
+        spans = [each / window_ms for each in self.sums]
+        return Simulated(
+            window_ms=window_ms,
+            counts=self.counts.minus(before),
+            stored_bytes=spans[0] * self.stored,
+            objects=spans[0],
+            small_bytes=spans[0] * self.indexes,
+            index_bytes=spans[1],
+            waiting_bytes=spans[2],
+            local_bytes=spans[3],
+            both_bytes=spans[4],
+            object_bytes=self.stored,
+            short_byte_days=dict(self.short),
+        )
+
+    def _next(self) -> float:
+        """The next round with something to do."""
+        moments: list[float] = [self.closes(self.closed)]
+        if self.copied < (self.cleaned if self.rules.cleanup_compact else self.closed):
+            moments.append(self.copies(self.copied))
+        if self.dropped < self.copied:
+            moments.append(self.drops(self.dropped))
+        if self.expired < self.copied:
+            moments.append(self.expires(self.expired))
+        if self.waiting:
+            moments.append(deletion_due_ms(self.waiting[0].since, self.rules))
+        if self.next_read is not None:
+            moments.append(self.next_read)
+        return self.ticks(max(min(moments), self.settled + 1))
+
+    def _pass_time(self, now: int) -> None:
+        span = now - self.last
+        if span > 0:
+            heads = self.sequence - self.void
+            self.sums[0] += span * (self.copied - self.expired)
+            self.sums[1] += span * (self._head_bytes() * heads + sum(self.pages) * self.of.page_row_bytes)
+            self.sums[2] += span * self.waiting_bytes
+            middle = (self.last + now) / 2
+            self.sums[3] += span * self._local_bytes(middle)
+            self.sums[4] += span * (self.copied - self.dropped) * self.object_bytes
+        self.last = self.now = now
+
+    def _local_bytes(self, moment: float) -> float:
+        kept = (self.copied - self.dropped) * self.object_bytes
+        came = moment / self.of.batch_ms * self.of.batch_bytes  # a straight line through the steps
+        return kept + max(0.0, came - self.copied * self.rolled_bytes)
+
+    def _round(self) -> bool:
+        """One plan, decided on what is there when it begins; whether it did anything."""
+        self.closed = max(self.closed, self.closed_by(self.now))
+        copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
+        while expired_upto < copied and self.expires(expired_upto) <= self.now:
+            expired_upto += 1
+        while dropped_upto < copied and self.drops(dropped_upto) <= self.now:
+            dropped_upto += 1
+        due = self._due_for_deletion()
+        upto = self.sequence - HEADS_KEPT
+        did = self._clean() or self._copy()
+        did |= dropped_upto > self.dropped
+        self.dropped = dropped_upto
+        if expired_upto > self.expired:
+            self._expire(expired_upto - self.expired)
+            did = True
+        if due:
+            self._delete(due)
+            did = True
+        if upto - self.void >= HEADS_AT_ONCE:
+            self._collect(upto)
+            did = True
+        return did
+
+    def _clean(self) -> bool:
+        """A pass when enough is dirty; it leaves its share of every segment."""
+        if not self.rules.cleanup_compact or self.cleaned >= self.closed:
+            return False
+        dirty = (self.closed - self.cleaned) * self.rolled_bytes
+        clean = (self.cleaned - self.dropped) * self.object_bytes
+        if not is_dirty_enough(dirty, clean, self.rules.min_cleanable_dirty_ratio):
+            return False
+        self.cleaned = self.closed
+        return True
+
+    def _copy(self) -> bool:
+        if self.rules.cleanup_compact:
+            number = self.cleaned - self.copied if self.copies(self.copied) <= self.now else 0
+            for _ in range(number):
+                self._upload()
+            if number:
+                self.copied += number
+                self._commit(number)
+            return number > 0
+        before, held = self.copied, 0
+        while self.copied < self.closed and self.copies(self.copied) <= self.now:
+            self._upload()
+            self.copied += 1
+            held += 1
+            if completes_commit(held, held * self.rolled_bytes):
+                self._commit(held)
+                held = 0
+        if held:
+            self._commit(held)
+        return self.copied > before
+
+    def _upload(self) -> None:
+        counts = self.counts
+        counts.puts += self.upload_puts + 1
+        counts.data_puts += self.upload_puts
+        counts.posts += 2 if self.upload_puts > 1 else 0
+        counts.gets += 2
+        counts.data_gets += 1
+        counts.heads += 2
+        counts.bytes_in += self.stored + self.indexes
+        counts.data_bytes_in += self.stored
+
+    def _commit(self, new_rows: int = 0) -> None:
+        self.head_rows += new_rows
+        while self._head_bytes() > self.rule.head_bytes_max:
+            spare = self.head_rows - self.rule.kept_rows_min
+            if spare < self.rule.page_rows_min:
+                break
+            page = min(spare, self.rule.page_rows_max)
+            self.head_rows -= page
+            self._write_page(page)
+            self.pages.append(page)
+        self.sequence += 1
+        self.counts.puts += 1
+        self.counts.gets += 1
+        self.counts.bytes_in += self._head_bytes()
+
+    def _head_bytes(self) -> float:
+        of = self.of
+        lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.spill_bytes
+        return of.head_base_bytes + of.rows_bytes(self.head_rows) + lists
+
+    def _write_page(self, rows: int) -> None:
+        self.counts.puts += 1
+        self.counts.bytes_in += rows * self.of.page_row_bytes
+
+    def _unlink(self, since: int, objects: int, size_bytes: float, page_rows: int = 0) -> None:
+        self.waiting.append(_Waiting(since, objects, size_bytes, page_rows))
+        if page_rows:
+            self.waiting_pages += 1
+        else:
+            self.waiting_objects += objects
+        self.waiting_bytes += size_bytes
+
+    def _expire(self, number: int) -> None:
+        """The log start, then the pages that go whole, then single rows: a commit each."""
+        self._commit()
+        self.expired += number
+        left = number
+        of_segment = self.stored + self.indexes
+        is_known = sum(self.pages) <= ROWS_KEPT
+        whole = 0
+        while self.pages and left >= self.pages[0]:
+            rows = self.pages.popleft()
+            left -= rows
+            whole += 1
+            self._unlink(self.now, 2 * rows + 1, rows * (of_segment + self.of.page_row_bytes), rows)
+        if whole:
+            self._commit()
+        if not left:
+            return
+        if self.pages:
+            self.counts.gets += 0 if is_known else 1 / self.pages[0]
+            self._unlink(self.now, 1, self.pages[0] * self.of.page_row_bytes)
+            self.pages[0] -= left
+            self._write_page(self.pages[0])
+        else:
+            self.head_rows -= left
+        self._unlink(self.now, 2 * left, left * of_segment)
+        self._commit()
+
+    def _due_for_deletion(self) -> list[_Waiting]:
+        return list(takewhile(lambda each: deletion_due_ms(each.since, self.rules) <= self.now, self.waiting))
+
+    def _delete(self, due: list[_Waiting]) -> None:
+        """Single objects all at once, then a few pages."""
+        pages = [each for each in due if each.page_rows][:PAGES_DELETED_MAX]
+        for going in ([each for each in due if not each.page_rows], pages):
+            if going:
+                self._free(going)
+
+    def _free(self, going: list[_Waiting]) -> None:
+        single = 0
+        for each in going:
+            self.waiting.remove(each)
+            self.waiting_bytes -= each.size_bytes
+            if each.page_rows:
+                self.waiting_pages -= 1
+                self.counts.deletes += ceil(2 * each.page_rows / LIST_PAGE) + 1
+            else:
+                self.waiting_objects -= each.objects
+                single += each.objects
+            if each.objects > 1:
+                self._note_age(each.since, each.objects // 2)
+        if self.pins_listed is None or going[-1].since + PINS_LAG_MS > self.pins_listed:
+            self.counts.lists += 1
+            self.pins_listed = self.now
+        self.counts.gets += 2
+        self.counts.deletes += ceil(single / LIST_PAGE)
+        self._commit()
+
+    def _note_age(self, since: int, segments: int) -> None:
+        """How far the data of segments that are deleted now falls short of each minimum duration."""
+        lived = self.now - since + min(since, int(self._lived_in_index()))
+        for days in self.short:
+            self.short[days] += max(0.0, days - lived / DAY_MS) * segments * self.stored
+
+    def _lived_in_index(self) -> float:
+        """From the upload of a segment to its expiry, in ms."""
+        return max(0.0, self.expires_on_average(1000) - self.copies(1000))
+
+    def _collect(self, upto: int) -> None:
+        gone = upto - self.void
+        self.void = upto
+        self.counts.gets += 3
+        self.counts.puts += 1
+        self.counts.lists += 2
+        self.counts.deletes += ceil(gone / LIST_PAGE)
+        self.counts.bytes_in += BOUNDARY_BYTES
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        reads = self.of.reads
+        while reads is not None and self.next_read is not None and self.next_read <= self.now:
+            self.next_read += reads.every_ms
+            if self.copied == self.expired:
+                continue
+            oldest = self.expired
+            if reads.oldest_ms is not None:
+                since = self.now - reads.oldest_ms
+                oldest = max(oldest, min(self.copied, max(0, since // self.segment_ms)))
+            if reads.is_managers:
+                self._read_cold(oldest, reads)
+            else:
+                self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
+
+    def _read_cold(self, oldest: int, reads: Reads) -> None:
+        """A stream that begins with what the cache has is under way when it comes to what it has not."""
+        first = max(oldest, self.read_upto)
+        self.read_upto = max(self.dropped, self.read_upto)
+        if first < self.dropped:
+            is_under_way = first > oldest
+            self._scan(self.dropped - first, 0.0, replace(reads, begins=0.0) if is_under_way else reads)
+
+    def _scan(self, segments: float, opened: float, reads: Reads) -> None:
+        counts = self.counts
+        # Elsewhere an average: where ranges end depends on the batches.
+        cells = max(1, ceil(self.stored / RANGE_BYTES))
+        ranges = cells + reads.begins / segments if reads.is_stream else max(1.0, self.stored / reads.range_bytes)
+        counts.lists += 2 * opened
+        counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
+        counts.data_gets += segments * ranges
+        counts.data_bytes_out += segments * self.stored
+        meta = self._head_bytes() + sum(self.pages) * self.of.page_row_bytes
+        counts.bytes_out += meta * opened + segments * (self.stored + self.indexes)

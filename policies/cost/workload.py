@@ -1,0 +1,182 @@
+"""What a simulation of one partition is told, and what it tells: its stream, its readers, requests and bytes.
+
+The engine between them is `policies.cost.simulation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from policies.cost.storage_cost import DAY_MS
+from policies.rules import PartitionRules
+from remote.segment_entry import PART_BYTES
+
+PAUSES_LOOKED_AT = 200  # between batches, for how many of them a round meets an idle segment
+RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.fetch.range_reader`)
+
+# What no simulation counts; whoever shows one shows this, too. Each has its line in docs/explanation/cost-model.md.
+OUTSIDE = (
+    "tries again",
+    "restarts",
+    "scrub, verify and gc",
+    "forks",
+    "views",
+    "transactions",
+    "compacting again what is in the bucket",
+    "bursts",
+    "a read cache too small for what is read again",
+)
+
+
+# The fields of the rules that change nothing in a simulation, with the reason. All other fields do.
+NOT_SIMULATED: Mapping[str, str] = {
+    "gives_up_remote": "a tier that is being deleted has no future to simulate",
+    "file_delete_delay_ms": "dropped files wait for seconds, and bytes on the disk are averages over hours",
+    "min_compaction_lag_ms": "a pass is simulated by its dirty share alone",
+    "max_compaction_lag_ms": "a pass is simulated by its dirty share alone",
+    "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
+    "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
+    "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
+    "view_threshold_bytes": "views are not simulated",
+    "view_retain_null_key": "views are not simulated",
+    "view_empty_value_deletes": "views are not simulated",
+    "view_buffer_bytes": "views are not simulated",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """Every `every_ms` somebody reads `share` of the segments whose records are at most `oldest_ms` old (None: all).
+
+    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings on average.
+    `is_stream`: one reader of all of it, who fetches cells of RANGE_BYTES (`remote.fetch.read_ahead`), and `begins`
+    GETs more until it has proved itself; `range_bytes` does not count then. `is_managers`: the manager reads, who knows
+    the head, gives what the disk still has from there, and keeps what it brought (`remote.fetch.chunk_cache`): a
+    segment is asked for once. A cache that is too small for that is not modelled.
+    """
+
+    every_ms: int
+    share: float = 1.0
+    oldest_ms: int | None = None
+    range_bytes: int = RANGE_BYTES
+    is_stream: bool = False
+    begins: float = 0.0
+    is_managers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One partition's stream and what becomes of its bytes on the way; all of it measured (`tiered.cost.cost_history`).
+
+    A batch of `batch_bytes` comes every `batch_ms`. Compaction leaves `compacted_share` of a segment, `stored_share` of
+    that is what compression in the bucket leaves. Indexes take `index_base_bytes` and `index_share` of a segment.
+    A head takes `head_base_bytes`, and so much more for each row, each object that waits for its deletion, each page.
+    The first rows take more than those that follow, for compression has seen nothing like them yet: `first_rows` are
+    (rows, what they take together) as measured; between two of them it is a straight line, past the last `row_bytes`
+    each.
+    """
+
+    batch_bytes: int
+    batch_ms: int
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    part_bytes: int = PART_BYTES
+    compacted_share: float = 1.0
+    stored_share: float = 1.0
+    index_base_bytes: float = 300.0
+    index_share: float = 0.005
+    head_base_bytes: float = 900.0
+    row_bytes: float = 65.0
+    first_rows: tuple[tuple[int, float], ...] = ()
+    unlinked_bytes: float = 26.0
+    spill_bytes: float = 110.0
+    page_row_bytes: float = 135.0
+    tick_ms: int = 30_000
+    reads: Reads | None = None
+
+    @property
+    def batches_per_segment(self) -> int:
+        """How many batches come before a segment rolls, by size or by time, as `local.log.rolling` has it."""
+        return max(1, min(self.segment_bytes // self.batch_bytes, self.segment_ms // self.batch_ms + 1))
+
+    @property
+    def rolled_bytes(self) -> int:
+        return self.batches_per_segment * self.batch_bytes
+
+    def rows_bytes(self, rows: float) -> float:
+        """What so many rows take in a head."""
+        known, taken = 0, 0.0
+        for upto, size_bytes in self.first_rows:
+            if rows < upto:
+                return taken + (size_bytes - taken) * (rows - known) / (upto - known)
+            known, taken = upto, size_bytes
+        return taken + (rows - known) * self.row_bytes
+
+    @property
+    def bytes_per_month(self) -> float:
+        return self.batch_bytes * 30 * DAY_MS / self.batch_ms
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Requests and bytes; names and meaning are those of `remote.store.middleware.metered_store.RequestCounts`."""
+
+    puts: float = 0
+    posts: float = 0
+    gets: float = 0
+    heads: float = 0
+    lists: float = 0
+    deletes: float = 0
+    bytes_in: float = 0
+    bytes_out: float = 0
+    data_puts: float = 0
+    data_gets: float = 0
+    data_bytes_in: float = 0
+    data_bytes_out: float = 0
+
+    def copy(self) -> Counts:
+        return replace(self)
+
+    def minus(self, before: Counts) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)})
+
+    def times(self, factor: float) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What one partition did and held in `window_ms`. Bytes and objects are averages over the window.
+
+    `short_byte_days` has, for each minimum duration in days that was asked about, the byte-days that deleted data
+    objects fell short of it.
+    """
+
+    window_ms: int
+    counts: Counts
+    stored_bytes: float
+    objects: float
+    small_bytes: float
+    index_bytes: float
+    waiting_bytes: float
+    local_bytes: float
+    both_bytes: float
+    object_bytes: float
+    short_byte_days: dict[float, float] = field(default_factory=dict)
+
+
+def idle_roll(of: Workload, rules: PartitionRules) -> tuple[int, int] | None:
+    """(how long after its newest batch, after how many batches) a round closes the active segment because nothing came
+    for longer than `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`); None where the next batch is first.
+
+    Where rounds and batches are out of step some pauses hold such a round and some do not: the average counts.
+    """
+    local = None if rules.copy_disabled or (rules.copy_lag_ms is None and rules.copy_lag_bytes) else rules.local_limits
+    limits = [rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])]
+    limit = min(limits)
+    if of.batch_ms <= limit:
+        return None
+    pauses = range(0, of.batch_ms * PAUSES_LOOKED_AT, of.batch_ms)
+    rolled = sum(((at + limit) // of.tick_ms + 1) * of.tick_ms < at + of.batch_ms for at in pauses)
+    return (limit + 1, max(1, round(PAUSES_LOOKED_AT / rolled))) if rolled else None

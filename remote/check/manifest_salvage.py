@@ -1,0 +1,113 @@
+"""The sound entries of a manifest that readers refuse: for a scrub, which reports each contradiction and goes on.
+
+Nothing is served, written or deleted by a salvaged manifest. An entry that the decoder refuses, or that contradicts
+itself or an entry before it, is left out, with its place as a `Contradiction`. Without a sound identity and sound
+numbers of the manifest itself nothing is salvaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from local.errors import Corrupt
+from remote.manifest.manifest import Head, JobNote, SpillRow, UnlinkedObject, UnlinkedPage, contradiction, decode_line
+from remote.manifest.manifest_validation import Contradiction, Part, contradictions
+from remote.manifest.view import CompactedView
+from remote.segment_entry import RemoteSegment, SegmentState
+from remote.store import Body
+
+_KINDS: dict[Part, type] = {
+    Part.SEGMENTS: RemoteSegment,
+    Part.SPILLS: SpillRow,
+    Part.VIEWS: CompactedView,
+    Part.UNLINKED: UnlinkedObject,
+    Part.UNLINKED_PAGES: UnlinkedPage,
+    Part.JOBS: JobNote,
+}
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_HEAD = msgspec.json.Decoder(Head)
+_ENTRIES: dict[Part, msgspec.json.Decoder[Any]] = {part: msgspec.json.Decoder(kind) for part, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvage:
+    """`head` has the sound entries, None where the manifest itself is not sound; `found` is what was left out."""
+
+    head: Head | None
+    found: tuple[Contradiction, ...]
+
+
+def salvage_head(data: Body, prefix: str) -> Salvage:
+    """See the module text. Raises Corrupt where not even the JSON can be read."""
+    found: list[Contradiction] = []
+    try:
+        fields = _FIELDS.decode(decode_line(data))
+        lists = {part: _entries(part, fields.pop(part.value, msgspec.Raw(b"[]")), found) for part in _KINDS}
+        head = _HEAD.decode(msgspec.json.encode({**fields, Part.SEGMENTS.value: []}))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Salvage(head=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"no manifest: {error}")))
+    if head.seal_key_id is not None:
+        raise Corrupt("reading a head, it says that it is sealed, and is not: forged", prefix=prefix)
+    lists[Part.SPILLS], reached = _ascending(Part.SPILLS, lists[Part.SPILLS], 0, found)
+    lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
+    sound: dict[str, Any] = {part.value: tuple(entries) for part, entries in lists.items()}
+    head = replace(head, **sound)
+    wrong = list(contradictions(head, prefix))
+    head = _without(head, wrong)
+    left = contradiction(head)
+    # An entry that was left out may be what a view or a mark of the cleaner leans on: then nothing more is wrong.
+    if left is not None and not found and not wrong:
+        wrong.append(Contradiction(part=Part.WHOLE, what=left))
+    is_sound = all(each.part not in (Part.TOPIC, Part.WHOLE) for each in wrong)
+    return Salvage(head=head if is_sound else None, found=(*found, *wrong))
+
+
+def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[Any]:
+    """The entries of one list that the decoder takes."""
+    entries = []
+    for at, each in enumerate(_LIST.decode(raw)):
+        try:
+            entries.append(_ENTRIES[part].decode(each))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found.append(Contradiction(part=part, index=at, what=f"no such entry: {error}", key=_key(each)))
+    return entries
+
+
+def _key(raw: msgspec.Raw) -> str | None:
+    """The object that a refused entry names, where it names one."""
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    named = fields.get("data_key") or fields.get("key") if isinstance(fields, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _ascending(part: Part, entries: Iterable[Any], reached: int, found: list[Contradiction]) -> tuple[list[Any], int]:
+    """Those that ascend and never overlap, from `reached` on; and where the last one ends."""
+    kept = []
+    for each in entries:
+        is_finished = not isinstance(each, RemoteSegment) or each.state is SegmentState.COPY_FINISHED
+        if is_finished and reached <= each.base_offset < each.next_offset:
+            kept.append(each)
+            reached = each.next_offset
+            continue
+        what = "segments overlap or run backwards" if is_finished else "a segment is not finished"
+        key = each.data_key if isinstance(each, RemoteSegment) else each.key
+        found.append(Contradiction(part=part, what=what, key=key, offsets=(each.base_offset, each.next_offset)))
+    return kept, reached
+
+
+def _without(head: Head, wrong: Iterable[Contradiction]) -> Head:
+    gone = {(each.part, each.index) for each in wrong if each.index is not None}
+    kept: dict[str, Any] = {
+        part.value: tuple(each for at, each in enumerate(getattr(head, part.value)) if (part, at) not in gone)
+        for part in _KINDS
+    }
+    return replace(head, **kept)

@@ -1,0 +1,183 @@
+"""Aiven's layout: three objects for each segment, the manifest last, no catalogue.
+
+What there is comes from a listing of each partition, and from the manifests, read side by side. A log without a
+manifest is an upload that was not finished, or a deletion that was: it counts for nothing, and so does a manifest
+without its log. ``key.prefix`` may have changed over the years; several are read as one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from local.errors import Corrupt, NotFound
+from local.verify.findings import Severity, damaged, told
+from remote.external.aiven_encryption import PrivateKeys
+from remote.external.aiven_manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
+from remote.external.external_layout import ForeignName, ForeignParts, ForeignSegment, Layout
+from remote.external.external_names import INDEXES, LOG, MANIFEST, parse_aiven_file, sibling
+from remote.keys import parse_partition, parse_topic_directory
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.object_encoding import CODECS
+from remote.store import ObjectInfo, ObjectStore
+
+THREADS = 16
+# Its names of the indexes, and the sections of `remote.segments.index_bundle`.
+_SECTIONS = {
+    "offset": "offset",
+    "timestamp": "time",
+    "transaction": "txn",
+    "producerSnapshot": "producers",
+    "leaderEpoch": "epochs",
+}
+_log = logging.getLogger(__name__)
+
+
+class AivenFormat:
+    """See `remote.external.external_layout.ForeignFormat`. `prefixes` are pasted before names as they are."""
+
+    layout = Layout.AIVEN
+
+    def __init__(self, prefixes: Sequence[str], keys: PrivateKeys) -> None:
+        self._prefixes = tuple(dict.fromkeys(prefixes))
+        self._keys = keys
+        self._known: dict[tuple[str, int], ForeignSegment] = {}  # by the log's key and size: manifests never change
+
+    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+        found: dict[tuple[str, str, int], list[str]] = {}
+        for prefix in self._prefixes:
+            for topic, topic_id, number, place in _places(store, prefix):
+                found.setdefault((topic, topic_id, number), []).append(place)
+        return sorted(ForeignName(*name, places=tuple(places)) for name, places in found.items())
+
+    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+        whole = [each for place in name.places for each in _whole(store, place)]
+        fresh = [pair for pair in whole if (pair[0].key, pair[0].size_bytes) not in self._known]
+        with ThreadPoolExecutor(THREADS, "tiered-manifests") as threads:
+            for (data, _), made in zip(
+                fresh, threads.map(lambda pair: self._segment(store, *pair), fresh), strict=True
+            ):
+                if made is not None:
+                    self._known[data.key, data.size_bytes] = made
+        found = [self._known.get((data.key, data.size_bytes)) for data, _ in whole]
+        self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # it may be mended
+        return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
+
+    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+        name = sibling(row.data_key, MANIFEST)
+        manifest = decode_manifest(store.get(name), name)
+        cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
+        if manifest.indexes is None:
+            return ForeignParts(chunks=manifest.chunks, cipher=cipher)  # older than the object that holds them
+        body = _indexes(store, sibling(row.data_key, INDEXES), manifest.indexes)
+        sections: dict[str, bytes] = {"txn": b""}
+        for kind, where in manifest.indexes.items():
+            part = body[where.start : where.start + where.length]
+            if kind in _SECTIONS:
+                sections[_SECTIONS[kind]] = cipher.open(part) if cipher is not None and part else part
+        return ForeignParts(
+            chunks=manifest.chunks,
+            cipher=cipher,
+            offset=sections.get("offset"),
+            time=sections.get("time"),
+            txn=sections.get("txn"),
+            producers=sections.get("producers"),
+            epochs=sections.get("epochs"),
+        )
+
+    def _segment(self, store: ObjectStore, data: ObjectInfo, manifest_info: ObjectInfo) -> ForeignSegment | None:
+        name, size = manifest_info.key, manifest_info.size_bytes
+        try:
+            if size > MANIFEST_BYTES_MAX:
+                raise Corrupt("reading a segment's manifest, too large", object=name, size_bytes=size)
+            manifest = decode_manifest(store.get(name), name)
+            _check_place(manifest, data)
+        except NotFound:
+            return None  # deleted since it was listed
+        except Corrupt as error:
+            return _blocked(data, error)
+        facts, chunks = manifest.facts, manifest.chunks
+        parsed = parse_aiven_file(data.key.rpartition("/")[2])
+        assert parsed is not None, "listed by this name"
+        problem = None if facts is None else facts.epochs_problem
+        return ForeignSegment(
+            data_key=data.key,
+            base_offset=parsed[0],
+            next_offset=None if facts is None else facts.next_offset,
+            size_bytes=chunks.size_bytes,
+            stored_bytes=data.size_bytes,
+            max_timestamp_ms=None if facts is None else facts.max_timestamp_ms,
+            epochs=None if facts is None or not facts.epochs else facts.epochs,
+            stamp_ms=data.modified_ms or 0 if facts is None else facts.copied_ms,
+            codec=CODECS[chunks.codec],
+            key_id=None if manifest.sealing is None else manifest.sealing.key_id,
+            index_bytes=_index_bytes(manifest.indexes),
+            tells_transactions=manifest.indexes is not None,
+            finding=None if problem is None else told(Severity.WARNING, name, f"{problem}: the batches say them"),
+        )
+
+
+def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, str]]:
+    """(topic, topic id, partition, where its objects are)."""
+    parent, _, stub = prefix.rpartition("/")
+    parent = f"{parent}/" if parent else ""
+    for directory in store.list_prefixes(parent):
+        parsed = parse_topic_directory(directory[len(stub) :]) if directory.startswith(stub) else None
+        if parsed is None:
+            continue
+        for number in store.list_prefixes(f"{parent}{directory}/"):
+            if (partition := parse_partition(number)) is not None:
+                yield *parsed, partition, f"{parent}{directory}/{number}/"
+
+
+def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]]:
+    """(the log, the manifest) of the segments that are whole, by their names."""
+    logs: dict[str, ObjectInfo] = {}
+    manifests: dict[str, ObjectInfo] = {}
+    for info in store.list(place):
+        parsed = parse_aiven_file(info.key[len(place) :])
+        if parsed is None:
+            continue
+        _, stem, suffix = parsed
+        if suffix == LOG:
+            logs[stem] = info
+        elif suffix == MANIFEST:
+            manifests[stem] = info
+    for stem in sorted(logs.keys() ^ manifests.keys()):
+        _log.info("a segment is not whole, and counts for nothing: place=%s segment=%s", place, stem)
+    return [(logs[stem], manifests[stem]) for stem in sorted(logs.keys() & manifests.keys())]
+
+
+def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
+    """A segment of which nothing is known but its name: its manifest makes no sense."""
+    parsed = parse_aiven_file(data.key.rpartition("/")[2])
+    assert parsed is not None, "listed by this name"
+    return ForeignSegment(
+        data_key=data.key,
+        base_offset=parsed[0],
+        size_bytes=data.size_bytes,
+        stored_bytes=data.size_bytes,
+        finding=damaged(error, str(error.facts.get("object", data.key))),
+        is_blocked=True,
+    )
+
+
+def _check_place(manifest: Manifest, data: ObjectInfo) -> None:
+    """Raises Corrupt where a manifest is of another object than its name says."""
+    parsed = parse_aiven_file(data.key.rpartition("/")[2])
+    facts = manifest.facts
+    if parsed is not None and facts is not None and facts.base_offset != parsed[0]:
+        where = {"object": data.key, "start_offset": facts.base_offset}
+        raise Corrupt("reading a segment's manifest, it is another segment's", **where)
+
+
+def _index_bytes(indexes: dict[str, IndexRange] | None) -> dict[str, int]:
+    found = {_SECTIONS[kind]: each.length for kind, each in (indexes or {}).items() if kind in _SECTIONS}
+    return {kind: length for kind, length in found.items() if length}
+
+
+def _indexes(store: ObjectStore, key: str, ranges: dict[str, IndexRange]) -> bytes:
+    """The ``.indexes`` object as far as ranges say that it reaches; it is not written where all of them are empty."""
+    end = max((each.start + each.length for each in ranges.values()), default=0)
+    return store.get_range(key, 0, end) if end else b""

@@ -1,0 +1,248 @@
+"""The ``.rsm-manifest`` of Aiven's plugin: one segment's JSON, which says how its ``.log`` is cut, packed and sealed.
+
+| field | what is taken from it |
+|---|---|
+| ``version`` | must be ``"1"`` |
+| ``chunkIndex`` | ``fixed``: three sizes and the last one; ``variable``: a list of sizes, packed |
+| ``segmentIndexes`` | where each index lies in ``.indexes``, as it is stored; absent before October 2023 |
+| ``compression``, ``encryption`` | chunks are zstd frames; chunks and indexes are sealed (`aiven_encryption`) |
+| ``remoteLogSegmentMetadata`` | offsets, leader epochs, times; absent before September 2023 |
+
+The list of a variable chunk index is base64 of a zstd frame of: int32 count; for one chunk its int32 size; for more an
+int32 base, int8 width w, (count - 1) unsigned numbers of w bytes above the base, and the last size as int32, all
+big-endian.
+
+A manifest is somebody else's word: every number is bounded before memory is taken for it. Source:
+Aiven-Open/tiered-storage-for-apache-kafka, `SegmentManifestV1`, `ChunkSizesBinaryCodec`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from local.errors import Corrupt
+from remote.segment_entry import IndexRange
+from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
+from remote.store import Body
+
+MANIFEST_BYTES_MAX = 16 << 20
+CHUNK_SIZES_BYTES_MAX = 10 << 20  # their own bound on the list, unpacked
+CHUNKS_MAX = 1 << 20  # a chunk of 2 KiB in the largest segment there is
+INDEXES_BYTES_MAX = 256 << 20
+_INT_MAX = 2**31 - 1  # all of its integers are Java's
+_OFFSET_MAX = 2**63 - 2
+EPOCH_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealing:
+    """How chunks and indexes are sealed: `wrapped_key` is the data key under the RSA key `key_id`."""
+
+    key_id: str
+    wrapped_key: bytes
+    aad: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """What the plugin was told. `next_offset` is half open; `epochs` ascend, the first begins at `base_offset`.
+
+    `epochs_problem` says why they make no sense; then `epochs` is empty, and the batches have to say them.
+    """
+
+    base_offset: int
+    next_offset: int
+    max_timestamp_ms: int | None
+    copied_ms: int
+    epochs: tuple[tuple[int, int], ...]
+    epochs_problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`chunks` has no checksums: zeros stand in their place. `indexes` by the plugin's names, None where it is too old
+    to have them, and so `facts`."""
+
+    chunks: ChunkTable
+    indexes: dict[str, IndexRange] | None
+    sealing: Sealing | None
+    facts: SegmentFacts | None
+
+
+class _FixedChunks(msgspec.Struct, tag_field="type", tag="fixed", rename="camel"):
+    original_chunk_size: int
+    original_file_size: int
+    transformed_chunk_size: int
+    final_transformed_chunk_size: int
+
+
+class _VariableChunks(msgspec.Struct, tag_field="type", tag="variable", rename="camel"):
+    original_chunk_size: int
+    original_file_size: int
+    transformed_chunks: str
+
+
+class _Range(msgspec.Struct):
+    position: int
+    size: int
+
+
+class _Encryption(msgspec.Struct, rename="camel"):
+    data_key: str
+    aad: str
+
+
+class _Segment(msgspec.Struct, rename="camel"):
+    start_offset: int
+    end_offset: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_leader_epochs: dict[str, int]
+
+
+class _Manifest(msgspec.Struct, rename="camel"):
+    version: str
+    chunk_index: _FixedChunks | _VariableChunks
+    compression: bool
+    segment_indexes: dict[str, _Range | None] | None = None
+    encryption: _Encryption | None = None
+    remote_log_segment_metadata: _Segment | None = None
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_DECODER = msgspec.json.Decoder(_Manifest)
+
+
+def decode_manifest(data: Body, name: str) -> Manifest:
+    """Raises Corrupt, naming the object `name`, for anything that is no such manifest or contradicts itself."""
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise _corrupt(name, "too large", size_bytes=len(data), size_bytes_max=MANIFEST_BYTES_MAX)
+    try:
+        found = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _corrupt(name, "not one", cause=str(error)[:200]) from error
+    if found.version != "1":
+        raise _corrupt(name, "no such version", version=found.version[:20])
+    sealing = _sealing(found.encryption, name)
+    return Manifest(
+        chunks=_chunks(found, is_sealed=sealing is not None, name=name),
+        indexes=None if found.segment_indexes is None else _ranges(found.segment_indexes, name),
+        sealing=sealing,
+        facts=None if found.remote_log_segment_metadata is None else _facts(found.remote_log_segment_metadata, name),
+    )
+
+
+def _chunks(found: _Manifest, *, is_sealed: bool, name: str) -> ChunkTable:
+    index = found.chunk_index
+    size, step = index.original_file_size, index.original_chunk_size
+    if not 0 < size <= _INT_MAX or not 0 < step <= _INT_MAX:
+        raise _corrupt(name, "impossible sizes", file_bytes=size, chunk_bytes=step)
+    count = -(-size // step)
+    if count > CHUNKS_MAX:
+        raise _corrupt(name, "more chunks than a segment has", chunks=count, chunks_max=CHUNKS_MAX)
+    match index:
+        case _FixedChunks():
+            stored = [index.transformed_chunk_size] * (count - 1) + [index.final_transformed_chunk_size]
+        case _VariableChunks():
+            stored = _unpacked(index.transformed_chunks, name)
+    if len(stored) != count or not all(0 < each <= _INT_MAX for each in stored):
+        raise _corrupt(name, "its chunk sizes do not fit together", chunks=count, sizes=len(stored))
+    lengths = (*[step] * (count - 1), size - step * (count - 1))
+    nothing = (0,) * count
+    codec, cipher = (ZSTD if found.compression else RAW), (AES_256_GCM if is_sealed else PLAIN)
+    if (codec, cipher) == (RAW, PLAIN):
+        if tuple(stored) != lengths:
+            raise _corrupt(name, "its chunk sizes do not fit together", chunks=count)
+        return ChunkTable(lengths=lengths, crcs=nothing)
+    return ChunkTable(
+        lengths=lengths, crcs=nothing, stored_lengths=tuple(stored), stored_crcs=nothing, codec=codec, cipher=cipher
+    )
+
+
+def _unpacked(text: str, name: str) -> list[int]:
+    """The sizes of a variable chunk index."""
+    from local.format.compression import Codec, decompress
+
+    try:
+        data = bytes(decompress(Codec.ZSTD, base64.b64decode(text, validate=True), CHUNK_SIZES_BYTES_MAX))
+    except (Corrupt, binascii.Error, ValueError) as error:
+        raise _corrupt(name, "a damaged list of chunk sizes", cause=type(error).__name__) from error
+    try:
+        (count,) = struct.unpack_from(">i", data)
+        if not 0 <= count <= CHUNKS_MAX:
+            raise _corrupt(name, "more chunks than a segment has", chunks=count, chunks_max=CHUNKS_MAX)
+        if count < 2:
+            return list(struct.unpack_from(f">{count}i", data, 4))
+        base, width = struct.unpack_from(">ib", data, 4)
+        end = 9 + (count - 1) * width
+        if not 1 <= width <= 4 or len(data) != end + 4:
+            raise _corrupt(name, "a damaged list of chunk sizes", chunks=count, width=width, size_bytes=len(data))
+        digits = np.frombuffer(data, np.uint8, (count - 1) * width, 9).reshape(-1, width).astype(np.int64)
+        values = digits @ (256 ** np.arange(width - 1, -1, -1, dtype=np.int64))
+        return [*(values + base).tolist(), *struct.unpack_from(">i", data, end)]
+    except (ValueError, struct.error) as error:
+        raise _corrupt(name, "a damaged list of chunk sizes", cause=type(error).__name__) from error
+
+
+def _ranges(told: dict[str, _Range | None], name: str) -> dict[str, IndexRange]:
+    found = {kind: IndexRange(start=each.position, length=each.size) for kind, each in told.items() if each is not None}
+    for kind, each in found.items():
+        if each.start < 0 or each.length < 0 or each.start + each.length > INDEXES_BYTES_MAX:
+            raise _corrupt(name, "an index out of bounds", index=kind[:40], start=each.start, length=each.length)
+    return found
+
+
+def _sealing(told: _Encryption | None, name: str) -> Sealing | None:
+    if told is None:
+        return None
+    key_id, colon, wrapped = told.data_key.partition(":")
+    try:
+        if not key_id or not colon:
+            raise ValueError("no key id")
+        return Sealing(
+            key_id=key_id,
+            wrapped_key=base64.b64decode(wrapped, validate=True),
+            aad=base64.b64decode(told.aad, validate=True),
+        )
+    except ValueError as error:  # binascii.Error is one
+        raise _corrupt(name, "its data key is none") from error
+
+
+def _facts(told: _Segment, name: str) -> SegmentFacts:
+    start, last = told.start_offset, told.end_offset
+    if not 0 <= start <= last <= _OFFSET_MAX:
+        raise _corrupt(name, "offsets that contradict each other", start_offset=start, end_offset=last)
+    epochs, problem = _epochs(told)
+    return SegmentFacts(
+        base_offset=start,
+        next_offset=last + 1,
+        max_timestamp_ms=told.max_timestamp_ms if told.max_timestamp_ms >= 0 else None,
+        copied_ms=told.event_timestamp_ms,
+        epochs=((epochs[0][0], start), *epochs[1:]) if epochs else (),
+        epochs_problem=problem,
+    )
+
+
+def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
+    """The leader epochs, ascending, or none and why: an epoch is no reason to give the records up."""
+    if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
+        return [], "a leader epoch that is no number of 31 bits"
+    epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())
+    if epochs and epochs[-1][0] > EPOCH_MAX:
+        return [], "a leader epoch that is no number of 31 bits"
+    starts = [first for _, first in epochs]
+    is_inside = not starts or (starts[0] >= 0 and starts[-1] <= told.end_offset)
+    if not is_inside or any(one >= other for one, other in pairwise(starts)):
+        return [], "leader epochs that contradict the offsets or each other"
+    return epochs, None
+
+
+def _corrupt(name: str, what: str, **facts: object) -> Corrupt:
+    return Corrupt(f"reading a segment's manifest, {what}", object=name, **facts)

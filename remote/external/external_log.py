@@ -1,0 +1,101 @@
+"""A foreign partition's rows in the shape of a head, so that whoever reads by heads reads it as one of ours.
+
+Nothing of it is in the bucket, and nothing is ever written there. Looking for news means listing the partition again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from local.errors import InvalidRequest, LogError, NotFound
+from local.verify.findings import Finding
+from remote.external.external_layout import ForeignName, Layout
+from remote.external.external_lineage import gaps
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectStore
+
+_log = logging.getLogger(__name__)
+ListRows = Callable[[dict[str, Finding]], list[RemoteSegment]]
+
+
+class ForeignLog(MetadataLog):
+    """A reader only. `list_rows` lists the bucket: the rows there are now, ascending, without overlaps; it is given a
+    place for what makes no sense, by object."""
+
+    def __init__(self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: ListRows) -> None:
+        super().__init__(store, name.prefix)
+        self._name = name
+        self._layout = layout
+        self._list_rows = list_rows
+        self._findings: dict[str, Finding] = {}
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The offsets between rows that none holds, as of the last look."""
+        return gaps(self._head.segments) if self._head is not None else []
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What made no sense, by the offsets that it concerns, as of the last look."""
+        return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.path))
+
+    def load(self, *, exact: bool = False) -> Head | None:
+        """As the bucket is now; None while it holds no segment. Raises what listing raises."""
+        del exact  # every listing is
+        findings: dict[str, Finding] = {}
+        rows = tuple(self._list_rows(findings))
+        with self._lock:
+            self._tell_findings(findings)
+            known = self._head
+            if known is not None and known.segments == rows:
+                return known
+            if rows:
+                self._head = self._made(rows, 1 if known is None else known.sequence + 1)
+                self._tell_gaps()
+            elif known is not None:  # all of it expired
+                end = known.next_offset
+                self._head = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
+            return self._head
+
+    def missing(self) -> LogError:
+        """Of another layout: it holds no segment."""
+        return NotFound("reading a partition of another layout, it holds no segment", partition=self._name.prefix)
+
+    def become_writer(self, *_: object, **__: object) -> Head:
+        raise InvalidRequest("becoming a writer, this bucket is only read", layout=self._layout.value)
+
+    def _made(self, rows: tuple[RemoteSegment, ...], sequence: int) -> Head:
+        name = self._name
+        return Head(
+            sequence=sequence,
+            epoch=1 + max((epoch for row in rows for epoch, _ in row.epochs), default=0),
+            commit_id=f"{self._layout.value}-{sequence}",
+            parent_id=None,
+            writer_id=self._layout.value,
+            topic=name.topic,
+            topic_id=name.topic_id,
+            partition=name.partition,
+            log_start_offset=rows[0].base_offset,
+            committed_ms=0,
+            segments=rows,
+            properties={},
+        )
+
+    def _tell_findings(self, findings: dict[str, Finding]) -> None:
+        before, self._findings = self._findings, findings
+        for path in sorted(findings.keys() - before.keys()):
+            each, where = findings[path], self._name.topic_partition
+            _log.warning("the bucket makes no sense: partition=%s object=%s what=%s", where, path, each.what)
+
+    def _tell_gaps(self) -> None:
+        for start, end in self.gaps:
+            where = self._name.topic_partition
+            _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)

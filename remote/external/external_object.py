@@ -1,0 +1,64 @@
+"""The bytes of one foreign segment: chunks opened as its layout closed them, no cache, no checksum.
+
+What a chunk claims is bounded by what the manifest said of it: no frame, whatever it says, gives more bytes than that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from local.errors import Corrupt
+from local.format.compression import Codec, decompress_into
+from remote.external.external_layout import Cipher, ForeignParts
+from remote.segments.chunk_table import PLAIN, ZSTD, ChunkTable
+from remote.store import Body, ObjectStore
+
+
+class ForeignObject:
+    """Reads of one segment for whoever goes through it once. Not cached. Thread safe."""
+
+    def __init__(self, store: ObjectStore, data_key: str, parts: ForeignParts) -> None:
+        self._store = store
+        self.key = data_key
+        self._parts = parts
+        self.size_bytes = parts.chunks.size_bytes
+
+    def read(self, position: int, length: int) -> bytes:
+        """Bytes ``[position, position + length)``, fewer where the segment ends. Raises Corrupt, NotFound."""
+        table = self._parts.chunks
+        length = min(length, self.size_bytes - position)
+        if length <= 0:
+            return b""
+        if table.is_as_it_is:
+            return self._store.get_range(self.key, position, length)
+        numbers = table.chunks_of(position, length)
+        start = table.stored_range(numbers.start)[0]
+        last, last_bytes = table.stored_range(numbers.stop - 1)
+        body = memoryview(self._store.get_range(self.key, start, last + last_bytes - start))
+        opened = []
+        for number in numbers:
+            at, stored_bytes = table.stored_range(number)
+            chunk = body[at - start : at - start + stored_bytes]
+            try:
+                opened.append(open_chunk(table, number, chunk, self._parts.cipher))
+            except Corrupt as error:
+                facts = {"object": self.key, "start": at, "length": stored_bytes}
+                raise Corrupt(f"reading a segment, {error.attempt}", **facts, **error.facts) from error
+        skipped = position - table.chunk_range(numbers.start)[0]
+        return b"".join(opened)[skipped : skipped + length]
+
+
+def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: Cipher | None) -> bytes:
+    """The segment's bytes of a chunk. Raises Corrupt when it is not what the table says."""
+    body: Body = stored
+    if table.cipher != PLAIN:
+        assert cipher is not None, "a sealed segment comes with its cipher"
+        body = cipher.open(stored)
+    length = table.lengths[number]
+    if table.codec == ZSTD:
+        out = np.empty(length, np.uint8).data
+        body = out[: decompress_into(Codec.ZSTD, memoryview(body), out)]
+    if len(body) != length:
+        facts = {"chunk": number, "expected_bytes": length, "found_bytes": len(body)}
+        raise Corrupt("opening a chunk, it is not as long as its manifest says", **facts)
+    return bytes(body)

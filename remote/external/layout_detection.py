@@ -1,0 +1,103 @@
+"""Which layout a bucket has, by the names in it: told only where all that is found says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from local.errors import InvalidRequest, NotFound
+from remote.external.aiven_encryption import PrivateKeys
+from remote.external.aiven_layout import AivenFormat
+from remote.external.external_layout import AUTO, ForeignFormat, Layout, LayoutOptions
+from remote.external.external_names import (
+    KAFKA_ROOT,
+    PINTEREST_MARKS,
+    parse_aiven_file,
+    parse_kafka_directory,
+    parse_kafka_file,
+)
+from remote.external.raw_layouts import KafkaLocalFormat, LogDirectoryFormat, PinterestFormat, partition_places
+from remote.keys import parse_data_key, parse_head_key, parse_partition, parse_topic_directory
+from remote.store import ObjectStore
+
+DIRECTORIES, KEYS = 50, 200  # looked at, and names in each
+PUFFIN = ".puffin"
+
+
+def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
+    """The layout that was asked for, or that is found; None for our own.
+
+    Raises InvalidRequest when the object names match no layout, or several. Raises NotFound when the store has no
+    object, or when its root does not exist.
+    """
+    layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
+    match layout:
+        case Layout.TIERED:
+            return None
+        case Layout.AIVEN:
+            return AivenFormat(options.prefixes, PrivateKeys(options.private_keys))
+        case Layout.LOCAL_TIERED_STORAGE:
+            return KafkaLocalFormat()
+        case Layout.PINTEREST:
+            return PinterestFormat()
+        case Layout.LOGS:
+            return LogDirectoryFormat()
+
+
+def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout:
+    """By a few listings. Raises as `foreign_format`."""
+    if prefixes != ("",):
+        return Layout.AIVEN
+    found = set(_topic_directories(store)) or set(_log_directories(store))
+    if len(found) == 1:
+        return found.pop()
+    keys = [info.key for info in islice(store.list(""), KEYS)]
+    if not keys:
+        raise NotFound("finding the layout of a bucket, no object lies below the url: check the url", store=store.url)
+    if any(key.endswith(PUFFIN) for key in keys):
+        wrong = (
+            "finding the layout of a bucket, it is Aiven's Iceberg mode, whose segments are no Kafka segments any more"
+        )
+        raise InvalidRequest(wrong, store=store.url)
+    names = ",".join(sorted(each.value for each in found)) or "none"
+    wrong = (
+        "finding the layout of a bucket, its object names match no single one: name the layout and the url of its root"
+    )
+    raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))
+
+
+def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
+    """What directories at the root say whose names end in an id."""
+    names = store.list_prefixes("")
+    if KAFKA_ROOT in names:
+        yield Layout.LOCAL_TIERED_STORAGE
+    ours = (name for name in names if parse_topic_directory(name) is not None)
+    for name in islice(ours, DIRECTORIES):
+        is_kafkas = parse_kafka_directory(name) is not None
+        for info in islice(store.list(f"{name}/"), KEYS):
+            below = info.key[len(name) + 1 :]
+            if is_kafkas and parse_kafka_file(below) is not None:
+                yield Layout.LOCAL_TIERED_STORAGE
+                break
+            partition, _, rest = below.partition("/")
+            if parse_partition(partition) is None:
+                continue
+            if parse_aiven_file(rest) is not None:
+                yield Layout.AIVEN
+                break
+            if parse_head_key(rest) is not None or parse_data_key(rest) is not None:
+                yield Layout.TIERED
+                break
+
+
+def _log_directories(store: ObjectStore) -> Iterator[Layout]:
+    for place, _ in islice(partition_places(store), 1):
+        yield Layout.PINTEREST if any(_is_there(store, place + mark) for mark in PINTEREST_MARKS) else Layout.LOGS
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,240 @@
+"""Layouts whose objects are Kafka's own files as they were: LocalTieredStorage, Pinterest's, a broker's directory.
+
+Names say where segments begin; where they end, and what their indexes lack, is told by the bytes
+(`tiered.read.external_bytes`). A plain directory and Pinterest's bucket may lie anywhere below the url, a few folders
+down, and may hold several copies of one partition (of several brokers, say): those are read as one, and leader epochs
+decide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from local.errors import InvalidRequest, NotFound
+from local.names import (
+    LOG,
+    OFFSET_INDEX,
+    PRODUCER_SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    TopicPartition,
+    parse_partition_directory,
+    parse_segment_file,
+)
+from remote.external.external_layout import ForeignName, ForeignParts, ForeignSegment, Layout, uncut
+from remote.external.external_names import KAFKA_FILES, KAFKA_ROOT, parse_kafka_directory, parse_kafka_file, sibling
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectInfo, ObjectStore
+
+INDEX_BYTES_MAX = 256 << 20  # of one index file; Kafka's are allocated at 10 MiB
+DEPTH_MAX, DIRECTORIES_MAX = 5, 10_000
+_FILES = {"offset": OFFSET_INDEX, "time": TIME_INDEX, "txn": TXN_INDEX}
+_log = logging.getLogger(__name__)
+
+
+class KafkaLocalFormat:
+    """Kafka's LocalTieredStorage: a directory for each partition, files for each segment, no mark of completion.
+
+    It copies a segment's log and indexes one after another, so a segment that lacks one is not whole. The directory
+    ``kafka-tiered-storage`` may be in the url or below it.
+    """
+
+    layout = Layout.LOCAL_TIERED_STORAGE
+
+    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+        names = store.list_prefixes("")
+        root = f"{KAFKA_ROOT}/" if KAFKA_ROOT in names else ""
+        found = []
+        for directory in store.list_prefixes(root) if root else names:
+            if (parsed := parse_kafka_directory(directory)) is not None:
+                topic, partition, topic_id = parsed
+                found.append(ForeignName(topic, topic_id, partition, (f"{root}{directory}/",)))
+        return sorted(found)
+
+    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+        found = []
+        for place in name.places:
+            stems: dict[str, dict[str, ObjectInfo]] = {}
+            bases: dict[str, int] = {}
+            for info in store.list(place):
+                if (parsed := parse_kafka_file(info.key[len(place) :])) is not None:
+                    base, stem, suffix = parsed
+                    bases[stem] = base
+                    stems.setdefault(stem, {})[suffix] = info
+            needed = {LOG, *(suffix for section, suffix in KAFKA_FILES.items() if section != "txn")}
+            for stem, files in stems.items():
+                if not needed <= files.keys():
+                    _log.info("a segment is not whole, and counts for nothing: place=%s segment=%s", place, stem)
+                    continue
+                told = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
+                found.append(_segment(files[LOG], bases[stem], told, tells_transactions=True))
+        return sorted(filter(None, found), key=lambda each: each.base_offset)
+
+    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+        keys = {section: sibling(row.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
+        return _parts(store, row, keys)
+
+
+class LogDirectoryFormat:
+    """Directories ``<topic>-<partition>`` of Kafka's segment files, as a broker keeps them.
+
+    A log without its indexes counts all the same. Transactions are told where the directory has the broker's producer
+    snapshots; a broker writes a transaction index only where a transaction was aborted.
+    """
+
+    layout = Layout.LOGS
+
+    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+        return _found_partitions(store)
+
+    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+        found = []
+        for place in name.places:
+            files = _files(store, place)
+            snapshots = {base for base, of_base in files.items() if PRODUCER_SNAPSHOT in of_base}
+            logs = sorted(base for base, of_base in files.items() if LOG in of_base)
+            for base, following in zip(logs, [*logs[1:], None], strict=True):
+                of_base = files[base]
+                told = {each: of_base[suffix] for each, suffix in _FILES.items() if suffix in of_base}
+                knows = _next_snapshot(snapshots, base, following)
+                if knows is not None:
+                    told["producers"] = files[knows][PRODUCER_SNAPSHOT]
+                segment = _segment(of_base[LOG], base, told, tells_transactions=knows is not None)
+                if segment is not None:
+                    found.append(replace(segment, snapshot_offset=knows, may_be_torn=following is None))
+        return sorted(found, key=lambda each: each.base_offset)
+
+    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+        keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
+        place = row.data_key.rpartition("/")[0]
+        name = f"{row.next_offset:020d}{PRODUCER_SNAPSHOT}"
+        keys["producers"] = f"{place}/{name}" if place else name
+        return _parts(store, row, keys)
+
+
+class PinterestFormat:
+    """Pinterest's uploader: as a log directory, with neither transactions nor epochs, and whole only with both indexes.
+
+    ``_metadata`` and ``offset.wm`` are hints that may lack segments, and are not read: the listing is the truth.
+    """
+
+    layout = Layout.PINTEREST
+
+    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+        return _found_partitions(store)
+
+    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+        found = []
+        for place in name.places:
+            for base, files in sorted(_files(store, place).items()):
+                if not {LOG, OFFSET_INDEX, TIME_INDEX} <= files.keys():
+                    _log.info("a segment is not whole, and counts for nothing: place=%s base=%d", place, base)
+                    continue
+                told = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
+                found.append(_segment(files[LOG], base, told, tells_transactions=False))
+        return sorted(filter(None, found), key=lambda each: each.base_offset)
+
+    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+        keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
+        return _parts(store, row, keys)
+
+
+def _segment(
+    log: ObjectInfo, base: int, indexes: Mapping[str, ObjectInfo], *, tells_transactions: bool
+) -> ForeignSegment | None:
+    """None for an empty log: a broker's active segment before its first record."""
+    if not log.size_bytes:
+        return None
+    return ForeignSegment(
+        data_key=log.key,
+        base_offset=base,
+        size_bytes=log.size_bytes,
+        stored_bytes=log.size_bytes,
+        stamp_ms=log.modified_ms or 0,
+        index_bytes={section: info.size_bytes for section, info in indexes.items() if info.size_bytes},
+        index_keys={section: info.key for section, info in indexes.items() if info.size_bytes},
+        tells_transactions=tells_transactions,
+    )
+
+
+def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> ForeignParts:
+    """The index files that the row says are there. One that the listing had and that is gone is as if never there."""
+    found: dict[str, bytes] = {}
+    for section, key in keys.items():
+        where = row.indexes.get(section)
+        if where is None or where.start < 0:
+            continue
+        if where.length > INDEX_BYTES_MAX:
+            raise InvalidRequest("reading an index, too large for one", object=key, size_bytes=where.length)
+        try:
+            found[section] = store.get(key)
+        except NotFound:
+            _log.warning("an index is gone: object=%s", key)
+    return ForeignParts(
+        chunks=uncut(row.stored_bytes),
+        offset=found.get("offset"),
+        time=found.get("time"),
+        txn=found.get("txn"),
+        producers=found.get("producers"),
+        epochs=found.get("epochs"),
+    )
+
+
+def _found_partitions(store: ObjectStore) -> list[ForeignName]:
+    """By topic and partition, wherever they lie, with all places that hold some of it."""
+    found: dict[TopicPartition, list[str]] = {}
+    for place, name in partition_places(store):
+        found.setdefault(name, []).append(place)
+    return [ForeignName(name.topic, "", name.partition, tuple(places)) for name, places in sorted(found.items())]
+
+
+def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]:
+    """Where directories of logs lie, and whose they are. Raises InvalidRequest where they cannot be told."""
+    if _has_segments(store, ""):
+        name = parse_partition_directory(store.url.rstrip("/").rpartition("/")[2])
+        if name is None:
+            needed = "finding partitions, segments lie right here and the url does not end in <topic>-<partition>"
+            raise InvalidRequest(needed, store=store.url)
+        yield "", name
+        return
+    level, looked_at = [""], 0
+    for _ in range(DEPTH_MAX):
+        below = []
+        for parent in level:
+            for directory in store.list_prefixes(parent):
+                looked_at += 1
+                if looked_at > DIRECTORIES_MAX:
+                    needed = "finding partitions, too many folders: give the url of the one that holds them"
+                    raise InvalidRequest(needed, store=store.url, folders_max=DIRECTORIES_MAX)
+                name, place = parse_partition_directory(directory), f"{parent}{directory}/"
+                if name is not None and _has_segments(store, place):
+                    yield place, name
+                else:
+                    below.append(place)
+        level = below
+
+
+def _has_segments(store: ObjectStore, place: str) -> bool:
+    """Whether a ``.log`` is among the first names directly there."""
+    names = (info.key[len(place) :] for info in islice(store.list(place), 1000))
+    return any((parsed := parse_segment_file(name)) is not None and parsed[1] == LOG for name in names)
+
+
+def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
+    """The segment files directly at a place, by base offset and suffix; those on their way in or out left out."""
+    found: dict[int, dict[str, ObjectInfo]] = {}
+    for info in store.list(place):
+        parsed = parse_segment_file(info.key[len(place) :])
+        if parsed is not None:
+            found.setdefault(parsed[0], {})[parsed[1]] = info
+    return found
+
+
+def _next_snapshot(snapshots: set[int], base: int, following: int | None) -> int | None:
+    """The offset of the snapshot at the end of a segment: of the last one, that of any offset behind it."""
+    if following is not None:
+        return following if following in snapshots else None
+    return max((offset for offset in snapshots if offset > base), default=None)

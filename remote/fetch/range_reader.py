@@ -1,0 +1,402 @@
+"""Reading tiered segments: ranges of the data object, made of whole chunks, each checked before a byte is given out.
+
+No client checks a ranged GET. So a read is widened to chunk boundaries, and each chunk is compared with the length and
+CRC32C in the segment's ``.indexes`` object; where it is compressed or encrypted it is opened then, and what comes out
+is compared as well (`remote.segments.object_encoding`). A chunk that differs is fetched once more, for the wire may
+have done it; when it differs again it is Corrupt, and the error names the object, the range and the segment's offsets.
+
+Positions are those of the segment, whatever its object looks like, and the cache keeps the segment's bytes. Those of
+an object that is the segment itself are not copied on the way: the cache keeps what a GET brought, in one piece, and a
+read that lies within it is a view of it. A read that reaches over several is copied together once.
+
+What a GET brought may stay on a disk too (`remote.fetch.disk_cache`); from there it is checked in the same way.
+
+Chunks next to each other come in one GET; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
+A miss fetches `read_ahead_chunks` more than asked for, as far as the segment goes: none, unless the caller wants it;
+who reads on and on takes `remote.fetch.read_ahead`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from typing import Protocol
+
+from local.errors import Corrupt, LogError, NotFound
+from local.format.crc32c import crc32c, crc32c_each
+from local.index import offset_index, time_index
+from remote.fetch.chunk_cache import ChunkCache, Key, Slice
+from remote.fetch.disk_cache import WHOLE, DiskCache
+from remote.fetch.range_prediction import Guess, Guesses
+from remote.keys import full_key
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.sealing import keyed
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import PLAIN, ChunkTable
+from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.segments.index_bundle import IndexBundle, decode_bundle
+from remote.segments.object_encoding import CODECS, open_chunk, open_ring
+from remote.store import Body, ObjectStore, read_named
+
+RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
+_Piece = tuple[int, Body]  # a chunk's number and stored form
+_INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
+
+
+class Opener(Protocol):
+    """From a chunk's number and its stored form to the chunk; that its checksum `is_sound` may be known already."""
+
+    def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
+        """Raises Corrupt."""
+        ...
+
+
+def why_missing(log: MetadataLog, rows: Sequence[RemoteSegment], error: NotFound) -> LogError:
+    """After the 404 `error`: Corrupt, a lost object, where the newest manifest names all of `rows`; else `error`."""
+    head = log.refresh(exact=True)
+    if not log.ask(head, lambda index: all(index.holds(row) for row in rows)):
+        return error
+    return Corrupt("reading a remote segment, its object is missing and the newest manifest names it", **error.facts)
+
+
+class RemotePartition:
+    """One partition, read-only. Thread safe; the cache may be shared by any number of partitions of one store.
+
+    All verbs raise Unavailable when the store cannot be reached, and AccessDenied for a segment whose key `keys`
+    lacks. Verbs on a segment raise NotFound when its objects are gone: it has expired since the head was read, so
+    refresh the head once and look again. Where not `is_checked` there are no checksums of chunks: whoever gives out
+    batches looks at their CRCs.
+    """
+
+    is_checked = True
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        cache: ChunkCache | None = None,
+        *,
+        metadata: MetadataLog | None = None,
+        read_ahead_chunks: int = 0,
+        keys: KeyRing = NO_KEYS,
+        disk: DiskCache | None = None,
+        guesses: Guesses | None = None,
+    ) -> None:
+        """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does).
+
+        `cache` and `disk` may be shared by any number of partitions. With `guesses` a look-up by offset in a segment
+        never read before asks for the records beside the indexes (`remote.fetch.range_prediction`).
+        """
+        self._store = store
+        self._prefix = prefix
+        self._cache = ChunkCache() if cache is None else cache
+        self._read_ahead_chunks = read_ahead_chunks
+        self._keys = keys
+        self._disk = disk
+        self._log = MetadataLog(keyed(store, keys), prefix) if metadata is None else metadata
+        self._guesses = guesses
+        self._streams = 0
+        self._lock = threading.Lock()
+
+    @property
+    def prefix(self) -> str:
+        return self._prefix
+
+    @property
+    def cache_bytes_max(self) -> int:
+        """What its cache keeps at most."""
+        return self._cache.bytes_max
+
+    def head(self) -> Head:
+        """The head as last read; read now if it never was. Raises NotFound when there is none."""
+        return self._log.cached or self._log.refresh()
+
+    def refresh(self) -> Head:
+        """The latest head, from the store. Raises NotFound when there is none."""
+        return self._log.refresh()
+
+    def indexes(self, segment: RemoteSegment) -> IndexBundle:
+        """The segment's indexes: one GET the first time. Raises Corrupt when they are damaged."""
+        key = full_key(self._prefix, segment.indexes_key), _INDEXES
+        return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
+
+    def txn_index(self, segment: RemoteSegment) -> Body:
+        """The segment's aborted transactions, a ``.txnindex`` file's bytes. Raises as `indexes`."""
+        return self.indexes(segment).txn
+
+    def producer_snapshot(self, segment: RemoteSegment) -> Body:
+        """The producers at the segment's end, a ``.snapshot`` file's bytes. Raises as `indexes`."""
+        return self.indexes(segment).producers
+
+    def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
+        """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower.
+
+        What lies there may be in the cache afterwards, fetched beside the indexes.
+        """
+        key = full_key(self._prefix, segment.indexes_key), _INDEXES
+        is_new = self._guesses is not None and self._cache.peek(key) is None
+        guess = self._guesses.guess(segment, offset) if self._guesses is not None and is_new else None
+        if guess is None:
+            return offset_index.lookup(self.indexes(segment).offset, segment.base_offset, offset)[1]
+        found = self._cache.fetch([key], lambda _: {key: self._guessed_indexes(segment, guess)})[0]
+        position = offset_index.lookup(found.offset, segment.base_offset, offset)[1]
+        if guess.body is not None and self._guesses is not None:
+            sound = self._sound(segment, found.chunks, guess, guess.body)
+            is_right = bool(sound) and guess.holds(position)
+            self._guesses.was(right=is_right)
+            self._cache.keep(sound)
+            for (name, number), chunk in sound.items() if is_right else ():
+                self._to_disk(name, number, chunk.view())
+        return position
+
+    def place_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> tuple[int, int]:
+        """(offset, position): no batch below the offset has a record at or after `timestamp_ms`, even where one time
+        entry is wrong; a batch begins at the position, at or before the one of that offset."""
+        bundle = self.indexes(segment)
+        count = len(bundle.time) // time_index.ENTRY_BYTES
+        offset = time_index.find_start(count, partial(_time_entry, bundle.time), segment.base_offset, timestamp_ms)
+        return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
+
+    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+        """Checked bytes ``[position, position + length)`` of the segment, fewer where it ends.
+
+        With `in_one_piece` fewer, too, where one GET's bytes end, so that nothing is copied. The bytes are immutable
+        and may be a view of what is cached; as long as it is held, so is all that its GET brought, at most
+        RANGE_BYTES. Raises Corrupt.
+        """
+        assert position >= 0
+        assert length >= 0
+        table = self.indexes(segment).chunks
+        numbers = table.chunks_of(position, length)
+        if not numbers:
+            return memoryview(b"")
+        skipped = position - table.chunk_range(numbers[0])[0]
+        return _cut_out(self._chunks(segment, table, numbers), skipped, length, in_one_piece=in_one_piece)
+
+    def warm(self, segment: RemoteSegment, position: int, length: int) -> None:
+        """Have the cache hold what `read` will be asked for. Raises as `read` does."""
+        table = self.indexes(segment).chunks
+        numbers = table.chunks_of(position, length)
+        if numbers:
+            self._chunks(segment, table, numbers)
+
+    def stream_begins(self) -> None:
+        """Somebody reads on and on, until `stream_ends`."""
+        with self._lock:
+            self._streams += 1
+
+    def stream_ends(self) -> None:
+        with self._lock:
+            self._streams -= 1
+
+    def leave_behind(self, segment: RemoteSegment, position: int, end: int) -> None:
+        """A stream has passed bytes ``[position, end)``. They leave the cache first, unless another one may follow."""
+        bundle = self._cache.peek((full_key(self._prefix, segment.indexes_key), _INDEXES))
+        if self._streams == 1 and isinstance(bundle, IndexBundle):
+            name = full_key(self._prefix, segment.data_key)
+            self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
+
+    def _sound(self, segment: RemoteSegment, table: ChunkTable, guess: Guess, body: Body) -> Mapping[Key, Slice]:
+        """The chunks that were guessed and are what they should be; of the others nothing is said."""
+        run = table.chunks_of(guess.start, guess.length)
+        if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
+            return {}
+        name = full_key(self._prefix, segment.data_key)
+        return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
+
+    # --- fetching ----------------------------------------------------------------------------------------------------
+
+    def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
+        name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
+        end = min(numbers.stop + self._read_ahead_chunks, len(table))
+        try:
+            return self._cache.fetch(
+                [(name, number) for number in numbers],
+                lambda keys: self._load(segment, table, keys, numbers, fresh),
+                ahead=[(name, number) for number in range(numbers.stop, end)],
+            )
+        finally:
+            # Whoever waits for these chunks has them by now; it does not wait for the disk.
+            for number, body in fresh:
+                self._to_disk(name, number, body)
+
+    def _load(
+        self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
+    ) -> Mapping[Key, Slice]:
+        """The chunks of `keys`, those outside `wanted` only where they are sound; what the store gave is in `fresh`."""
+        name, opened = keys[0][0], self._opener(segment, table)
+        loaded = self._from_disk(table, keys, opened)
+        runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
+        if not runs:
+            return loaded
+        try:
+            bodies = read_named(lambda: self._store.get_ranges(name, [_range_of(table, run) for run in runs]))
+        except Corrupt:
+            bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
+        for run, body in zip(runs, bodies, strict=True):
+            for number, stored, is_sound in _pieces(table, run, body):
+                try:
+                    loaded[name, number] = opened(number, stored, is_sound=is_sound)
+                    if self._disk is not None:
+                        fresh.append((number, stored.view()))
+                except Corrupt:
+                    if number in wanted:
+                        loaded[name, number] = self._opened_again(segment, table, number, opened)
+        return loaded
+
+    def _from_disk(self, table: ChunkTable, keys: Sequence[Key], opened: Opener) -> dict[Key, Slice]:
+        """The chunks that an earlier read, perhaps of an earlier process, left on the disk."""
+        found: dict[Key, Slice] = {}
+        for name, number in keys if self._disk is not None else ():
+            assert self._disk is not None
+            body = self._disk.get(name, number)
+            if body is None:
+                continue
+            try:
+                if len(body) != table.stored_range(number)[1]:
+                    raise Corrupt("a cached chunk has another length")
+                found[name, number] = opened(number, Slice(body, 0, len(body)))
+            except Corrupt:
+                self._disk.forget(name, number)
+        return found
+
+    def _to_disk(self, name: str, number: int, body: Body) -> None:
+        if self._disk is not None:
+            self._disk.keep(name, number, body)
+
+    def _opened_again(self, segment: RemoteSegment, table: ChunkTable, number: int, opened: Opener) -> Slice:
+        name, (start, length) = full_key(self._prefix, segment.data_key), table.stored_range(number)
+        offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
+        facts = {"object": name, "start": start, "length": length, **offsets}
+        try:
+            again = Slice(read_named(lambda: self._store.get_range(name, start, length)), 0, length)
+        except Corrupt as error:
+            raise Corrupt("reading a tiered segment, the object is short", **facts) from error
+        try:
+            return opened(number, again)
+        except Corrupt as error:
+            raise Corrupt(f"reading a tiered segment, {error.attempt}", **facts, **error.facts) from error
+
+    def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
+        return partial(_opened, table, self._cipher(segment))
+
+    def _cipher(self, segment: RemoteSegment) -> ObjectCipher | None:
+        return open_ring(segment, self._prefix, self._keys)
+
+    def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
+        name = full_key(self._prefix, segment.indexes_key)
+        known = self._disk.get(name, WHOLE) if self._disk is not None else None
+        if known is not None and self._disk is not None:
+            try:
+                return self._opened_indexes(name, segment, known)
+            except Corrupt:
+                self._disk.forget(name, WHOLE)
+        try:
+            body = read_named(lambda: self._store.get(name))
+            bundle = self._opened_indexes(name, segment, body)
+        except Corrupt:
+            body = read_named(lambda: self._store.get(name))
+            bundle = self._opened_indexes(name, segment, body)
+        self._to_disk(name, WHOLE, body)
+        return bundle
+
+    def _guessed_indexes(self, segment: RemoteSegment, guess: Guess) -> IndexBundle:
+        """As `_checked_indexes`; where it asks the store, for what `guess` says as well."""
+        name = full_key(self._prefix, segment.indexes_key)
+        if self._disk is None or self._disk.get(name, WHOLE) is None:
+            data = full_key(self._prefix, segment.data_key), guess.start, guess.length
+            body, guess.body = self._store.get_each([(name, 0, None), data])
+            with suppress(Corrupt):
+                if body is not None:
+                    bundle = self._opened_indexes(name, segment, bytes(body))
+                    self._to_disk(name, WHOLE, body)
+                    return bundle
+        return self._checked_indexes(segment)
+
+    def _opened_indexes(self, name: str, segment: RemoteSegment, body: bytes) -> IndexBundle:
+        offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}
+        if len(body) != segment.indexes_bytes:
+            facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
+            raise Corrupt("reading a tiered segment's indexes, their size differs", **facts)
+        cipher = self._cipher(segment)
+        try:
+            bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
+        except Corrupt as error:
+            raise Corrupt(error.attempt, **offsets, **error.facts) from error
+        if not _is_of(bundle.chunks, segment):
+            raise Corrupt("reading a tiered segment's indexes, they are another segment's", **offsets)
+        return bundle
+
+
+def _time_entry(data: Body, slot: int) -> tuple[int, int]:
+    timestamp_ms, relative = time_index.ENTRY.unpack_from(data, slot * time_index.ENTRY_BYTES)
+    return timestamp_ms, relative
+
+
+def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
+    sizes = (table.size_bytes, table.stored_bytes) == (segment.size_bytes, segment.stored_bytes)
+    kinds = (CODECS[table.codec], table.cipher != PLAIN) == (segment.codec, segment.key_id is not None)
+    whole = table.whole_crc
+    content = whole if table.is_as_it_is else table.segment_crc
+    return sizes and kinds and (whole, content) == (segment.data_crc32c, segment.content_crc32c)
+
+
+def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Slice, bool]]:
+    """(number, stored form, whether its checksum is right) of the chunks that one GET brought; a short one is wrong."""
+    first = table.stored_range(run.start)[0]
+    places = [table.stored_range(number) for number in run]
+    is_whole = sum(length for _, length in places) == len(body)
+    sums = crc32c_each(body, [length for _, length in places]) if is_whole else [None] * len(run)
+    for number, (start, length), found in zip(run, places, sums, strict=True):
+        yield number, Slice(body, start - first, length), found == table.stored_crc(number)
+
+
+def _opened(
+    table: ChunkTable, cipher: ObjectCipher | None, number: int, stored: Slice, *, is_sound: bool = False
+) -> Slice:
+    """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt.
+
+    `is_sound`: its checksum was compared already.
+    """
+    view = stored.view()
+    expected = table.stored_crc(number)
+    if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):
+        raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{crc32c(view):08x}")
+    if table.is_as_it_is:
+        return stored
+    return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])
+
+
+def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece: bool) -> memoryview:
+    """`length` bytes behind the first `skipped` of the chunks, which are neighbours; fewer where they end."""
+    runs = [list(run) for _, run in groupby(chunks, key=lambda chunk: id(chunk.body))]
+    runs = runs[:1] if in_one_piece else runs
+    views = [memoryview(run[0].body)[run[0].start : run[-1].start + run[-1].size_bytes] for run in runs]
+    views[0] = views[0][skipped:]
+    before_last = sum(map(len, views[:-1]))
+    views[-1] = views[-1][: length - before_last]
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))
+
+
+def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
+    """Ascending numbers as runs of neighbours, of RANGE_BYTES as they are stored at most, or of one chunk."""
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or _is_long(table, numbers[start], numbers[at]):
+            yield range(numbers[start], numbers[at - 1] + 1)
+            start = at
+
+
+def _is_long(table: ChunkTable, first: int, last: int) -> bool:
+    start, length = table.stored_range(last)
+    return start + length - table.stored_range(first)[0] > RANGE_BYTES
+
+
+def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
+    start = table.stored_range(run.start)[0]
+    last, length = table.stored_range(run.stop - 1)
+    return start, last + length - start

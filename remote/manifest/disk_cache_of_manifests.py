@@ -1,0 +1,186 @@
+"""The last head and the pages of each partition, kept on a disk over restarts. A cache and nothing else.
+
+In ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
+``orders-<topic id>-3.head``, the object's bytes as the bucket had them, and ``orders-<topic id>-3-<page's ulid>.page``
+for each page of rows that was read.
+
+Nothing is believed because it lies here. A head's first line has the CRC32C of the rest; the copy counts only when the
+bucket has the very same line under the very same name (one small GET), and then only as the place from where newer
+heads are looked for, the boundary of collected heads included. A page's bytes are compared with the size and CRC32C in
+the head that names it. A copy that is torn, stale or another bucket's is as good as none, and so is a disk that fails.
+
+They have their bound, a share of what the whole cache directory may take (`shares`); those used last stay, of whichever
+partition. One process at a time writes here, the one that has the cache directory; others only read.
+
+Order of effects: write aside, rename; nothing is synced. A crash leaves the old copy, the new one, or one that is torn.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+
+from local.errors import AccessDenied, Corrupt, LogError, NotFound
+from local.storage import DiskStorage, Storage, join
+from remote.keys import parse_spill_key
+from remote.manifest.manifest import Head, decode_head
+from remote.manifest.sealing import Sealer
+from remote.store import Body
+
+_log = logging.getLogger(__name__)
+
+HEAD, PAGE, ASIDE = ".head", ".page", ".aside"
+INDEX_SHARE = 8  # one part in so many of the cache directory is for the index: a million segments have 130 MB of it
+_COPY = re.compile(r".+-[A-Za-z0-9_-]{22}-[0-9]+(-[0-9A-Z]{26})?\.(head|page)(\.aside)?", re.ASCII)
+
+
+class IndexCopies:
+    """Copies of any number of partitions of one store, in one directory. Thread safe for different partitions."""
+
+    def __init__(
+        self, storage: Storage, directory: str, bytes_max: int | None = None, *, is_writer: bool = True
+    ) -> None:
+        """`bytes_max` of copies are kept, None for any number."""
+        self._storage = storage
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._is_writer = is_writer
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] | None = None  # of the copies there, the one used last is last
+        self._bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the copies take, as far as this process knows."""
+        return self._bytes
+
+    def head(self, prefix: str, sealer: Sealer | None = None) -> tuple[Head, bytes] | None:
+        """The head that was kept last, and its bytes; None without a sound copy or its key."""
+        body = self._read(_name(prefix) + HEAD)
+        if body is None:
+            return None
+        try:
+            return decode_head(body, prefix, sealer=sealer), body
+        except (Corrupt, AccessDenied) as error:
+            _log.warning("a local copy of a head is passed over: prefix=%s %s", prefix, error)
+            return None
+
+    def keep_head(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
+        """Keep this head in place of the one before, and of the pages only those that it names."""
+        if not self._is_writer:
+            return
+        self._write(_name(prefix) + HEAD, body)
+        named = {_page_name(prefix, key) for key in page_keys}
+        begins = _name(prefix) + "-"
+        try:
+            there = self._storage.list(self._directory)
+            for name in there:
+                if name.startswith(begins) and name.endswith(PAGE) and name not in named:
+                    self._remove(name)
+        except (LogError, OSError) as error:
+            _log.warning("old copies of pages stay: directory=%s %s", self._directory, error)
+
+    def page(self, prefix: str, key: str) -> bytes | None:
+        """The bytes kept for a page, unchecked; None without any."""
+        return self._read(_page_name(prefix, key))
+
+    def keep_page(self, prefix: str, key: str, body: Body) -> None:
+        if self._is_writer:
+            self._write(_page_name(prefix, key), body)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            body = self._storage.read(join(self._directory, name))
+            with self._lock:
+                if self._sizes is not None and name in self._sizes:
+                    self._sizes.move_to_end(name)
+            return body
+        except NotFound:
+            return None
+        except (LogError, OSError) as error:
+            _log.warning("a local copy of the index cannot be read: directory=%s %s", self._directory, error)
+            return None
+
+    def _write(self, name: str, body: Body) -> None:
+        path = join(self._directory, name)
+        try:
+            self._storage.make_directory(self._directory)
+            if not self._has_room(name, len(body)):
+                return
+            aside = self._storage.create(path + ASIDE)
+            try:
+                aside.append(body)
+            finally:
+                aside.close()
+            self._storage.rename(path + ASIDE, path)
+            self._note(name, len(body))
+        except (LogError, OSError) as error:
+            _log.warning("a local copy of the index is not kept: directory=%s %s", self._directory, error)
+
+    def _has_room(self, name: str, size_bytes: int) -> bool:
+        """Whether a copy of that size may be written; others go before it, those used longest ago first."""
+        if self._bytes_max is None:
+            return True
+        with self._lock:
+            self._know()
+            assert self._sizes is not None
+            if size_bytes > self._bytes_max:
+                return False
+            while self._bytes - self._sizes.get(name, 0) + size_bytes > self._bytes_max:
+                self._forget(next(each for each in self._sizes if each != name))
+            return True
+
+    def _note(self, name: str, size_bytes: int) -> None:
+        with self._lock:
+            if self._sizes is not None:
+                self._bytes += size_bytes - self._sizes.pop(name, 0)
+                self._sizes[name] = size_bytes
+
+    def _remove(self, name: str) -> None:
+        with self._lock:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._storage.unlink(join(self._directory, name))
+        if self._sizes is not None:
+            self._bytes -= self._sizes.pop(name, 0)
+
+    def _know(self) -> None:
+        """What lies here from before, by the files' times; nothing but copies is ever looked at or removed."""
+        if self._sizes is not None:
+            return
+        found = []
+        for name in filter(_COPY.fullmatch, self._storage.list(self._directory)):
+            path = join(self._directory, name)
+            if name.endswith(ASIDE):
+                self._storage.unlink(path)  # a crash left it
+            else:
+                found.append((self._storage.modified_ms(path), name, self._storage.size(path)))
+        self._sizes = OrderedDict((name, size_bytes) for _, name, size_bytes in sorted(found))
+        self._bytes = sum(self._sizes.values())
+
+
+def index_copies(cache_dir: str | None, bytes_max: int | None = None, *, is_writer: bool = True) -> IndexCopies | None:
+    """Copies on this machine's disk, beside what else is cached there; None where there is no such place."""
+    return IndexCopies(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer) if cache_dir else None
+
+
+def shares(cache_dir_bytes: int) -> tuple[int, int]:
+    """How the bytes of a cache directory are shared: for pieces of objects (`remote.fetch.disk_cache`), for the
+    index."""
+    index_bytes = cache_dir_bytes // INDEX_SHARE
+    return cache_dir_bytes - index_bytes, index_bytes
+
+
+def _name(prefix: str) -> str:
+    """A topic's name may hold dashes and dots but no slash, and its id has a fixed width, so no two prefixes meet."""
+    return prefix.strip("/").replace("/", "-")
+
+
+def _page_name(prefix: str, key: str) -> str:
+    parsed = parse_spill_key(key)
+    assert parsed is not None, "a head names pages by their keys"
+    return f"{_name(prefix)}-{parsed.ulid}{PAGE}"

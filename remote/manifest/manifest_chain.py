@@ -1,0 +1,228 @@
+"""The chain of heads as the store has it: which is the newest, and which names are void.
+
+Heads are collected (`remote.gc.old_manifests`), and a name whose object is gone can be created again, by a writer that
+slept through it all. So before any head goes, a **boundary** is created: every sequence at or below it is void from
+then on, whatever lies under its name. Boundaries are numbered and created only if absent, each above the one before:
+
+| bytes of ``meta/gc/boundary/<number 20>`` |
+|---|
+| ``tiered-boundary 1 <sequence 20> <CRC32C of all before it, 8 lower-case hex digits>\\n`` |
+
+Looking for the newest head:
+
+* From a known N, N+1 is asked for. A 404 is the cheap answer "nothing new", and true unless N was collected meanwhile:
+  then the boundary has passed N. That is looked up (one more 404) whenever heads were walked, when the caller needs to
+  be `exact`, and at every QUIET_MAX-th 404 in a row, so that a reader that slept for long wakes up.
+* After PROBES_MAX steps, without a known N, and when N turns out void, the heads are listed. The highest name of a
+  listing is never void: the newest head is not collected, and it lies above the boundary. A listing says where to
+  begin; N+1 is asked for all the same.
+* The head that a listing tells of and the one behind it are asked for at once: three answers that wait for one another,
+  listing included, are two.
+* Each head says how many boundaries its writer knew, so the next one is looked for from there.
+"""
+
+from __future__ import annotations
+
+import re
+
+from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
+from local.format.crc32c import crc32c
+from remote.keys import BOUNDARIES, HEADS, boundary_key, head_key, parse_boundary_key, parse_head_key
+from remote.manifest.manifest import Head, decode_head
+from remote.manifest.sealing import sealer_of
+from remote.number_bounds import INT64_MAX
+from remote.store import Body, ObjectStore
+
+PROBES_MAX = 4  # GETs of the next number before a listing is cheaper
+QUIET_MAX = 16  # 404s in a row that are taken for "nothing new" before the boundary is looked at
+RELISTS_MAX = 3  # listings whose newest head was collected before it could be read
+_BOUNDARY = re.compile(rb"(tiered-boundary 1 ([0-9]{20}) )([0-9a-f]{8})\n")
+
+
+class HeadChain:
+    """Reads heads and boundaries of one partition. Not thread safe: `MetadataLog` holds its lock."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._quiet = 0
+        self.sealer = sealer_of(store, prefix)
+        self._sealed_from: int | None = None  # the lowest sequence of a sealed head that was seen
+        self.boundary_number = 0
+        self.void_upto = 0  # the boundary, as far as it was read: 0 or what `boundary_number` says
+        self._first_listed: int | None = None  # the lowest sequence of the last listing of all heads
+
+    def lacks_first_heads(self) -> bool:
+        """Whether the chain begins above its boundary: heads are missing that nothing collected.
+
+        A whole listing alone tells; False where none was needed. A bucket that was emptied under a writer looks so
+        after the next commit.
+        """
+        first = self._first_listed
+        return first is not None and first > self.void_upto + 1 and not self.is_void(first - 1)
+
+    # --- heads -------------------------------------------------------------------------------------------------------
+
+    def newest(self, known: Head | None, *, exact: bool = False) -> Head | None:
+        """The newest head of the store, never one behind `known`; None where there is none.
+
+        It was the newest at some moment of this call; without `exact` perhaps only at an earlier one.
+        """
+        latest, steps, is_sure = known, 0, not exact
+        behind: dict[int, Head | None] = {}  # heads that came with the ones before them
+        while True:
+            if latest is None or steps == PROBES_MAX:
+                listed = self._newest_listed(latest.sequence if latest else 0, behind)
+                if listed is None and latest is None:
+                    return None
+                latest, steps = listed or latest, 0
+                assert latest is not None
+            self._learn(latest)
+            sequence = latest.sequence + 1
+            following = behind.pop(sequence) if sequence in behind else self.read(sequence)
+            if following is not None and _follows(latest, following):
+                latest, steps = following, steps + 1
+                continue
+            if following is None and is_sure and not self._is_due(steps):
+                return latest
+            # What follows a head of the boundary's own number may be sound, and the head itself a stale writer's.
+            if self.is_void(latest.sequence):
+                latest, steps, is_sure = self._after_collection(latest, behind), 0, True
+            elif following is None:
+                return latest
+            else:
+                facts = {"sequence": following.sequence, "parent": following.parent_id, "expected": latest.commit_id}
+                raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
+
+    def read(self, sequence: int) -> Head | None:
+        """The head under this name, void or not; None when there is none. Raises Corrupt."""
+        key = self._prefix + head_key(sequence)
+        try:
+            body = self._store.get(key)
+        except NotFound:
+            return None
+        return self._decoded(sequence, body)
+
+    def _decoded(self, sequence: int, body: Body) -> Head:
+        key = self._prefix + head_key(sequence)
+        try:
+            head = decode_head(body, self._prefix, sealer=self.sealer)
+        except Corrupt as error:
+            raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
+        if head.sequence != sequence:
+            raise Corrupt("reading a head, it has another's name", store=self._store.url, key=key, says=head.sequence)
+        if head.seal_key_id is None and self._sealed_from is not None and sequence > self._sealed_from:
+            wrong = "reading a head, it is not sealed, and an older one is: forged"
+            raise Corrupt(wrong, store=self._store.url, key=key, sealed_sequence=self._sealed_from)
+        self._note_seal(head)
+        return head
+
+    def _note_seal(self, head: Head) -> None:
+        """A chain that is sealed once stays sealed: later heads that are not are refused."""
+        if head.seal_key_id is not None:
+            self._sealed_from = min(head.sequence, self._sealed_from or head.sequence)
+
+    def _is_due(self, steps: int) -> bool:
+        """Whether a 404 calls for a look at the boundary: news were found, or the last look was long ago."""
+        self._quiet = self._quiet + 1 if steps == 0 else QUIET_MAX
+        return self._quiet >= QUIET_MAX
+
+    def _after_collection(self, latest: Head, behind: dict[int, Head | None]) -> Head:
+        """The newest head above the boundary, which has passed `latest`."""
+        found = self._newest_listed(max(self.void_upto, latest.sequence), behind)
+        if found is None:
+            facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.void_upto}
+            raise Unavailable("reading the newest head, old ones were collected and no newer one is listed", **facts)
+        return found
+
+    def _newest_listed(self, after: int, behind: dict[int, Head | None]) -> Head | None:
+        """The newest head above `after` that a listing tells of, and in `behind` the one that follows it, or None."""
+        listed = after
+        for _ in range(RELISTS_MAX):
+            names = self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after))
+            parsed = (parse_head_key(info.key.removeprefix(self._prefix)) for info in names)
+            found = [each for each in parsed if each is not None]
+            listed = max(found, default=after)
+            if after == 0:
+                self._first_listed = min(found, default=None)
+            if listed == after:
+                return None
+            keys = [self._prefix + head_key(each) for each in (listed, listed + 1)]
+            body, following = self._store.get_each([(key, 0, None) for key in keys])
+            if body is not None:
+                behind[listed + 1] = None if following is None else self._decoded(listed + 1, following)
+                return self._decoded(listed, body)
+        facts = {"store": self._store.url, "key": self._prefix + head_key(listed)}
+        raise Unavailable("reading a head, listed but not there", **facts)
+
+    # --- the boundary ------------------------------------------------------------------------------------------------
+
+    def is_void(self, sequence: int) -> bool:
+        """Whether the store's newest boundary has passed this name."""
+        self._quiet = 0
+        for _ in range(PROBES_MAX):
+            found = self._read_boundary(self.boundary_number + 1)
+            if found is None:
+                return sequence <= self.void_upto
+            self._pass(self.boundary_number + 1, found)
+        names = self._store.list(self._prefix + BOUNDARIES, start_after=self._boundary_name(self.boundary_number))
+        numbers = [parse_boundary_key(info.key.removeprefix(self._prefix)) for info in names]
+        last = max((each for each in numbers if each is not None), default=self.boundary_number)
+        if last > self.boundary_number and (found := self._read_boundary(last)) is not None:
+            self._pass(last, found)
+        return self.is_void(sequence)
+
+    def advance(self, upto: int) -> None:
+        """Make every sequence up to `upto` void. Another's boundary in the way is taken over, whatever it says."""
+        if self.is_void(upto):
+            return
+        number = self.boundary_number + 1
+        try:
+            self._store.put_if_absent(self._boundary_name(number), encode_boundary(upto))
+        except AlreadyExists:
+            found = self._read_boundary(number)
+            upto = found if found is not None else self.void_upto
+        self._pass(number, upto)
+
+    def _learn(self, head: Head) -> None:
+        """A head lies above the boundaries that its writer knew, so only later ones can have passed it."""
+        self._note_seal(head)
+        if head.boundary_number > self.boundary_number:
+            self.boundary_number = head.boundary_number
+            self.void_upto = max(self.void_upto, head.void_upto)
+
+    def _pass(self, number: int, upto: int) -> None:
+        self.boundary_number = number
+        self.void_upto = max(self.void_upto, upto)
+
+    def _read_boundary(self, number: int) -> int | None:
+        key = self._boundary_name(number)
+        try:
+            return decode_boundary(self._store.get(key))
+        except NotFound:
+            return None
+        except Corrupt as error:
+            raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
+
+    def _boundary_name(self, number: int) -> str:
+        return self._prefix + boundary_key(number)
+
+
+def _follows(latest: Head, following: Head) -> bool:
+    return following.parent_id == latest.commit_id and following.epoch >= latest.epoch
+
+
+def encode_boundary(upto: int) -> bytes:
+    """The object's bytes, see the module text."""
+    if upto < 1:
+        raise InvalidRequest("writing a boundary, nothing lies below it", upto=upto)
+    text = b"tiered-boundary 1 %020d " % upto
+    return text + b"%08x\n" % crc32c(text)
+
+
+def decode_boundary(data: Body) -> int:
+    """The sequence up to which heads are void. Raises Corrupt."""
+    found = _BOUNDARY.fullmatch(bytes(data))
+    if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
+        raise Corrupt("reading a boundary of collected heads, its bytes are none", size_bytes=len(data))
+    return int(found[2])

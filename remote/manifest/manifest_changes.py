@@ -1,0 +1,275 @@
+"""The changes a writer commits: pure functions from a head to the next, to be handed to `MetadataLog.commit`.
+
+A commit whose answer was lost may be tried again on top of a head that already has the change. So each change, applied
+to a head that has it, gives that very head back (the same object: there is nothing to commit).
+
+A change sees the rows that the head holds itself. Older ones lie in pages; whoever wants to change those says so to
+`commit` (`touches`), which opens the pages first (`remote.manifest.page_spill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from local.errors import InvalidRequest
+from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
+from remote.keys import parse_epoch
+from remote.manifest.manifest import Head, UnlinkedObject, UnlinkedPage
+from remote.manifest.page_spill import RowsOf, lost_object
+from remote.segment_entry import RemoteSegment
+
+Change = Callable[[Head], Head]
+EXPIRED_EPOCHS_MAX = 1000  # of one head; the oldest are forgotten first, and what they proved is unproven then
+
+
+def add_segments(rows: Sequence[RemoteSegment]) -> Change:
+    """Make uploaded segments visible, in offset order. Raises InvalidRequest where their offsets are taken.
+
+    A segment that is there already under another name (an earlier commit of it whose answer was lost) stays as it is,
+    and one wholly below the log start comes too late: it may have been here, expired and deleted. The objects of such
+    an upload go on the list of those to delete.
+    """
+
+    def change(head: Head) -> Head:
+        if head.given_up:
+            raise InvalidRequest("adding a remote segment, what the tier held is being given up", topic=head.topic)
+        known = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
+        reached = head.rows_next_offset
+        added: list[RemoteSegment] = []
+        doubled: list[UnlinkedObject] = []
+        for row in rows:
+            if row.ulid in known or row.data_key in known:
+                continue
+            if row.next_offset <= head.log_start_offset:
+                doubled += objects_of(row, head.committed_ms, head.epoch)
+            elif row.base_offset >= reached:
+                added.append(replace(row, committed_ms=head.committed_ms))
+                reached = row.next_offset
+            elif any(_is_same_segment(row, each) for each in (*head.segments, *added)):
+                doubled += objects_of(row, head.committed_ms, head.epoch)
+            else:
+                facts = {"base_offset": row.base_offset, "next_offset": row.next_offset, "reached": reached}
+                raise InvalidRequest("adding a remote segment, its offsets are taken", **facts)
+        if not added and not doubled:
+            return head
+        return replace(head, segments=(*head.segments, *added), unlinked=(*head.unlinked, *doubled))
+
+    return change
+
+
+def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
+    """Put an uploaded segment's row in the place of those it tiles exactly; their objects go on the list of those to
+    delete. Raises InvalidRequest for rows that it does not tile, and for the name of an object that is known already.
+
+    Where rows are not there any more (they expired meanwhile), the head keeps what it has, and the objects of the new
+    row go on the list. Source: rule P11 of the commit protocol (docs/explanation/commit-protocol.md).
+    """
+
+    def change(head: Head) -> Head:
+        known = {each.ulid for each in head.segments} | {each.key for each in head.unlinked}
+        if row.ulid in known or row.data_key in known:
+            return head
+        old = [each for each in head.segments if each.ulid in ulids]
+        if len(old) < len(ulids):
+            return replace(head, unlinked=head.unlinked + objects_of(row, head.committed_ms, head.epoch))
+        first = head.segments.index(old[0])
+        bounds = [row.base_offset, *(each.next_offset for each in old)]
+        tiles = [each.base_offset for each in old] == bounds[:-1] and bounds[-1] == row.next_offset
+        if not tiles or head.segments[first : first + len(old)] != tuple(old):
+            facts = {"base_offset": row.base_offset, "next_offset": row.next_offset}
+            raise InvalidRequest("replacing remote segments, the new one does not tile them", **facts)
+        if any(row.data_key == each.data_key for each in head.segments):
+            raise InvalidRequest("replacing remote segments, the new one has an old name", key=row.data_key)
+        fresh = replace(row, committed_ms=max(each.committed_ms for each in old))
+        segments = (*head.segments[:first], fresh, *head.segments[first + len(old) :])
+        gone = tuple(each for one in old for each in objects_of(one, head.committed_ms, head.epoch))
+        return replace(head, segments=segments, unlinked=head.unlinked + gone)
+
+    return change
+
+
+def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
+    """Note that rows are clean through at least an offset; those that are not there any more are passed over."""
+    names = frozenset(ulids)
+
+    def change(head: Head) -> Head:
+        low = [row for row in head.segments if row.ulid in names and (row.cleaned_through or 0) < cleaned_through]
+        if not low:
+            return head
+        raised = {row.ulid: replace(row, cleaned_through=cleaned_through) for row in low}
+        return replace(head, segments=tuple(raised.get(row.ulid, row) for row in head.segments))
+
+    return change
+
+
+def unlink_uploads(rows: Collection[RemoteSegment]) -> Change:
+    """Put the objects of uploads that were never committed on the list of those to delete.
+
+    One that was committed after all (the answer was lost) is passed over, and so is one whose offsets only a page
+    knows: its objects may be live.
+    """
+
+    def change(head: Head) -> Head:
+        named = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
+        paged = head.spills[-1].next_offset if head.spills else 0
+        lost = [row for row in rows if not {row.ulid, row.data_key} & named and row.base_offset >= paged]
+        gone = tuple(each for row in lost for each in objects_of(row, head.committed_ms, head.epoch))
+        return replace(head, unlinked=head.unlinked + gone) if gone else head
+
+    return change
+
+
+def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
+    """Take rows out and put their objects on the list of those to delete; raise the log start to at least this.
+
+    The bytes stay for now: readers of an older head may still be at them.
+    """
+    names = frozenset(ulids)
+
+    def change(head: Head) -> Head:
+        gone = [row for row in head.segments if row.ulid in names]
+        unlinked = tuple(each for row in gone for each in objects_of(row, now_ms, head.epoch))
+        start = max(head.log_start_offset, log_start_offset or 0)
+        if not unlinked and start == head.log_start_offset:
+            return head
+        kept = tuple(row for row in head.segments if row.ulid not in names)
+        gone_from = replace(head, segments=kept, unlinked=head.unlinked + unlinked, log_start_offset=start)
+        return _without_rows(gone_from)
+
+    return change
+
+
+def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
+    """Take whole pages of rows out, which lie below the log start: one entry on a list stands for all their objects."""
+    names = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        gone = [spill for spill in head.spills if spill.key in names]
+        if not gone:
+            return head
+        if gone[-1].next_offset > head.readable_from:
+            facts = {"next_offset": gone[-1].next_offset, "log_start_offset": head.log_start_offset}
+            raise InvalidRequest("taking out a page of rows, it is retained", key=gone[-1].key, **facts)
+        pages = tuple(UnlinkedPage(spill=spill, unlinked_ms=now_ms, epoch=head.epoch) for spill in gone)
+        kept = tuple(spill for spill in head.spills if spill.key not in names)
+        return _without_rows(replace(head, spills=kept, unlinked_pages=head.unlinked_pages + pages))
+
+    return change
+
+
+def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
+    """Let the log begin where the disk does, and let no row count any more; views leave at once, rows bit by bit."""
+
+    def change(head: Head) -> Head:
+        start = max(head.log_start_offset, log_start_offset)
+        gone = tuple(each for row in head.view_rows for each in objects_of(row, now_ms, head.epoch))
+        given_up = replace(
+            head, log_start_offset=start, views=(), unlinked=head.unlinked + gone, given_up=head.has_rows
+        )
+        return head if given_up == head else given_up
+
+    return change
+
+
+def delete_partition(*, now_ms: int) -> Change:
+    """Mark the partition as deleted: nothing of it is readable from here on. Rows and bytes go after the grace time."""
+
+    def change(head: Head) -> Head:
+        if head.deleted_ms is not None:
+            return head
+        return replace(head, deleted_ms=now_ms, log_start_offset=head.next_offset)
+
+    return change
+
+
+def forget_unlinked(keys: Collection[str]) -> Change:
+    """Strike objects off the list once they are deleted."""
+    gone = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        kept = tuple(each for each in head.unlinked if each.key not in gone)
+        return head if len(kept) == len(head.unlinked) else replace(head, unlinked=kept)
+
+    return change
+
+
+def forget_pages(keys: Collection[str]) -> Change:
+    """Strike pages off the list once they and their rows' objects are deleted."""
+    gone = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        kept = tuple(each for each in head.unlinked_pages if each.spill.key not in gone)
+        return head if len(kept) == len(head.unlinked_pages) else replace(head, unlinked_pages=kept)
+
+    return change
+
+
+def set_properties(properties: dict[str, str]) -> Change:
+    """Record the topic's settings."""
+    return lambda head: head if head.properties == properties else replace(head, properties=dict(properties))
+
+
+def settle() -> Change:
+    """Change nothing, in a head of its own: what an unanswered commit before it was, is known then."""
+    return lambda head: replace(head)
+
+
+def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
+    """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed.
+
+    `rows_of` gives the rows of a page; only pages that one of the two heads does not name are asked for.
+    """
+    if (key := lost_object(old, new, rows_of)) is not None:
+        return f"an object is neither in a row nor on the list of those to delete, key={key}"
+    if old.deleted_ms is not None and new.deleted_ms != old.deleted_ms:
+        return f"a partition that was deleted would live again, deleted_ms={old.deleted_ms}"
+    if new.highest_next_offset < old.highest_next_offset:
+        return f"the highest tiered offset would go back from {old.highest_next_offset} to {new.highest_next_offset}"
+    if new.log_start_offset < old.log_start_offset:
+        return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
+    return None
+
+
+def expired_after(base: Head, changed: Head) -> tuple[EpochRange, ...]:
+    """`expired_epochs` of `changed`, which follows `base`: with the ranges of every row that is no longer in it."""
+    if base.spills == changed.spills and base.segments == changed.segments[: len(base.segments)]:
+        return base.expired_epochs  # nothing left; a commit that only adds rows stays cheap
+    gone = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
+    if not gone:
+        return base.expired_epochs
+    # A tier that was disabled and enabled again copies the same offsets once more: the range that left last counts.
+    before = ranges_outside(base.expired_epochs, gone)
+    merged = joined_ranges(sorted((*before, *gone), key=lambda each: each.base_offset))
+    return tuple(merged[-EXPIRED_EPOCHS_MAX:])
+
+
+def names_older_objects(draft: Head, changed: Head) -> str | None:
+    """What `changed` names anew that was made in another epoch than its own; None when nothing is.
+
+    The rule for orphans stands on this: what an older epoch left unnamed may be deleted by anybody
+    (`remote.gc.orphans`).
+    """
+    known = {row.data_key for row in (*draft.segments, *draft.view_rows)}
+    for row in (*changed.segments, *changed.view_rows):
+        made_in = parse_epoch(row.data_key) if row.data_key not in known else None
+        if made_in is not None and made_in != changed.epoch:
+            return f"an object of another epoch would be named, key={row.data_key} epoch={changed.epoch}"
+    return None
+
+
+def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:
+    objects = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
+    return tuple(
+        UnlinkedObject(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects
+    )
+
+
+def _without_rows(head: Head) -> Head:
+    """A tier that was given up begins anew with the last row gone."""
+    return replace(head, given_up=False) if head.given_up and not head.has_rows else head
+
+
+def _is_same_segment(one: RemoteSegment, other: RemoteSegment) -> bool:
+    names = ("base_offset", "next_offset", "size_bytes", "content_crc32c")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -1,0 +1,279 @@
+"""Lookups in a head and the pages that it names: which segment holds an offset, which may hold a timestamp.
+
+`MetadataIndex` is one head's view, frozen like it. Sums, ranges and epochs are answered from the head alone; a row that
+lies in a page costs one GET the first time, for pages never change and are kept (`Pages`), those used last in one cache
+for all partitions of the process (`PageCache`). Readers that want the same page at once share one GET. A page that is
+not found any more was replaced since this head was the newest: NotFound; read the newest head and ask again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import TypeVar
+
+from local.errors import Corrupt
+from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.manifest import Head, SpillRow
+from remote.manifest.manifest_page import Rows, decode_page
+from remote.manifest.page_entries import PageRows
+from remote.manifest.sealing import sealer_of
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectStore, read_named
+
+ROWS_KEPT = 32 * 4096  # of pages in memory, in the whole process: 1.2 kB each once made, some 150 MB at most
+
+P = TypeVar("P", SpillRow, RemoteSegment)
+
+_next_offset = attrgetter("next_offset")
+_base_offset = attrgetter("base_offset")
+
+
+# Whose it is, its key, its size and checksum: a row that says something else of the same object is not answered by it.
+PageName = tuple[int, str, int, int]
+
+
+class PageCache:
+    """The pages used last, of any number of partitions: at most `rows_max` rows, or one page. Thread safe."""
+
+    def __init__(self, rows_max: int = ROWS_KEPT) -> None:
+        self._rows_max = rows_max
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[PageName, Rows] = OrderedDict()
+        self._rows = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the kept pages have."""
+        return self._rows
+
+    def get(self, name: PageName) -> Rows | None:
+        with self._lock:
+            if (known := self._kept.get(name)) is not None:
+                self._kept.move_to_end(name)
+            return known
+
+    def keep(self, name: PageName, rows: Rows) -> None:
+        with self._lock:
+            if (before := self._kept.pop(name, None)) is not None:
+                self._rows -= len(before)
+            self._kept[name] = rows
+            self._rows += len(rows)
+            while self._rows > self._rows_max and len(self._kept) > 1:
+                self._rows -= len(self._kept.popitem(last=False)[1])
+
+
+PROCESS_PAGES = PageCache()
+_owners = itertools.count()
+
+
+def new_owner() -> int:
+    """Whose pages are: those of another store, or of one that was put back, are others."""
+    return next(_owners)
+
+
+class Pages:
+    """The pages of one partition, read on first use and checked; those used last are kept. Thread safe."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, *, cache: PageCache = PROCESS_PAGES, copies: IndexCopies | None = None
+    ) -> None:
+        """`copies` keep pages on a disk, too."""
+        self._copies = copies
+        self._store = store
+        self._prefix = prefix
+        self.sealer = sealer_of(store, prefix)
+        self._cache = cache
+        self.owner = new_owner()
+        self._lock = threading.Lock()
+        self._flights: dict[PageName, _Flight] = {}
+
+    def rows(self, spill: SpillRow) -> Rows:
+        """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice.
+
+        A reader that waited for another's GET which failed reads by itself, and waits for nobody again.
+        """
+        name = self._name(spill)
+        with self._lock:
+            if (known := self._cache.get(name)) is not None:
+                return known
+            theirs = self._flights.get(name)
+            if theirs is None:
+                mine = self._flights[name] = _Flight()
+        if theirs is not None:
+            theirs.landed.wait()
+            return theirs.rows if theirs.rows is not None else self._loaded(spill)
+        try:
+            mine.rows = self._loaded(spill)
+            return mine.rows
+        finally:
+            with self._lock:
+                del self._flights[name]
+            mine.landed.set()
+
+    def keep(self, spill: SpillRow, rows: Rows) -> None:
+        """Remember a page, for instance one just written."""
+        self._cache.keep(self._name(spill), rows)
+
+    def _name(self, spill: SpillRow) -> PageName:
+        return self.owner, spill.key, spill.page_bytes, spill.page_crc32c
+
+    def _loaded(self, spill: SpillRow) -> Rows:
+        rows = self._read(spill)
+        self.keep(spill, rows)
+        return rows
+
+    def _read(self, spill: SpillRow) -> Rows:
+        kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
+        if kept is not None:
+            with suppress(Corrupt):
+                return decode_page(spill, kept, self.sealer)
+        try:
+            return self._fetch(spill)
+        except Corrupt:
+            pass  # the wire may have done it: once more
+        try:
+            return self._fetch(spill)
+        except Corrupt as error:
+            facts = {**error.facts, "key": self._prefix + spill.key}
+            raise Corrupt(error.attempt, store=self._store.url, **facts) from error
+
+    def _fetch(self, spill: SpillRow) -> Rows:
+        body = read_named(lambda: self._store.get(self._prefix + spill.key))
+        rows = decode_page(spill, body, self.sealer)
+        if self._copies is not None:
+            self._copies.keep_page(self._prefix, spill.key, body)
+        return rows
+
+
+class MetadataIndex:
+    """One head with the rows that it and its pages hold. Iterators may read pages; everything else says when it does.
+
+    Rows wholly below the log start, and those of a tier that was given up, are dead: they are passed over, not given.
+    Raises what `Pages.rows` raises, and Unavailable when the store cannot be reached.
+    """
+
+    def __init__(self, head: Head, rows_of: Callable[[SpillRow], Rows]) -> None:
+        self.head = head
+        self._rows_of = rows_of
+
+    def find_by_offset(self, offset: int) -> RemoteSegment | None:
+        """The row that holds `offset`, or the first row after it; None past the last. Reads at most one page."""
+        return next(self.rows(offset), None)
+
+    def find_by_epoch(self, epoch: int, offset: int) -> RemoteSegment | None:
+        """The row that holds `offset` as one of leader epoch `epoch`; None where none does. Reads at most one page.
+
+        Source: KIP-405, `RemoteLogMetadataManager.remoteLogSegmentMetadata(tp, epoch, offset)`.
+        """
+        row = self.find_by_offset(offset)
+        if row is None or not any(start <= offset < end for start, end in _ranges(row, epoch)):
+            return None
+        return row
+
+    def highest_offset_for_epoch(self, epoch: int) -> int | None:
+        """The last offset (in) that a row holds of leader epoch `epoch`, dead or not; None where none has any of it.
+
+        Kafka's keeps its value when segments are deleted; here what no row holds any more is not known. Reads at most
+        one page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
+        """
+        for part in reversed(self.head.parts):
+            if not any(each == epoch for each, _ in part.epochs):
+                continue
+            rows = [part] if isinstance(part, RemoteSegment) else self._rows_of(part)
+            ends = [end for row in rows for _, end in _ranges(row, epoch)]
+            if ends:
+                return max(ends) - 1
+        return None
+
+    def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> RemoteSegment | None:
+        """The first row of ``[start, end)`` with a record at or after `timestamp_ms`; None without one.
+
+        Timestamps need not ascend from row to row, so this looks at one after another, but into a page only when it
+        has such a row. A row whose largest timestamp is unknown is passed over.
+        """
+        for part in self.parts(start, end):
+            if part.max_timestamp_ms is None or part.max_timestamp_ms < timestamp_ms:
+                continue
+            if isinstance(part, RemoteSegment):
+                return part
+            if (row := self._first_inside(part, timestamp_ms, start, end)) is not None:
+                return row
+        return None
+
+    def rows(self, start: int = 0, end: int | None = None) -> Iterator[RemoteSegment]:
+        """The rows with offsets in ``[start, end)``, ascending; a page is read when the iteration gets there."""
+        for part in self.parts(start, end):
+            if isinstance(part, RemoteSegment):
+                yield part
+            else:
+                yield from self._inside(part, start, end)
+
+    def parts(self, start: int = 0, end: int | None = None) -> Iterator[SpillRow | RemoteSegment]:
+        """As `rows`, from the head alone: a page that touches the range stands for its rows, dead ones included."""
+        wanted = max(start, self.head.readable_from)
+        yield from _touching(self.head.spills, wanted, end)
+        yield from _touching(self.head.segments, wanted, end)
+
+    def last_row(self) -> RemoteSegment | None:
+        """The row with the highest offsets, dead or not; None without rows. Reads a page when the head holds no row."""
+        if self.head.segments:
+            return self.head.segments[-1]
+        return self._rows_of(self.head.spills[-1])[-1] if self.head.spills else None
+
+    def holds(self, row: RemoteSegment) -> bool:
+        """Whether this very row is still there, dead or not. Reads at most one page."""
+        return any(each.ulid == row.ulid for each in self.rows_with_dead(row.base_offset, row.next_offset))
+
+    def rows_with_dead(self, start: int, end: int) -> Iterator[RemoteSegment]:
+        """The rows with offsets in ``[start, end)``, ascending, those below the log start too."""
+        for spill in self.head.spills:
+            if spill.base_offset < end and start < spill.next_offset:
+                yield from _touching(self._rows_of(spill), start, end)
+        yield from _touching(self.head.segments, start, end)
+
+    def page(self, spill: SpillRow) -> Rows:
+        """All rows that a page holds, dead or not. Reads it."""
+        return self._rows_of(spill)
+
+    def _inside(self, spill: SpillRow, start: int, end: int | None) -> Iterable[RemoteSegment]:
+        return _touching(self._rows_of(spill), max(start, self.head.readable_from), end)
+
+    def _first_inside(self, spill: SpillRow, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
+        rows = self._rows_of(spill)
+        if isinstance(rows, PageRows):
+            return rows.first_at(timestamp_ms, max(start, self.head.readable_from), end)
+        stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
+        return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
+
+
+class _Flight:
+    """A page on its way. `rows` stays None when it failed."""
+
+    __slots__ = ("landed", "rows")
+
+    def __init__(self) -> None:
+        self.landed = threading.Event()
+        self.rows: Rows | None = None
+
+
+def _ranges(row: RemoteSegment, epoch: int) -> Iterator[tuple[int, int]]:
+    """The offsets of a row that are of one leader epoch, as ranges."""
+    starts = [start for _, start in row.epochs]
+    for (each, start), end in zip(row.epochs, [*starts[1:], row.next_offset], strict=True):
+        if each == epoch and start < end:
+            yield start, end
+
+
+def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
+    """Those with offsets in ``[start, end)``. They ascend and never overlap, so their ends ascend too."""
+    if isinstance(parts, PageRows):
+        return parts.touching(start, end)
+    first = bisect_right(parts, start, key=_next_offset)
+    last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)
+    return parts[first:last]

@@ -1,0 +1,201 @@
+"""A spill: a page of index rows that lies beside the head, as Parquet, written once and never changed.
+
+One row of the table is one `RemoteSegment`, one column one of its fields, under its name, so that DuckDB, Spark and
+pandas read it as it is: numbers are int64, `epochs` a list of lists, `indexes` a map of structs. Compressed with zstd.
+What type a column has follows from the field's annotation, so a page of today and one of tomorrow agree where they
+have a field in common. The bytes are checked against the size and the CRC32C in the head's `SpillRow`.
+
+pyarrow is imported when a page is written or read, and nowhere else in this package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from local.errors import Corrupt
+from local.format.crc32c import crc32c
+from remote.keys import parse_spill_key, spill_key
+from remote.manifest.manifest import SpillRow
+from remote.manifest.page_entries import PageRows
+from remote.manifest.sealing import Sealer
+from remote.segment_entry import RemoteSegment
+from remote.store import Body
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows = Sequence[RemoteSegment]
+
+LATER = ("indexes_bytes", "other_classes")  # fields of a head's row that came after the first release
+_NAME, _VERSION = b"tiered.spill", b"1"
+_FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
+
+
+def encode_page(
+    rows: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
+) -> tuple[SpillRow, bytes]:
+    """The page's bytes, sealed by `seal_key_id`, and the row that stands for it in a head.
+
+    `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied without the key to seal with.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    assert rows
+    table = pa.Table.from_pylist(msgspec.to_builtins(list(rows)), schema=_schema())
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
+    body = sink.getvalue().to_pybytes()
+    if seal_key_id is not None:
+        assert sealer is not None, "a page is sealed for its partition"
+        body = sealer.seal(_summary(rows, (epoch, ulid), 1, 0).key, body, seal_key_id)
+    return replace(_summary(rows, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
+
+
+def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
+    """The first field in which a head's row for a page differs from what the page's rows say; None when none does.
+
+    What a head of before did not say yet (`LATER`) is no contradiction.
+    """
+    name = parse_spill_key(spill.key)
+    if name is None:
+        return f"key={spill.key}"
+    true = _summary(rows, (name.epoch, name.ulid), spill.page_bytes, spill.page_crc32c)
+    true = replace(true, seal_key_id=spill.seal_key_id)
+    for field in dataclasses.fields(SpillRow):
+        says, found = getattr(spill, field.name), getattr(true, field.name)
+        if says != found and not (says is None and field.name in LATER):
+            return f"{field.name}={says} found={found}"
+    return None
+
+
+def decode_page(spill: SpillRow, body: Body, sealer: Sealer | None = None) -> PageRows:
+    """The rows of a page, ascending.
+
+    Raises Corrupt when it is not the one that `spill` stands for, AccessDenied without the key of its seal.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    facts = {"key": spill.key, "expected_bytes": spill.page_bytes, "found_bytes": len(body)}
+    if len(body) != spill.page_bytes or crc32c(body) != spill.page_crc32c:
+        raise Corrupt("reading a page of rows, its size or checksum differs", **facts)
+    if spill.seal_key_id is None and sealer is not None and sealer.is_required:
+        wrong = "reading a page of rows, it is not sealed, and the key ring requires that: `tiered rotate-keys` is due"
+        raise Corrupt(wrong, key=spill.key)
+    if spill.seal_key_id is not None:
+        seal = (sealer or Sealer("")).open(body)
+        if (seal.key_id, seal.key) != (spill.seal_key_id, spill.key):
+            raise Corrupt("reading a page of rows, it has another seal", key=spill.key, key_id=seal.key_id)
+        body = seal.body
+    try:
+        table = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body))).read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt("reading a page of rows, it is no such page", key=spill.key, cause=str(error)) from error
+    version = (table.schema.metadata or {}).get(_NAME)
+    if version != _VERSION:
+        told = {"version": version, "known": _VERSION}
+        raise Corrupt("reading a page of rows, damaged or of a newer format", key=spill.key, **told)
+    rows = PageRows(spill.key, table)
+    found = *rows.bounds, len(rows)
+    if found != (spill.base_offset, spill.next_offset, spill.segment_count):
+        raise Corrupt("reading a page of rows, it is another page's", key=spill.key, found=found)
+    return rows
+
+
+def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> SpillRow:
+    base, following = rows[0].base_offset, rows[-1].next_offset
+    earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
+    latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
+    cleaned = [row.cleaned_through for row in rows]
+    first = rows[0]
+    return SpillRow(
+        key=spill_key(base, following, (earliest, latest), *name),
+        base_offset=base,
+        next_offset=following,
+        min_timestamp_ms=earliest,
+        max_timestamp_ms=latest,
+        first_stamp_ms=first.committed_ms if first.max_timestamp_ms is None else first.max_timestamp_ms,
+        segment_count=len(rows),
+        record_count=sum(row.record_count for row in rows),
+        size_bytes=sum(row.size_bytes for row in rows),
+        stored_bytes=sum(row.stored_bytes for row in rows),
+        cleaned_through=None if None in cleaned else _least(cleaned),
+        aborted_bytes=sum(row.aborted_bytes for row in rows),
+        gaps=gaps_between(rows),
+        epochs=_first_starts(rows),
+        page_bytes=page_bytes,
+        page_crc32c=page_crc32c,
+        indexes_bytes=sum(row.indexes_bytes for row in rows),
+        other_classes=_other_classes(rows),
+    )
+
+
+def gaps_between(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """The offset ranges between neighbours that no row holds."""
+    return tuple(
+        (one.next_offset, other.base_offset) for one, other in pairwise(rows) if one.next_offset < other.base_offset
+    )
+
+
+def _other_classes(rows: Rows) -> tuple[tuple[str, int, int], ...]:
+    """Name, rows and stored bytes of each storage class that rows name."""
+    sizes: dict[str, list[int]] = {}
+    for row in rows:
+        if row.storage_class is not None:
+            sizes.setdefault(row.storage_class, []).append(row.stored_bytes)
+    return tuple((name, len(each), sum(each)) for name, each in sorted(sizes.items()))
+
+
+def _first_starts(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """Each epoch of the rows once, with its lowest start: the others say nothing more about the page as a whole."""
+    starts: dict[int, int] = {}
+    for epoch, start in (entry for row in rows for entry in row.epochs):
+        starts[epoch] = min(start, starts.get(epoch, start))
+    return tuple(starts.items())
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((each for each in values if each is not None), default=None)
+
+
+@cache
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(_fields_of(RemoteSegment), metadata=_FORMAT)
+
+
+def _fields_of(kind: type) -> list[pa.Field[Any]]:
+    import pyarrow as pa
+
+    hints = get_type_hints(kind)
+    return [pa.field(each.name, _arrow_type(hints[each.name])) for each in dataclasses.fields(kind)]
+
+
+def _arrow_type(hint: Any) -> pa.DataType:  # noqa: ANN401 - an annotation is anything
+    """The column type of an annotation; `None` beside it changes nothing, every column may hold nulls."""
+    import pyarrow as pa
+
+    arguments = [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
+    origin = get_origin(hint)
+    if origin is tuple:
+        return pa.list_(_arrow_type(arguments[0]))
+    if origin is dict:
+        return pa.map_(_arrow_type(arguments[0]), _arrow_type(arguments[1]))
+    if origin is not None:
+        return _arrow_type(arguments[0])
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return pa.struct(_fields_of(hint))
+    if issubclass(hint, IntEnum):
+        return pa.int64()
+    plain: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    return plain[hint]

@@ -1,0 +1,217 @@
+"""Sealed manifests and pages: of an encrypted topic they are encrypted and authenticated as a whole.
+
+An object of the index of an encrypted topic is an envelope around the bytes that a plain topic would store:
+
+| bytes | field |
+|---|---|
+| line | ``tiered-sealed 1 <key id> <key> <CRC32C of the body, 8 lower-case hex digits> <its length>\\n`` |
+| body | nonce of 12 bytes, ciphertext, tag of 16 bytes: AES-256-GCM |
+
+* `key` is the object's, relative to the partition's prefix.
+* Encryption key: HKDF-SHA256 of the ring's key, info ``tiered manifest 1``.
+* Associated data: ``tiered manifest 1 <name> <key id>``. `name` is the object's from its topic's directory on
+  (`remote.keys.object_identity`): topic, topic id, partition, and the sequence of a manifest or the name of a page.
+* Nonce: the first 12 bytes of HMAC-SHA256 over associated data and content, under a third key (HKDF-SHA256, info
+  ``tiered manifest nonce 1``). The same manifest is the same bytes whenever it is made, so a commit that is sent again
+  and a copy on a disk compare equal; two contents never share a nonce but by a collision of 96 bits.
+
+A manifest names its parent's commit id, and a commit id is new for every commit. So the tags make a keyed MAC over the
+chain of commits: without a key of the ring no manifest, no page and no order of manifests can be made that a reader
+takes. `seal_key_id` in a manifest says by which key it is sealed, and its successors; in a page's entry, that the page
+is. A chain that is sealed once stays sealed. What an attacker can still do stands in
+docs/how-to/encrypt-the-bucket.md.
+
+The CRC-32C in the line tells damage from forgery; it is over what the store has anyway. `KeyedStore` brings the key
+ring to every place that reads or writes manifests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from local.errors import AccessDenied, Corrupt
+from local.format.crc32c import crc32c
+from remote.keys import object_identity, parse_topic_directory
+from remote.segments.encryption import NO_KEYS, NONCE_BYTES, TAG_BYTES, KeyRing, gcm
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+
+MAGIC = b"tiered-sealed "
+LINE_BYTES_MAX = 512
+_SEAL, _NONCE = b"tiered manifest 1", b"tiered manifest nonce 1"
+_LINE = re.compile(rb"tiered-sealed 1 ([A-Za-z0-9._-]{1,64}) (meta/[!-~]{1,200}) ([0-9a-f]{8}) ([1-9][0-9]{0,9})\n")
+
+
+class Opened(NamedTuple):
+    """Content of an object of the index; `key_id` and `key` are its seal's, None where it is not sealed."""
+
+    key_id: str | None
+    key: str | None
+    body: Body
+
+
+class Sealer:
+    """Seals and opens the manifests and pages of one partition. Thread safe."""
+
+    def __init__(self, prefix: str, keys: KeyRing = NO_KEYS) -> None:
+        """`prefix` is the partition's, `remote.keys.partition_prefix`."""
+        self._prefix, self.keys = prefix, keys
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the key ring refuses manifests of this topic that are not sealed."""
+        directory = self._prefix.rstrip("/").split("/")[-2:][0]
+        parsed = parse_topic_directory(directory)
+        return self.keys.requires(parsed[0] if parsed is not None else directory)
+
+    def seal(self, key: str, body: bytes, key_id: str | None) -> bytes:
+        """The object's bytes under `key`, relative to the prefix; `body` itself where `key_id` is None.
+
+        Raises AccessDenied where the ring lacks the key.
+        """
+        if key_id is None:
+            return body
+        told = self._told(key, key_id)
+        nonce = _nonce(self._derived(key_id, _NONCE, key), told, body)
+        sealed = nonce + gcm(self._derived(key_id, _SEAL, key)).encrypt(nonce, body, told)
+        return _line(key_id, key, sealed) + sealed
+
+    def open(self, data: Body) -> Opened:
+        """The inverse.
+
+        Raises Corrupt for damage and for what was not sealed under its name, AccessDenied without the key.
+        """
+        view = memoryview(data)
+        if bytes(view[: len(MAGIC)]) != MAGIC:
+            return Opened(None, None, data)
+        line = _LINE.match(bytes(view[:LINE_BYTES_MAX]))
+        if line is None:
+            raise Corrupt("reading a sealed manifest, damaged or of a newer format", size_bytes=len(data))
+        key_id, key, expected, length = line[1].decode(), line[2].decode(), int(line[3], 16), int(line[4])
+        body = view[line.end() :]
+        if len(body) != length or (found := crc32c(body)) != expected:
+            facts = {"expected_bytes": length, "found_bytes": len(body)}
+            if len(body) == length:
+                facts = {"expected": f"{expected:08x}", "found": f"{found:08x}"}  # type: ignore[dict-item]
+            raise Corrupt("reading a sealed manifest, its length or checksum differs", **facts)
+        return Opened(key_id, key, self._opened(key, key_id, body))
+
+    def _opened(self, key: str, key_id: str, body: memoryview) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        cipher = gcm(self._derived(key_id, _SEAL, key))
+        try:
+            return cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], self._told(key, key_id))
+        except (InvalidTag, ValueError) as error:
+            wrong = (
+                "reading a sealed manifest, it was not sealed with this key under this name: forged, moved or edited"
+            )
+            raise Corrupt(wrong, key_id=key_id) from error
+
+    def _derived(self, key_id: str, purpose: bytes, key: str) -> bytes:
+        if key_id not in self.keys:
+            missing = "opening a sealed manifest, its key is not in the key ring"
+            raise AccessDenied(missing, key_id=key_id, object=self._prefix + key)
+        return self.keys.derived(key_id, purpose, key)
+
+    def _told(self, key: str, key_id: str) -> bytes:
+        return b"%s %s %s" % (_SEAL, object_identity(self._prefix, key).encode(), key_id.encode())
+
+
+def sealed_size(key: str, size_bytes: int, key_id: str | None) -> int:
+    """How many bytes the object under `key` has whose content has `size_bytes`."""
+    if key_id is None:
+        return size_bytes
+    sealed = bytes(NONCE_BYTES + size_bytes + TAG_BYTES)
+    return len(_line(key_id, key, sealed)) + len(sealed)
+
+
+def is_sealed(data: Body) -> bool:
+    """By the first bytes."""
+    return bytes(memoryview(data)[: len(MAGIC)]) == MAGIC
+
+
+class KeyedStore:
+    """A store, and the key ring that manifests in it are sealed and opened with. All verbs are the inner store's."""
+
+    def __init__(self, inner: ObjectStore, keys: KeyRing) -> None:
+        self._inner = inner
+        self.keys = keys
+
+    def __repr__(self) -> str:
+        return f"KeyedStore({self._inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, body: Body) -> None:
+        self._inner.put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._inner.put_if_absent(key, body)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._inner.upload(key, source)
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._inner.get_range(key, start, length)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        return self._inner.get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return self._inner.get_each(asked)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._inner.head(key)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        return self._inner.list_prefixes(prefix)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix, start_after=start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._inner.delete(keys)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def keyed(store: ObjectStore, keys: KeyRing) -> ObjectStore:
+    """The store with this key ring; the same where the ring is empty, or is the store's already."""
+    return KeyedStore(store, keys) if keys and key_ring_of(store) is not keys else store
+
+
+def key_ring_of(store: ObjectStore) -> KeyRing:
+    """The ring that a store, or one inside it, was keyed with; an empty one without."""
+    inner: object = store
+    while inner is not None:
+        if isinstance(inner, KeyedStore):
+            return inner.keys
+        inner = getattr(inner, "_inner", None) or getattr(inner, "inner", None)
+    return NO_KEYS
+
+
+def sealer_of(store: ObjectStore, prefix: str) -> Sealer:
+    """For the partition at `prefix`, with the store's key ring."""
+    return Sealer(prefix, key_ring_of(store))
+
+
+def _nonce(key: bytes, told: bytes, body: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.hmac import HMAC
+
+    mac = HMAC(key, SHA256())
+    mac.update(b"%d %s" % (len(told), told))
+    mac.update(body)
+    return mac.finalize()[:NONCE_BYTES]
+
+
+def _line(key_id: str, key: str, sealed: bytes) -> bytes:
+    return b"tiered-sealed 1 %s %s %08x %d\n" % (key_id.encode(), key.encode(), crc32c(sealed), len(sealed))

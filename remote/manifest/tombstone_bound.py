@@ -1,0 +1,45 @@
+"""Below which offset a tombstone may leave the log: the one rule (I5), asked by the local cleaner and by jobs.
+
+A tombstone at offset T may leave when no older record of its key can be read any more. Two places can hold one:
+
+| place | may hold an older record of T's key |
+|---|---|
+| a segment entry that begins below T | yes, unless it is clean through T: its records were compared with T |
+| a segment entry that begins at T or above | no: its records are newer |
+| an entry wholly below the log start | no: no reader reaches it |
+| a compacted view that was built | yes, unless T lies below its horizon: the view has taken T up |
+| a compacted view that was never built | yes: its first run may be reading an older manifest now |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from remote.segment_entry import RemoteSegment
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest import SpillRow
+    from remote.manifest.view import CompactedView
+
+
+def clean_upto(parts: Iterable[SpillRow | RemoteSegment], readable_from: int = 0) -> int | None:
+    """The offset below which every readable record was compared with all newer ones below it; None without parts.
+
+    `parts` are segment entries and pages of them, in any order. The `cleaned_through` of a page is the least of its
+    entries: the result is then at most the one that the entries themselves would give.
+    """
+    readable = (part for part in parts if part.next_offset > readable_from)
+    return min((max(part.cleaned_through or 0, part.base_offset) for part in readable), default=None)
+
+
+def tombstone_bound(
+    parts: Iterable[SpillRow | RemoteSegment], views: Iterable[CompactedView], readable_from: int
+) -> int | None:
+    """Below which offset tombstones and markers may be removed (module text); None for no bound, 0 for none at all.
+
+    `readable_from` is the log start offset.
+    """
+    bounds = [view.horizon_offset if view.is_built else 0 for view in views]
+    cleaned = clean_upto(parts, readable_from)
+    return min(bounds if cleaned is None else [*bounds, cleaned], default=None)

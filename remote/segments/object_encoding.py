@@ -1,0 +1,126 @@
+"""How a segment is kept in the store: as it is, or its chunks compressed, or encrypted, or both, compression first.
+
+Each compressed chunk is one zstd frame that needs no other; their chain is a zstd file like any other (``zstd -d``
+opens it). Where a segment is cut is told by whoever knows batches (`remote.segments.segment_upload_stream`), so that a
+frame holds whole ones. Whether compression pays is tried on the first chunk: batches that their producer compressed do
+not shrink again, and are stored as they are; the row's `codec` says which it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from local.errors import Corrupt
+from local.format.crc32c import crc32c
+from remote.keys import object_identity, parse_topic_directory
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
+from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.store import Body
+
+PAYS_BELOW = 0.9  # of the first chunk's size; what saves less than a tenth costs more time than room
+CODECS = {RAW: "none", ZSTD: "zstd"}  # a row's `codec`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRest:
+    """How new objects are kept. `key_id` names a key of `keys`; None: not encrypted.
+
+    `storage_class` is told to the row; it is the store that puts objects there
+    (`remote.store.s3_store.ObjectSettings`).
+
+    `level` is zstd's. Objects that are there already stay as they are, and readable, whatever is chosen here.
+    """
+
+    codec: int = RAW
+    level: int | None = None
+    key_id: str | None = None
+    keys: KeyRing = NO_KEYS
+    storage_class: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is None:
+            return
+        from local.format.compression import (  # heavy, and a process that only decides needs none of it
+            Codec,
+            check_level,
+        )
+
+        check_level(Codec.ZSTD, self.level)
+
+    def pays(self, first_chunk: Body) -> bool:
+        """Whether compressing is worth it, by the first chunk of a segment."""
+        return len(_compressed(first_chunk, self.level)) < PAYS_BELOW * len(first_chunk)
+
+
+AS_IT_IS = AtRest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What is done to the chunks of one object. Thread safe."""
+
+    codec: int = RAW
+    level: int | None = None
+    cipher: ObjectCipher | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.codec == RAW and self.cipher is None
+
+    @property
+    def cipher_code(self) -> int:
+        return PLAIN if self.cipher is None else AES_256_GCM
+
+    def close(self, number: int, chunk: Body) -> bytes:
+        """The stored form of chunk `number`; for the same bytes always the same."""
+        body: Body = chunk if self.codec == RAW else _compressed(chunk, self.level)
+        return bytes(body) if self.cipher is None else self.cipher.seal_chunk(number, body)
+
+
+def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCipher | None) -> bytes:
+    """The segment's bytes of a chunk whose stored form has passed its CRC. Raises Corrupt when they are not right.
+
+    No frame, whatever it says, gives more than the chunk's length.
+    """
+    body: Body = stored
+    if table.cipher == AES_256_GCM:
+        assert cipher is not None, "a row with an encrypted object names its key"
+        body = cipher.open_chunk(number, stored)
+    if table.codec == ZSTD:
+        body = _inflated(memoryview(body), table.lengths[number])
+    if len(body) != table.lengths[number] or crc32c(body) != table.crcs[number]:
+        facts = {"chunk": number, "expected_bytes": table.lengths[number], "found_bytes": len(body)}
+        raise Corrupt("opening a chunk, it is not what was stored", **facts)
+    return bytes(body)
+
+
+def open_ring(row: RemoteSegment, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
+    """The cipher of a segment of the partition at `prefix`; None for one that is not encrypted.
+
+    Raises AccessDenied without its key, Corrupt for one that is not encrypted where the ring requires that.
+    """
+    name = object_identity(prefix, row.data_key)
+    if row.key_id is not None:
+        return keys.open_object(row.key_id, row.wrapped_key or "", name)
+    topic = parse_topic_directory(name.partition("/")[0])
+    if topic is not None and keys.requires(topic[0]):
+        wrong = "reading a segment, it is not encrypted, and the key ring requires that of its topic"
+        step = "forged, or older than the setting: `tiered rewrite` encrypts it, a ring without @require reads it"
+        raise Corrupt(f"{wrong}: {step}", object=name)
+    return None
+
+
+def _compressed(chunk: Body, level: int | None) -> bytes:
+    from local.format.compression import Codec, compress
+
+    return compress(Codec.ZSTD, chunk, level)
+
+
+def _inflated(frame: memoryview, length: int) -> Body:
+    import numpy as np  # gives memory that nobody has written zeros into
+
+    from local.format.compression import Codec, decompress_into
+
+    out = np.empty(length, np.uint8).data
+    return out[: decompress_into(Codec.ZSTD, frame, out)]

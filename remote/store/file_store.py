@@ -1,0 +1,245 @@
+"""An object store in a directory: ``file://``. For one machine or a shared file system; every promise is durable.
+
+fsspec's local file system is not used: its create looks and then writes, which is a race, and it never syncs. This one
+stands on `local.storage.storage`, the project's door to the disk.
+
+Order of effects of a write: a new file aside (``<root>/~aside/<ulid>``), written, synced; then rename over the target,
+or for create-if-absent a hard link, which fails when the name is taken; then the target's directory is synced. A crash
+leaves the target untouched, or whole; and maybe a file aside, which no listing shows and which may be removed by hand
+while no writer runs.
+
+The root itself is never created: a mistyped path must not look like an empty store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from urllib.parse import quote
+
+from local.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Corrupt,
+    DiskFailed,
+    ErrorCode,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from local.storage import DiskStorage, FileFacts, Storage
+from remote.keys import new_ulid
+from remote.store.protocol import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_each,
+)
+
+ASIDE = "~aside"  # no topic's name holds a tilde
+
+
+class FileStore:
+    """See `remote.store.protocol.ObjectStore`. `root` is an existing absolute directory."""
+
+    def __init__(self, root: str, *, storage: Storage | None = None) -> None:
+        self._root = root.rstrip("/") or "/"
+        self._storage = storage or DiskStorage()
+
+    def __repr__(self) -> str:
+        return f"FileStore({self._root!r})"
+
+    @property
+    def url(self) -> str:
+        return f"file://{quote(os.fsencode(self._root))}"  # opens again, whatever the directory's name
+
+    def put(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish(key, [body], self._storage.rename)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish(key, [body], self._link)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._publish(key, begun_parts(key, source), self._storage.rename)
+
+    def get(self, key: str) -> bytes:
+        with self._translated("reading an object", key):
+            return self._storage.read(self._path(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(key, start, length)
+        with self._translated("reading a range of an object", key):
+            body = self._storage.read(self._path(key), start, length)
+        if len(body) != length:
+            facts = {"store": self.url, "key": key, "start": start, "length": length, "found": len(body)}
+            raise Corrupt("reading a range of an object, it ends before", **facts)
+        return body
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.get_range(key, start, length) for start, length in ranges]
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._translated("looking at an object", key):
+            path = self._path(key)
+            if self._storage.is_directory(path):
+                raise NotFound("looking at an object, there is none", store=self.url, key=key)
+            size_bytes, modified_ms = self._storage.size(path), self._storage.modified_ms(path)
+            return ObjectInfo(key=key, size_bytes=size_bytes, modified_ms=modified_ms)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        self._check_root("listing objects")
+        directory, _, begin = prefix.rpartition("/")
+        names = [name for name in self._names(directory) if name.startswith(begin)]
+        return [name for name in names if any(True for _ in self._walk(f"{directory}/{name}".lstrip("/")))]
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self._check_root("listing objects")
+        # Sorted by path components is not sorted by key ("a-b" and "a/b"), hence the sort over all.
+        directory = prefix.rpartition("/")[0]
+        found = [info for info in self._walk(directory) if info.key.startswith(prefix) and info.key > start_after]
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._translated("deleting an object", key):
+                self._storage.unlink(path)
+                if self._storage.is_directory(_parent(path)):
+                    self._storage.sync_directory(_parent(path))
+
+    def close(self) -> None:
+        pass
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    def _publish(self, key: str, bodies: Iterable[Body], name: Callable[[str, str], None]) -> None:
+        path = self._path(key)
+        self._check_root("storing an object")
+        aside = f"{self._root}/{ASIDE}/{new_ulid(0)}"
+        with self._translated("storing an object", key):
+            self._storage.make_directory(_parent(aside))
+            self._storage.make_directory(_parent(path))
+        try:
+            self._write(key, aside, bodies)
+            with self._translated("storing an object", key):
+                name(aside, path)
+        finally:
+            with self._translated("storing an object", key):
+                self._storage.unlink(aside)
+        with self._translated("storing an object", key):
+            self._storage.sync_directory(_parent(path))
+
+    def _write(self, key: str, aside: str, bodies: Iterable[Body]) -> None:
+        with self._translated("storing an object", key):
+            file = self._storage.create(aside)
+        try:
+            for body in bodies:  # outside the translation: a source's own errors stay what they are
+                with self._translated("storing an object", key):
+                    file.append(body)
+            with self._translated("storing an object", key):
+                file.sync()
+        finally:
+            file.close()
+
+    def _link(self, aside: str, path: str) -> None:
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            key = path.removeprefix(self._root).lstrip("/")
+            raise AlreadyExists("creating an object, the name is taken", store=self.url, key=key) from None
+        except OSError as error:
+            raise DiskFailed("linking a file", path=path, cause=error.strerror) from error
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        if check_key(key).split("/", 1)[0] == ASIDE:
+            raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
+        return f"{self._root.rstrip('/')}/{key}"
+
+    def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
+        """All files below, in no order, without those that were deleted meanwhile. A link is gone through once.
+
+        `above` are the places that the walk is inside of: a link to one of them would never end.
+        """
+        if not above and self._is_lost(directory):
+            return
+        place = self._place(directory, above) if above else ""  # told once the walk goes deeper: most do not
+        if place in above:
+            return
+        names = self._names(directory)
+        files = self._files(directory) if names else {}
+        for name in names:
+            key = f"{directory}/{name}".lstrip("/")
+            if name in files:
+                yield ObjectInfo(key=key, size_bytes=files[name].size_bytes, modified_ms=files[name].modified_ms)
+            elif self._is_lost(key):
+                continue
+            elif self._storage.is_directory(f"{self._root}/{key}"):
+                place = place or os.path.realpath(f"{self._root}/{directory}")
+                yield from self._walk(key, (*above, place))
+            else:
+                with suppress(NotFound):
+                    yield self.head(key)
+
+    def _place(self, directory: str, above: tuple[str, ...]) -> str:
+        """Where a directory inside others is, behind all links."""
+        path = f"{self._root}/{directory}"
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
+
+    def _is_lost(self, key: str) -> bool:
+        """Whether it is a link that leads nowhere: to itself, or to what is not there."""
+        path = f"{self._root}/{key}"
+        return os.path.islink(path) and not os.path.exists(path)
+
+    def _files(self, directory: str) -> Mapping[str, FileFacts]:
+        with self._translated("listing objects", directory), suppress(NotFound):
+            return self._storage.list_files(f"{self._root}/{directory}")
+        return {}
+
+    def _names(self, directory: str) -> Sequence[str]:
+        with self._translated("listing objects", directory):
+            if not self._storage.is_directory(f"{self._root}/{directory}"):
+                return []
+            try:
+                names = self._storage.list(f"{self._root}/{directory}")
+            except NotFound:
+                return []
+            return [name for name in names if directory or name != ASIDE]
+
+    def _check_root(self, attempt: str) -> None:
+        if not self._storage.is_directory(self._root):
+            missing = f"{attempt}, the store's directory does not exist"
+            raise NotFound(missing, directory=self._root).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
+
+    @contextmanager
+    def _translated(self, attempt: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except NotFound as error:
+            if "store" in error.facts:
+                raise
+            raise NotFound(f"{attempt}, there is none", store=self.url, key=key) from error
+        except DiskFailed as error:
+            raise Unavailable(f"{attempt}, the disk refused", store=self.url, key=key, **error.facts) from error
+        except AccessDenied as error:
+            if error.facts.get("cause") in ("eisdir", "enotdir"):
+                raise NotFound(f"{attempt}, there is none", store=self.url, key=key) from error
+            raise AccessDenied(f"{attempt}, no permission", store=self.url, key=key, **error.facts) from error
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

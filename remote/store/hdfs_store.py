@@ -1,0 +1,326 @@
+"""The HDFS store: ``hdfs://namenode:8020/directory``, over hdfs-native, which is fsspec's client for it once installed.
+
+What fsspec's layer lacks is asked of the client below it (`filesystem.client`): a rename that does not overwrite,
+hsync, ranges. Its own `pipe_file(mode="create")` looks and then writes, which is a race, and is not used.
+
+Order of effects of a write: a new file aside (``<root>/~aside/<ulid>``), written, hsynced after every part so that the
+bytes are on the DataNodes' disks, closed; then one rename at the NameNode, which is atomic: over the target, or for
+create-if-absent failing when the name is taken. A crash leaves the target untouched, or whole, and maybe a file aside,
+which no listing shows. Files aside that are older than ASIDE_AGE_MAX_MS by the NameNode's clock are removed at a
+process's first write, names of ours alone. Directories are made as needed and left behind empty; they are no objects.
+
+A rename whose answer was lost and which the client repeats finds its source gone. That is Unavailable: tried again as a
+whole, a create then meets its own object and says AlreadyExists, as `ObjectStore.put_if_absent` has it.
+
+The root itself is never created: a mistyped path must not look like an empty store. Kerberos, high availability and
+nameservices come from the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings beside them. A client must
+not be used in a forked child, so every process makes its own at its first request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+from urllib.parse import quote
+
+from local.errors import Corrupt, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
+from remote.keys import is_ulid, new_ulid
+from remote.store.file_store import ASIDE
+from remote.store.filesystems import make_hdfs_filesystem
+from remote.store.hdfs_errors import translated
+from remote.store.protocol import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_length,
+    check_range,
+    read_each,
+)
+
+log = logging.getLogger(__name__)
+
+# Clients of a parent process. Letting one go in the forked child waits for ever for threads that only the parent has.
+_inherited: list[Any] = []
+
+READ_CONCURRENCY = 4  # ranges in flight for one get_ranges
+ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes that long; one that did would fail and be tried again
+# Ours below whatever the user sets: left alone the client tries a dead NameNode for three minutes. A single NameNode is
+# not tried again by the client; its tries are for a failover between two of them.
+# `remote.store.middleware.retrying_store` does the rest. Times in ms. What cannot be set is in
+# docs/reference/stores.md.
+_ATTEMPTS = "dfs.client.failover.max.attempts"
+_DEFAULTS = {
+    _ATTEMPTS: "3",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.socket-timeout": "30000",
+}
+
+
+class HdfsStore:
+    """See `remote.store.protocol.ObjectStore`. `authority` is ``host:port``, a nameservice, or "" for the default
+    one."""
+
+    def __init__(self, authority: str, root: str, options: Mapping[str, object] | None = None) -> None:
+        self._authority = authority
+        self._root = "/" + root.strip("/")
+        self._given = tuple(options or ())
+        one_namenode = {_ATTEMPTS: "0"} if ":" in authority else {}
+        self._options = {**_DEFAULTS, **one_namenode, **_settings(options or {})}
+        self._lock = threading.Lock()
+        self._filesystem: Any = None
+        self._pid = 0
+        self._is_swept = False
+
+    def __repr__(self) -> str:
+        return f"HdfsStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://{self._authority}{quote(self._root)}".rstrip("/")
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish("storing an object", key, [body], overwrite=True)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._publish("creating an object", key, [body], overwrite=False)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._publish("uploading an object", key, begun_parts(key, source), overwrite=True)
+
+    def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
+        path = self._path(key)
+        aside = f"{self._aside}/{new_ulid(0)}"
+        file = self._create(attempt, key, aside)
+        try:
+            for body in bodies:  # outside the translation: a source's own errors stay what they are
+                with self._door(attempt, key=key):
+                    file.write(body)
+                    file.hsync()
+            with self._door(attempt, key=key):
+                file.close()
+            self._rename(attempt, key, aside, path, overwrite=overwrite)
+        except BaseException:
+            self._remove_aside(aside)
+            raise
+        self._sweep_once(path)
+
+    def _create(self, attempt: str, key: str, aside: str) -> Any:  # noqa: ANN401
+        from hdfs_native import WriteOptions
+
+        exclusive = WriteOptions(overwrite=False, create_parent=False)
+        try:
+            with self._door(attempt, key=key):
+                return self._client.create(aside, exclusive)
+        except NotFound:
+            self._check_root(attempt)
+        with self._door(attempt, key=key):
+            self._client.mkdirs(self._aside, create_parent=False)
+            return self._client.create(aside, exclusive)
+
+    def _rename(self, attempt: str, key: str, aside: str, path: str, *, overwrite: bool) -> None:
+        with self._door(attempt, key=key):
+            try:
+                self._client.rename(aside, path, overwrite=overwrite)
+                return
+            except FileNotFoundError:
+                if self._is_gone(aside):
+                    facts = {"store": self.url, "key": key}
+                    raise Unavailable(f"{attempt}, the file on its way is gone", **facts) from None
+                self._client.mkdirs(_parent(path), create_parent=True)
+            self._client.rename(aside, path, overwrite=overwrite)
+
+    def _is_gone(self, path: str) -> bool:
+        try:
+            self._client.get_file_info(path)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def _remove_aside(self, aside: str) -> None:
+        try:
+            with self._door("removing a file aside", path=aside):
+                self._client.delete(aside, recursive=False)
+        except LogError as error:
+            log.warning("leaving a file aside behind: path=%s cause=%s", aside, error)
+
+    def _sweep_once(self, written: str) -> None:
+        """Remove what killed writers left aside. Best effort; `written`, new, tells the NameNode's time."""
+        with self._lock:
+            if self._is_swept:
+                return
+            self._is_swept = True
+        try:
+            with self._door("sweeping files aside"):
+                now_ms = self._client.get_file_info(written).modification_time
+                for status in list(self._client.list_status(self._aside, recursive=False)):
+                    is_ours = not status.isdir and is_ulid(status.path.rpartition("/")[2])
+                    if is_ours and now_ms - status.modification_time > ASIDE_AGE_MAX_MS:
+                        self._client.delete(status.path, recursive=False)
+                        log.info("removed an old file aside: path=%s", status.path)
+        except LogError as error:
+            log.warning("old files aside may be left: store=%s cause=%s", self.url, error)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes:
+        with self._door("reading an object", key=key):
+            return bytes(self._client.read(self._path(key)).read())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get_ranges(key, [(start, length)])[0]
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(key, start, length)
+        if not ranges:
+            return []
+        attempt = "reading a range of an object"
+        with self._door(attempt, key=key):
+            reader = self._client.read(self._path(key))
+            size_bytes = len(reader)
+
+        def read(asked: tuple[int, int]) -> bytes:
+            start, length = asked
+            facts = {"store": self.url, "key": key, "start": start, "length": length}
+            if length and start + length > size_bytes:  # the client panics there
+                raise Corrupt(f"{attempt}, it ends before", **facts, size_bytes=size_bytes)
+            with self._door(attempt, key=key):
+                body = bytes(reader.read_range(start, length)) if length else b""
+            check_length(body, attempt, facts, length)
+            return body
+
+        if len(ranges) == 1:
+            return [read(ranges[0])]
+        with ThreadPoolExecutor(min(READ_CONCURRENCY, len(ranges)), thread_name_prefix="tiered-hdfs") as pool:
+            return list(pool.map(read, ranges))
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
+
+    def head(self, key: str) -> ObjectInfo:
+        attempt = "looking at an object"
+        with self._door(attempt, key=key):
+            status = self._client.get_file_info(self._path(key))
+        if status.isdir:
+            raise NotFound(f"{attempt}, there is none", store=self.url, key=key)
+        return _info(key, status)
+
+    # --- listing and deleting ----------------------------------------------------------------------------------------
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        above = prefix[: prefix.rfind("/") + 1]
+        there = [name for name, status in self._children("listing objects", above) if status.isdir]
+        names = [name for name in there if name.startswith(prefix[len(above) :])]
+        return [name.rstrip("/") for name in names if any(True for _ in self._walk(above + name, "", ""))]
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)
+
+    def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Files below `directory` (``""`` or ending in ``/``) in key order; one directory's names are in memory."""
+        for name, status in self._children("listing objects", directory):
+            key = directory + name
+            if status.isdir:
+                # Every key in there begins with `key`, and "0" comes behind "/".
+                is_past = key[:-1] + "0" > start_after
+                if is_past and (key.startswith(prefix) or prefix.startswith(key)):
+                    yield from self._walk(key, prefix, start_after)
+            elif key.startswith(prefix) and key > start_after:
+                yield _info(key, status)
+
+    def _children(self, attempt: str, directory: str) -> Sequence[tuple[str, Any]]:
+        """(name, status) of what lies in a directory; a directory's name has its slash, so sorted keys are in order."""
+        path = f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"
+        try:
+            with self._door(attempt, prefix=directory or None):
+                found = list(self._client.list_status(path, recursive=False))
+        except NotFound:
+            self._check_root(attempt)
+            return []
+        if len(found) == 1 and found[0].path == path:  # a file has itself
+            return []
+        named = [(status.path.rpartition("/")[2] + "/" * status.isdir, status) for status in found]
+        return sorted((each for each in named if directory or each[0] != f"{ASIDE}/"), key=lambda each: each[0])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            try:
+                with self._door("deleting an object", key=key):
+                    self._client.delete(path, recursive=False)
+            except NotFound:
+                continue  # below a file
+            except InvalidRequest as error:
+                if error.facts.get("cause") != "PathIsNotEmptyDirectoryException":  # a directory is no object
+                    raise
+
+    def close(self) -> None:
+        with self._lock:
+            if self._filesystem is not None and self._pid != os.getpid():
+                _inherited.append(self._filesystem)
+            self._filesystem = None
+
+    # --- the client --------------------------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401
+        with self._lock:
+            if self._filesystem is None or self._pid != os.getpid():
+                if self._filesystem is not None:
+                    _inherited.append(self._filesystem)
+                with self._door("opening a store"):
+                    self._filesystem = make_hdfs_filesystem(self._authority, self._options)
+                self._pid = os.getpid()
+            return self._filesystem.client
+
+    @property
+    def _aside(self) -> str:
+        return f"{self._root.rstrip('/')}/{ASIDE}"
+
+    def _door(self, attempt: str, **facts: object) -> AbstractContextManager[None]:
+        return translated(attempt, options=self._given, store=self.url, **facts)
+
+    def _check_root(self, attempt: str) -> None:
+        try:
+            with self._door(attempt):
+                is_directory = self._client.get_file_info(self._root).isdir
+        except NotFound:
+            is_directory = False
+        if not is_directory:
+            missing = f"{attempt}, the store's directory does not exist"
+            raise NotFound(missing, store=self.url).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
+
+    def _path(self, key: str) -> str:
+        if check_key(key).split("/", 1)[0] == ASIDE:
+            raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
+        return f"{self._root.rstrip('/')}/{key}"
+
+
+def _settings(options: Mapping[str, object]) -> dict[str, str]:
+    """Hadoop settings as the client wants them. Raises InvalidRequest for one that is no plain value."""
+    for name, value in options.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InvalidRequest("opening a store, an option is not a Hadoop setting", option=name)
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def _info(key: str, status: Any) -> ObjectInfo:  # noqa: ANN401
+    return ObjectInfo(key=key, size_bytes=status.length, modified_ms=status.modification_time)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

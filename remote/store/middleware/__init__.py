@@ -1,0 +1,5 @@
+"""Wrappers round any object store.
+
+Retries, deadlines, counts, limits in bytes per second, observation, and a store that never overwrites. Each wrapper
+keeps the protocol of `remote.store.protocol`.
+"""

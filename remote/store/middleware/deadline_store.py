@@ -1,0 +1,163 @@
+"""A store none of whose verbs takes longer than its deadline, whatever the client below does
+(`remote.store.middleware.watchdog`).
+
+| verb | its time |
+|---|---|
+| put, put_if_absent, get_range, get_ranges, get_each | `call_s`, and what its bytes take at RATE_MIN |
+| get, head, list_prefixes, delete, a page of a listing | `call_s` |
+| upload | `upload_stall_s` since the store last asked for a part, not counting the making of parts |
+
+A part of a large upload has a deadline of its own below that (`remote.store.s3_store`) and is sent again by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from local.errors import Unavailable
+from remote.store.middleware.watchdog import Pulse, Watchdog
+from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+RATE_MIN = 128 << 10  # bytes per second: slower than this is as good as hanging
+LIST_PAGE = 1000  # keys that S3 gives for one LIST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds. `call_s` is above what a client's own timeouts allow for one request, so that those come first."""
+
+    call_s: float = 60.0
+    upload_stall_s: float = 300.0
+    close_s: float = 10.0
+
+    def of(self, size_bytes: int) -> float:
+        """For a call that moves so many bytes."""
+        return self.call_s + size_bytes / RATE_MIN
+
+
+class WatchedStore:
+    """See `remote.store.protocol.ObjectStore`."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        watchdog: Watchdog | None = None,
+        deadlines: Deadlines | None = None,
+        *,
+        uploads_max: int | None = None,
+    ) -> None:
+        """`uploads_max` are under way at once, None for any number. The next one waits, which is nobody's hanging."""
+        self._inner = inner
+        self._watchdog = watchdog or Watchdog()
+        self._deadlines = deadlines or Deadlines()
+        self._places = threading.BoundedSemaphore(uploads_max) if uploads_max is not None else nullcontext()
+
+    def __repr__(self) -> str:
+        return f"WatchedStore({self._inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, body: Body) -> None:
+        self._run(lambda: self._inner.put(key, body), "storing an object", key, len(body))
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._run(lambda: self._inner.put_if_absent(key, body), "creating an object", key, len(body))
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        with self._places:
+            self._upload(key, source)
+
+    def get(self, key: str) -> bytes:
+        return self._run(lambda: self._inner.get(key), "reading an object", key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        attempt = "reading a range of an object"
+        return self._run(lambda: self._inner.get_range(key, start, length), attempt, key, max(0, length))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        attempt, size_bytes = "reading a range of an object", sum(max(0, length) for _, length in ranges)
+        return self._run(lambda: self._inner.get_ranges(key, ranges), attempt, key, size_bytes)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        key, size_bytes = asked[0][0] if asked else None, sum(length or 0 for _, _, length in asked)
+        return self._run(lambda: self._inner.get_each(asked), "reading several objects", key, size_bytes)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._run(lambda: self._inner.head(key), "looking at an object", key)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        return self._run(lambda: self._inner.list_prefixes(prefix), "listing objects", prefix)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        infos: Iterator[ObjectInfo] | None = None
+
+        def page() -> list[ObjectInfo]:
+            nonlocal infos
+            if infos is None:
+                infos = self._inner.list(prefix, start_after=start_after)
+            return list(itertools.islice(infos, LIST_PAGE))
+
+        found: list[ObjectInfo] | None = None
+        while found is None or len(found) == LIST_PAGE:  # a shorter one is the last
+            found = self._run(page, "listing objects", prefix)
+            yield from found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        self._run(lambda: self._inner.delete(wanted), "deleting objects", wanted[0] if wanted else None)
+
+    def close(self) -> None:
+        """Lets go of a client that does not let itself be closed."""
+        try:
+            self._watchdog.run(self._inner.close, self._deadlines.close_s, "closing a store", store=self.url)
+        except Unavailable as error:
+            log.warning("%s", error)
+
+    def _upload(self, key: str, source: UploadSource) -> None:
+        pulse = Pulse(self._deadlines.upload_stall_s)
+        parts = _Parts(source, pulse)
+        facts = {"store": self.url, "key": key}
+        try:
+            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
+            self._watchdog.run(upload, pulse, "uploading an object", **facts)
+        finally:
+            parts.is_over = True
+
+    def _run(self, call: Callable[[], T], attempt: str, key: str | None, size_bytes: int = 0) -> T:
+        limit_s = self._deadlines.of(size_bytes)
+        return self._watchdog.run(call, limit_s, attempt, store=self.url, key=key)
+
+
+class _Parts:
+    """The parts of a source as signs of life; none any more once nobody waits for the upload."""
+
+    def __init__(self, source: UploadSource, pulse: Pulse) -> None:
+        self.is_over = False
+        self._source = source
+        self._pulse = pulse
+
+    def begin(self) -> Iterator[Body]:
+        parts = self._source.parts()
+        while True:
+            self._pulse.pause()
+            try:
+                part = next(parts, None)
+            finally:
+                self._pulse.beat()
+            if self.is_over:
+                raise Unavailable("uploading an object, it was given up at its deadline")
+            if part is None:
+                return
+            yield part

@@ -1,0 +1,160 @@
+"""A store that counts requests and bytes, in the classes that S3 bills, for each topic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
+from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+
+LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """Requests by class, and bytes. Uploads in parts count begin, each part and completion, all in the PUT class.
+
+    HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request. `posts` are those of
+    `puts` that begin and complete uploads in parts, `heads` those of `gets` that ask for no body. `data_*` are those of
+    segments' bytes, which may be kept in a storage class of their own; all else is small and in the bucket's.
+    """
+
+    puts: int = 0
+    posts: int = 0
+    gets: int = 0
+    heads: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    data_puts: int = 0
+    data_gets: int = 0
+    data_bytes_in: int = 0
+    data_bytes_out: int = 0
+
+    def __sub__(self, before: RequestCounts) -> RequestCounts:
+        """What came since `before`."""
+        return RequestCounts(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
+
+    def __add__(self, other: RequestCounts) -> RequestCounts:
+        return RequestCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+# Those of segments' bytes are counted twice.
+_OF_DATA = {"puts": "data_puts", "gets": "data_gets", "bytes_in": "data_bytes_in", "bytes_out": "data_bytes_out"}
+
+
+class MeteredStore:
+    """See `remote.store.protocol.ObjectStore`. A request is counted when it is made, whatever becomes of it.
+
+    `bytes_in` go into the store, `bytes_out` come out of it and are counted when they arrived. Tries that a store
+    inside makes by itself are not seen; put this one inside a RetryingStore to see them.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"MeteredStore({self._inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def counts(self) -> RequestCounts:
+        """Everything so far."""
+        with self._lock:
+            return sum((RequestCounts(**each) for each in self._counts.values()), RequestCounts())
+
+    def counts_by_topic(self) -> dict[str, RequestCounts]:
+        """Everything so far, by the directory of the topic in the store (`remote.keys.topic_directory`).
+
+        What belongs to no topic, such as a listing of the whole store, is under the empty name.
+        """
+        with self._lock:
+            return {name: RequestCounts(**each) for name, each in self._counts.items()}
+
+    def put(self, key: str, body: Body) -> None:
+        self._count(key, puts=1, bytes_in=len(body))
+        self._inner.put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._count(key, puts=1, bytes_in=len(body))
+        self._inner.put_if_absent(key, body)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._inner.upload(key, UploadSource(parts=lambda: self._counted(key, source)))
+
+    def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
+        """The parts; the second one tells that there are a beginning and a completion as well."""
+        for number, part in enumerate(source.parts()):
+            begun = 2 if number == 1 else 0
+            self._count(key, puts=1 + begun, posts=begun, bytes_in=len(part))
+            yield part
+
+    def get(self, key: str) -> bytes:
+        self._count(key, gets=1)
+        return self._arrived(key, self._inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._count(key, gets=1)
+        return self._arrived(key, self._inner.get_range(key, start, length))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        self._count(key, gets=len(ranges))
+        bodies = self._inner.get_ranges(key, ranges)
+        self._count(key, bytes_out=sum(map(len, bodies)))
+        return bodies
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        for key, _, _ in asked:
+            self._count(key, gets=1)
+        bodies = self._inner.get_each(asked)
+        for (key, _, _), body in zip(asked, bodies, strict=True):
+            self._count(key, bytes_out=0 if body is None else len(body))
+        return bodies
+
+    def head(self, key: str) -> ObjectInfo:
+        self._count(key, gets=1, heads=1)
+        return self._inner.head(key)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        names = self._inner.list_prefixes(prefix)
+        self._count(prefix, lists=max(1, -(-len(names) // LIST_PAGE)))
+        return names
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self._count(prefix, lists=1)
+        for number, info in enumerate(self._inner.list(prefix, start_after=start_after)):
+            if number and number % LIST_PAGE == 0:
+                self._count(prefix, lists=1)
+            yield info
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        if wanted:
+            self._count(wanted[0], deletes=-(-len(wanted) // LIST_PAGE))
+        self._inner.delete(wanted)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _arrived(self, key: str, body: bytes) -> bytes:
+        self._count(key, bytes_out=len(body))
+        return body
+
+    def _count(self, key: str, **more: int) -> None:
+        """`key` may be a prefix as well; keys of one request are of one topic, as all callers have it."""
+        name = key.partition("/")[0]
+        if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
+            more |= {_OF_DATA[what]: count for what, count in more.items() if what in _OF_DATA}
+        with self._lock:
+            counts = self._counts.get(name)
+            if counts is None:
+                counts = self._counts.setdefault("" if parse_topic_directory(name) is None else name, {})
+            for what, count in more.items():
+                counts[what] = counts.get(what, 0) + count

@@ -1,0 +1,99 @@
+"""What follows the first failure of a call to a store: waits and further tries, until one goes well or it is enough.
+
+The one door for tenacity. See `remote.store.middleware.retrying_store` for what is tried again and what it costs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import tenacity
+
+from local.errors import Unavailable, describe, forget_locals
+
+if TYPE_CHECKING:
+    from remote.store.middleware.retrying_store import RetryPolicy
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def try_again(
+    policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, begun_s: float, facts: dict[str, object]
+) -> T:
+    """What `attempt` gives, the next time it does. `first` is what its first try raised, which began at `begun_s` of
+    the monotonic clock. Raises its last Unavailable, with the number of tries. `facts` tell in the log what it is."""
+    try:
+        found = _tries(policy, attempt, first, begun_s, facts)
+        policy.budget.earn()
+        return found
+    except Unavailable as error:
+        forget_locals(error)  # tenacity keeps every error where the error's own frames refer to it
+        raise
+
+
+def _tries(
+    policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, begun_s: float, facts: dict[str, object]
+) -> T:
+    spent_s = time.monotonic() - begun_s
+    retrying = tenacity.Retrying(
+        stop=_Stop(policy, spent_s),
+        wait=tenacity.wait_random_exponential(multiplier=policy.wait_first_s, max=policy.wait_max_s),
+        retry=tenacity.retry_if_exception(_may_try_again),
+        sleep=policy.sleep,
+        before_sleep=_Telling(policy.tell_after_s - spent_s, facts),
+        reraise=True,
+    )
+    failed: list[Unavailable] = [first]
+
+    def next_try() -> T:
+        if failed:
+            raise failed.pop()
+        return attempt()
+
+    try:
+        return retrying(next_try)
+    except Unavailable as error:
+        if "attempts" in error.facts:
+            raise
+        tries = retrying.statistics.get("attempt_number", 1)
+        raise error.restated(error.attempt, **error.facts, attempts=tries) from error
+
+
+class _Stop:
+    """After a try that failed. The budget is asked last: what it gives is used."""
+
+    def __init__(self, policy: RetryPolicy, spent_s: float) -> None:
+        self._budget = policy.budget
+        left_s = policy.deadline_s - spent_s
+        self._is_over = tenacity.stop_after_attempt(policy.attempts_max) | tenacity.stop_before_delay(left_s)
+
+    def __call__(self, state: tenacity.RetryCallState) -> bool:
+        return self._is_over(state) or not self._budget.spend()
+
+
+class _Telling:
+    """Before a wait: one line in the log for a call that is not soon served, so that waiting is never silent."""
+
+    def __init__(self, after_s: float, facts: dict[str, object]) -> None:
+        self._after_s = after_s
+        self._facts = facts
+        self._told = False
+
+    def __call__(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if self._told or (state.seconds_since_start or 0.0) + state.upcoming_sleep < self._after_s:
+            return
+        assert isinstance(error, Unavailable)
+        self._told = True
+        cause = error.facts.get("cause") or error.attempt
+        log.warning(
+            "%s", describe("waiting for the store", {**self._facts, "attempts": state.attempt_number, "cause": cause})
+        )
+
+
+def _may_try_again(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) and "attempts" not in error.facts

@@ -1,0 +1,167 @@
+"""From the options of s3fs to those of obstore: one set of names for both clients, and one meaning.
+
+botocore says what the options mean for s3fs: where the endpoint is, in which region, whether the bucket is in the
+host's name, which credentials. The same is asked of it here, once a store and process, and told to obstore. What has no
+counterpart is `untranslatable`: such a store is left to s3fs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from local.errors import AccessDenied, ErrorCode
+from remote.store.object_settings import ObjectSettings
+
+CREDENTIALS_KEPT = timedelta(minutes=5)  # botocore renews ten minutes before the end
+REQUEST_TIMEOUT_READS = 4  # a whole request, an 8 MiB part at most, has the time of so many reads
+
+# Nothing but what `settings` reads, or what has no effect on obstore's side.
+_OPTIONS = {
+    "anon", "client_kwargs", "config_kwargs", "endpoint_url", "key", "max_concurrency", "profile", "secret", "token",
+}  # fmt: skip
+_CLIENT_KWARGS = {"endpoint_url", "region_name"}
+_CONFIG_KWARGS = {"connect_timeout", "max_pool_connections", "proxies", "read_timeout", "retries", "s3"}
+_S3 = {"addressing_style"}
+_PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_EXPRESS_SUFFIX = "--x-s3"  # directory buckets want sessions of their own
+# Read by botocore alone, or meant for other hosts than the options say: obstore's TLS and proxies would not follow.
+_TLS_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+_PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How obstore reaches a bucket. `config` may hold secrets, so it is in no representation; times in seconds."""
+
+    endpoint: str
+    config: Mapping[str, Any]
+    connect_timeout_s: float
+    read_timeout_s: float
+
+    def __repr__(self) -> str:
+        return f"Settings(endpoint={self.endpoint!r})"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("obstore") is not None
+
+
+def untranslatable(bucket: str, options: Mapping[str, object]) -> list[str]:
+    """What obstore would not do as s3fs does: names of options, never values; of the environment and the bucket too."""
+    found = [*_unknown(options)]
+    if not _PLAIN_BUCKET.fullmatch(bucket) or bucket.endswith(_EXPRESS_SUFFIX):
+        found.append("bucket")
+    is_plain = str(options.get("endpoint_url") or "").startswith("http://")
+    variables = _PROXY_VARIABLES if is_plain else (*_TLS_VARIABLES, *_PROXY_VARIABLES)
+    return found + [name for name in variables if os.environ.get(name) or os.environ.get(name.lower())]
+
+
+def _unknown(options: Mapping[str, object]) -> Iterator[str]:
+    yield from (name for name in options if name not in _OPTIONS)
+    for name, known in (("client_kwargs", _CLIENT_KWARGS), ("config_kwargs", _CONFIG_KWARGS)):
+        table = options.get(name) or {}
+        if not isinstance(table, Mapping):
+            yield name
+            continue
+        yield from (f"{name}.{each}" for each in table if each not in known)
+        if table.get("proxies"):
+            yield f"{name}.proxies"
+        s3 = table.get("s3") or {}
+        if not isinstance(s3, Mapping) or set(s3) - _S3:
+            yield f"{name}.s3"
+
+
+def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
+    """What the options mean. Raises AccessDenied without credentials, and what botocore raises for wrong options."""
+    import botocore.session
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    session = botocore.session.Session(profile=options.get("profile"))
+    config = Config(**(options.get("config_kwargs") or {}))
+    named = {"endpoint_url": options.get("endpoint_url"), **(options.get("client_kwargs") or {})}
+    client = session.create_client("s3", config=config.merge(Config(signature_version=UNSIGNED)), **named)
+    url = urlsplit(_address(client, bucket))
+    endpoint = f"{url.scheme}://{url.netloc}"
+    is_virtual = url.netloc.startswith(f"{bucket}.")
+    return Settings(
+        endpoint=endpoint,
+        config={
+            "bucket": bucket,
+            "endpoint": endpoint,
+            "region": client.meta.region_name or "us-east-1",
+            "virtual_hosted_style_request": is_virtual,
+            **_credentials(session, options),
+        },
+        connect_timeout_s=config.connect_timeout,
+        read_timeout_s=config.read_timeout,
+    )
+
+
+class _Seen(Exception):
+    """Ends a request before it is sent."""
+
+
+def _address(client: Any, bucket: str) -> str:  # noqa: ANN401
+    """Where a request for an object would go. A presigned URL would not tell: those have the global endpoint."""
+
+    def see(request: Any, **_: object) -> None:  # noqa: ANN401
+        raise _Seen(request.url)
+
+    client.meta.events.register("before-send.s3.HeadObject", see)
+    try:
+        client.head_object(Bucket=bucket, Key="k")
+    except _Seen as seen:
+        return str(seen)
+    raise AssertionError("the request was sent")
+
+
+def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    if options.get("anon"):
+        return {"skip_signature": True}
+    if options.get("key"):
+        told = {"access_key_id": options["key"], "secret_access_key": options.get("secret")}
+        return {**told, **({"session_token": options["token"]} if options.get("token") else {})}
+    found = session.get_credentials()
+    if found is None:
+        raise AccessDenied("opening a store, no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)
+    return {"credential_provider": _Provider(found)}
+
+
+class _Provider:
+    """botocore's credentials for obstore, which asks again in time; botocore renews those that expire by itself."""
+
+    def __init__(self, found: Any) -> None:  # noqa: ANN401
+        self._found = found
+
+    def __call__(self) -> dict[str, Any]:
+        frozen = self._found.get_frozen_credentials()
+        is_lasting = not hasattr(self._found, "refresh_needed")
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": None if is_lasting else datetime.now(UTC) + CREDENTIALS_KEPT,
+        }
+
+
+def client_options(found: Settings) -> dict[str, Any]:
+    return {
+        "allow_http": found.endpoint.startswith("http://"),  # typed so by the user
+        "connect_timeout": timedelta(seconds=found.connect_timeout_s),
+        "read_timeout": timedelta(seconds=found.read_timeout_s),
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_READS * found.read_timeout_s),
+    }
+
+
+def encryption(objects: ObjectSettings) -> dict[str, str]:
+    """What the server is told of encryption, with every object."""
+    given = {"server_side_encryption": objects.encryption, "sse_kms_key_id": objects.kms_key_id}
+    return {name: value for name, value in given.items() if value is not None}

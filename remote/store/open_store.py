@@ -1,0 +1,165 @@
+"""Opening a store by its URL.
+
+| URL | store |
+|---|---|
+| ``s3://bucket/prefix`` | `store.s3_store` over s3fs or `store.obstore_s3_store`; options: s3fs's, and ``client`` |
+| ``hdfs://namenode:8020/directory`` | `store.hdfs_store` over hdfs-native; must exist; options: Hadoop's settings |
+| ``file:///absolute/directory`` | `store.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
+| ``memory://name`` | `remote.store.memory_store`; one store per name in this process |
+
+Options of S3 that are ours: ``client`` says which client is used, ``s3fs``, ``obstore``, or ``auto``, the default:
+obstore, the faster one, where it is installed and all other options have a meaning for it. ``sse`` and
+``sse_kms_key_id`` are the encryption on the server of all that is written, where `objects` say none: a bucket whose
+policy refuses what is not encrypted takes pins and heads from a reader or a job, too.
+
+Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
+
+from local.errors import InvalidRequest
+from remote.store.file_store import FileStore
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.deadline_store import WatchedStore
+from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
+from remote.store.middleware.watchdog import Watchdog
+from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
+from remote.store.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from remote.store.s3_store import S3Store
+
+S3_CLIENTS = ("auto", "s3fs", "obstore")
+SCHEMES = ("s3", "hdfs", "file", "memory")
+_memory_lock = threading.Lock()
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+def open_store(
+    url: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    policy: RetryPolicy | None = None,
+    objects: ObjectSettings = BUCKETS_OWN,
+) -> ObjectStore:
+    """The store at `url`, with deadlines and the one retry layer around it. Nothing is asked of it yet.
+
+    `objects` are for an S3 store, and refused for another.
+
+    Raises InvalidRequest for a URL or an option that is none, or when the scheme's library is not installed.
+    """
+    parts = check_url(url)
+    shown = _shown(parts)
+    retries, watchdog = policy or RetryPolicy(), Watchdog()
+    if parts.scheme == "s3":
+        s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
+        return RetryingStore(WatchedStore(s3, watchdog, uploads_max=s3.uploads_max), retries)
+    if objects != BUCKETS_OWN:
+        raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
+    if parts.scheme == "hdfs":
+        return RetryingStore(WatchedStore(_open_hdfs(parts, dict(options or {})), watchdog), retries)
+    if options:
+        raise InvalidRequest("opening a store, it takes no options", url=shown, options=",".join(sorted(options)))
+    if parts.scheme == "memory":
+        with _memory_lock:
+            return _memory_stores.setdefault(shown, MemoryStore(shown))
+    return RetryingStore(WatchedStore(FileStore(_unescaped(parts.path)), watchdog), retries)
+
+
+def check_url(url: str) -> SplitResult:
+    """The parts of a store's URL; nothing is opened. Raises InvalidRequest for what can be none."""
+    parts = _split(url)
+    shown = _shown(parts)
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
+    if not parts.scheme and not parts.netloc:
+        # Its scheme is missing, so it is a path or the bare name of a bucket.
+        hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
+        raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
+    if parts.scheme not in SCHEMES or parts.query or parts.fragment:
+        raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
+    if parts.scheme == "s3" and not parts.netloc:
+        raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=shown)
+    if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
+        raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
+    return parts
+
+
+def _shown(parts: SplitResult) -> str:
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # the text of the error holds the url, which may hold a secret
+        scheme = url.partition("://")[0] if "://" in url else None
+        raise InvalidRequest("opening a store, not a store's url", scheme=scheme, schemes=",".join(SCHEMES)) from None
+    if "\0" in parts.path or "%00" in parts.path:
+        raise InvalidRequest("opening a store, not a store's url", scheme=parts.scheme, schemes=",".join(SCHEMES))
+    return parts
+
+
+def _unescaped(path: str) -> str:
+    """The path as the operating system has it; any bytes may be escaped."""
+    return os.fsdecode(unquote_to_bytes(path))
+
+
+def _open_s3(
+    bucket: str,
+    prefix: str,
+    options: dict[str, object],
+    policy: RetryPolicy,
+    objects: ObjectSettings,
+    watchdog: Watchdog,
+) -> S3Store:
+    objects = objects.or_of(options)
+    try:
+        store = _s3_class(bucket, options.pop("client", "auto"), options)
+    except ImportError as error:
+        missing = error.name or "s3fs"
+        hint = f"pip install 'tiered[{'obstore' if missing == 'obstore' else 's3'}]'"
+        raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
+    return store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
+
+
+def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> type[S3Store]:
+    from remote.store.obstore_options import is_installed, untranslatable
+    from remote.store.s3_store import S3Store
+
+    if client not in S3_CLIENTS:
+        raise InvalidRequest("opening a store, not an s3 client", option="client", choices=",".join(S3_CLIENTS))
+    if client == "s3fs" or (client == "auto" and not is_installed()):
+        return S3Store
+    if not is_installed():
+        raise ImportError(name="obstore")
+    if left := untranslatable(bucket, options):
+        if client == "auto":
+            return S3Store
+        raise InvalidRequest("opening a store, obstore has no such options: take s3fs", options=",".join(left))
+    from remote.store.obstore_s3_store import ObstoreS3Store
+
+    return ObstoreS3Store
+
+
+def _open_hdfs(parts: SplitResult, options: dict[str, object]) -> ObjectStore:
+    shown = f"hdfs://{parts.netloc}{parts.path}"
+    if not parts.path.strip("/"):
+        raise InvalidRequest("opening a store, no directory in the url: hdfs://namenode:8020/directory", url=shown)
+    try:
+        parts.port  # noqa: B018 - it is parsed when it is asked for
+    except ValueError:
+        raise InvalidRequest("opening a store, not a port in the url", url=shown) from None
+    if importlib.util.find_spec("hdfs_native") is None:
+        hint = "pip install 'tiered[hdfs]'"
+        raise InvalidRequest("opening a store, a library is missing", library="hdfs_native", install=hint)
+    from remote.store.hdfs_store import HdfsStore
+
+    return HdfsStore(parts.netloc, os.fsdecode(unquote_to_bytes(parts.path)), options)

@@ -1,0 +1,88 @@
+"""What a server of S3 answers, as errors of ours; and the door round its clients, which loads nothing if all is well.
+
+The server's own texts are not passed on, only its error codes: texts can hold access keys. A code says more than a
+status. What the client stack itself raises is told apart by `remote.store.s3_errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+
+BROKE_OFF = "the answer broke off"
+KEYS_TOLD = 3  # of those that a delete refuses
+
+# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_UNAVAILABLE = {
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "InternalFailure", "OperationAborted",
+    "RequestLimitExceeded", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException",
+    "TooManyRequests",
+    # The body did not arrive as it was sent: once more.
+    "BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+}  # fmt: skip
+_DENIED = {
+    "AccessDenied", "AccountProblem", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId",
+    "InvalidSecurity", "InvalidToken", "NotSignedUp", "RequestTimeTooSkewed", "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}  # fmt: skip
+
+
+@contextmanager
+def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
+    """Raises ours, told as `attempt` with `facts`, for whatever the client stack raises inside.
+
+    `options` are the names of the client's options, told where it is one of them that is wrong.
+    """
+    try:
+        yield
+    except LogError:
+        raise
+    except Exception as error:
+        from remote.store.s3_errors import FOREIGN_ERRORS, OPTION_ERRORS, is_about_options, translate
+
+        if not isinstance(error, (*FOREIGN_ERRORS, *OPTION_ERRORS)):
+            raise
+        # What the client says of options shows their values, also as the cause in a traceback.
+        raise translate(error, attempt, facts, options) from (None if is_about_options(error) else error)
+
+
+def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, object]) -> LogError | None:
+    """Ours for what one DeleteObjects refused: (key, error code) of each; None when that is nothing.
+
+    The answer as a whole is a 200. A refusal that trying again does not mend is told before one that it may.
+    """
+    kinds: dict[type[LogError], list[tuple[str, str]]] = {}
+    for key, code in refused:
+        if code != "NoSuchKey":  # a missing key is no error
+            kinds.setdefault(type(of_answer(code, 0, attempt, facts)), []).append((key, code))
+    if not kinds:
+        return None
+    worst = min(kinds, key=lambda kind: kind is Unavailable)
+    keys, code = [key for key, _ in kinds[worst]], kinds[worst][0][1]
+    return of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_TOLD]), "refused": len(keys)})
+
+
+def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:
+    """Ours for what a server answered: its error code, "" for none, and the HTTP status."""
+    facts = {**facts, "cause": code or status}
+    if code == "NoSuchBucket":
+        return NotFound(f"{attempt}, the bucket does not exist", **facts)
+    if code in _UNAVAILABLE:
+        return Unavailable(f"{attempt}, the store is busy or in trouble", **facts)
+    if code == "InvalidObjectState":
+        return AccessDenied(f"{attempt}, it is archived (its storage class) and has to be restored first", **facts)
+    if code in _DENIED or status in (401, 403):
+        return AccessDenied(f"{attempt}, no permission or wrong credentials", **facts)
+    if code == "PreconditionFailed" or status == 412:
+        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+    if code == "InvalidRange" or status == 416:
+        return Corrupt(f"{attempt}, it ends before", **facts)
+    if status == 404 or code in ("NoSuchKey", "NoSuchUpload", "404"):
+        return NotFound(f"{attempt}, there is none", **facts)
+    if status >= 500 or status in (408, 409, 429):
+        return Unavailable(f"{attempt}, the store is busy or in trouble", **facts)
+    if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
+        return InvalidRequest(f"{attempt}, the bucket is in another region or behind another endpoint", **facts)
+    return InvalidRequest(f"{attempt}, the store refuses the request", **facts)

@@ -1,0 +1,105 @@
+"""Foreign errors of the S3 client stack (s3fs, botocore, aiohttp) become ours here, loaded once there is one.
+
+The server's own texts are not passed on, only its error codes: texts can hold access keys. The order of the tests
+matters: a code says more than a status, a status more than an exception's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import aiohttp
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
+from remote.store.s3_answers import BROKE_OFF, of_answer
+
+FOREIGN_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
+# What Python says of a wrong option's name, type or value; the client checks most of them by using them.
+OPTION_ERRORS = (TypeError, ValueError, AttributeError, KeyError)
+
+_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)
+_BROKEN = (aiohttp.ClientPayloadError, boto.IncompleteReadError, boto.ResponseStreamingError)
+# The same options would fail again, so waiting does not help.
+_CONFIGURATION = (
+    boto.BaseEndpointResolverError,  # no or unknown region among them
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.EndpointProviderError,
+    boto.InvalidChecksumConfigError,
+    boto.InvalidConfigError,
+    boto.InvalidDefaultsMode,
+    boto.InvalidDNSNameError,
+    boto.InvalidEndpointConfigurationError,
+    boto.InvalidHostLabelError,
+    boto.InvalidProxiesConfigError,
+    boto.InvalidRetryConfigurationError,
+    boto.InvalidS3AddressingStyleError,
+    boto.InvalidS3UsEast1RegionalEndpointConfigError,
+    boto.MissingDependencyException,
+    boto.ProfileNotFound,
+    boto.UnknownCredentialError,
+    boto.UnknownRegionError,
+    boto.UnknownSignatureVersionError,
+    boto.UnsupportedS3ConfigurationError,
+    boto.UnsupportedSignatureVersionError,
+    boto.ValidationError,  # an invalid region among them
+)
+
+
+def translate(error: BaseException, attempt: str, facts: dict[str, object], options: Iterable[str] = ()) -> LogError:
+    """Ours for one of FOREIGN_ERRORS or OPTION_ERRORS."""
+    if isinstance(error, LogError):
+        return error
+    code, status = _answer(error)
+    if code or status:
+        return of_answer(code, status, attempt, facts)
+    if isinstance(error, _CREDENTIALS):
+        return AccessDenied(f"{attempt}, no credentials", **facts).with_code(ErrorCode.CREDENTIALS_MISSING)
+    if isinstance(error, boto.ParamValidationError):
+        return InvalidRequest(f"{attempt}, the client refuses the name or a parameter", **facts)
+    if is_about_options(error):
+        told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
+        return InvalidRequest(f"{attempt}, the client refuses its options", **facts, **told)
+    if isinstance(error, ResponseParserError):
+        return Unavailable(f"{attempt}, the answer is not one of S3", **facts, cause=type(error).__name__)
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"{attempt}, there is none", **facts)
+    if isinstance(error, FileExistsError):
+        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+    if isinstance(error, PermissionError):
+        return AccessDenied(f"{attempt}, no permission", **facts)
+    told = {"endpoint": _endpoint(error), "cause": type(error).__name__}
+    what = BROKE_OFF if isinstance(error, _BROKEN) else "the store cannot be reached"
+    return Unavailable(f"{attempt}, {what}", **facts, **told)
+
+
+def is_about_options(error: BaseException) -> bool:
+    """Whether it is the options that are wrong: what the client says of them shows their values."""
+    if isinstance(error, OPTION_ERRORS) and not isinstance(error, FOREIGN_ERRORS):
+        return True
+    if type(error) is boto.HTTPClientError:  # wraps whatever came up while a request was made
+        return isinstance(getattr(error, "kwargs", {}).get("error"), (*OPTION_ERRORS, FileNotFoundError))
+    return isinstance(error, _CONFIGURATION)
+
+
+def _endpoint(error: BaseException) -> str | None:
+    """Scheme, host and port of the server that did not answer, where the client says so."""
+    url = getattr(error, "kwargs", {}).get("endpoint_url")
+    if not isinstance(url, str):
+        return None
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+
+
+def _answer(error: BaseException) -> tuple[str, int]:
+    """(error code, HTTP status) of the server's answer; ("", 0) when there was none."""
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return str(response.get("Error", {}).get("Code", "")), int(status or 0)
+    return "", 0

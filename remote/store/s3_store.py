@@ -1,0 +1,342 @@
+"""The S3 store, over s3fs: every verb is one request where S3 has one for it.
+
+What s3fs is kept from doing: retrying (one layer, `remote.store.middleware.retrying_store`), caching listings, reading
+ahead, asking HEAD before GET, and guessing whether a missing key is a directory. Every body and every part is sent with
+the CRC32 that botocore adds by default; S3 refuses a body that differs. The user's `config_kwargs` can turn that off.
+
+Large uploads go up in parts, each retried by itself; `remote.store.part_uploads` bounds what is in memory of them. They
+are invisible until completed. An upload that fails is aborted, as stubbornly as a part is sent; what a killed process
+or an outage leaves is for `remote.store.unfinished_uploads` and a lifecycle rule (abort incomplete multipart uploads).
+A completion whose answer was lost is settled by the size of what is there; names are never used twice, so it can only
+be ours.
+
+A file system must not be used in a forked child, so every process makes its own at its first request. Its client is
+built then too, so wrong options show there, as InvalidRequest that names them and shows no value.
+
+A client reads keys of a file or a profile once. Where they are refused after a while, they may have been replaced: the
+client is made anew, and the call told to be tried again (Unavailable). A client that is as young as that was refused
+for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
+from remote.segment_entry import PART_BYTES
+from remote.store.filesystems import make_filesystem
+from remote.store.middleware.deadline_store import Deadlines
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.watchdog import Watchdog
+from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
+from remote.store.part_uploads import PartSender, SentPart
+from remote.store.protocol import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_length,
+    check_range,
+    read_each,
+)
+from remote.store.s3_answers import refusal, translated
+
+log = logging.getLogger(__name__)
+
+DEADLINES = Deadlines()  # of one request of a large upload
+READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
+DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
+CLIENT_AGE_MIN_S = 10.0  # a younger client is not made anew
+# Refusals that other credentials would not mend.
+_NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
+
+
+class S3Store:
+    """See `remote.store.protocol.ObjectStore`. `options` are s3fs's; `policy` is for the parts of large uploads."""
+
+    uploads_max: int | None = None  # large uploads that may be under way at once; None for any number
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: Mapping[str, object] | None = None,
+        *,
+        policy: RetryPolicy,
+        objects: ObjectSettings = BUCKETS_OWN,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._options = _client_options(options or {})
+        self._given = tuple(options or ())
+        self._policy = policy
+        self._watchdog = watchdog or Watchdog()
+        self._small, self._large = objects.of_small(), objects.of_upload()
+        self._sender = PartSender()
+        self._lock = threading.RLock()  # a client that cannot be made is given up while it is being made
+        self._filesystem: Any = None
+        self._pid = 0
+        self._was_refused = False  # since a call was last answered
+        self._clients_made, self._made_s = 0, time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._root}".rstrip("/")
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._store_once(key, bytes(body), self._small)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*", **self._small)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        parts = begun_parts(key, source)
+        first, second = next(parts), next(parts, None)
+        if second is None:
+            self._store_once(key, bytes(first), self._large)
+            return
+        begun = self._patient("uploading an object", "create_multipart_upload", key, **self._large)
+        upload_id = str(begun["UploadId"])
+        try:
+            sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))
+            tags = [{"PartNumber": part.number, "ETag": part.tag} for part in sent]
+            self._complete(key, upload_id, tags, sum(part.size_bytes for part in sent))
+        except BaseException:
+            self._abort(key, upload_id)
+            raise
+
+    def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
+        """One PUT without a condition."""
+        try:
+            self._call("storing an object", "put_object", key, Body=body, **settings)
+        except AlreadyExists as error:
+            self._settle_put(key, body, error)
+
+    def _settle_put(self, key: str, body: Body, error: AlreadyExists) -> None:
+        """A PUT that asked for no condition was answered with 412, and may have won: the object tells.
+
+        Raises Unavailable where no object is there, the error where another one is.
+        """
+        try:
+            found = self.get(key)
+        except NotFound:
+            told = f"{error.attempt}, by a condition that was not asked for"
+            raise Unavailable(told, **error.facts) from error
+        if found != body:
+            raise error
+
+    def _send_part(self, key: str, upload_id: str, number: int, body: Body) -> SentPart:
+        body = body if isinstance(body, bytes) else bytes(body)
+        names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
+        answer = self._patient("uploading a part", "upload_part", key, **names)
+        return SentPart(number=number, tag=str(answer["ETag"]), size_bytes=len(body))
+
+    def _complete(self, key: str, upload_id: str, tags: list[dict[str, object]], size_bytes: int) -> None:
+        names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}
+        try:
+            self._patient("completing an upload", "complete_multipart_upload", key, **names)
+        except (AlreadyExists, NotFound, Unavailable):
+            # Gone, no answer, or a condition that was not asked for: an earlier try may have completed it.
+            if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
+                raise
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        try:
+            self._patient("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
+        except NotFound:
+            return  # an earlier try did it, and its answer was lost
+        except LogError as error:
+            log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, error)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes:
+        with self._door("reading an object", key=key):
+            return bytes(self._fs.cat_file(self._path(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return bytes(self.get_ranges(key, [(start, length)])[0])
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        for start, length in ranges:
+            check_range(key, start, length)
+        path, asked = self._path(key), [each for each in ranges if each[1] > 0]
+        starts, ends = [start for start, _ in asked], [start + length for start, length in asked]
+        attempt = "reading a range of an object"
+        facts: dict[str, object] = {"store": self.url, "key": key}
+        with self._door(attempt, key=key):
+            bodies = self._fs.cat_ranges([path] * len(asked), starts, ends, batch_size=READ_CONCURRENCY)
+        answers = iter(zip(asked, bodies, strict=True))
+        return [self._checked_range(attempt, facts, *next(answers)) if length else b"" for _, length in ranges]
+
+    def _checked_range(
+        self, attempt: str, facts: dict[str, object], asked: tuple[int, int], body: bytes | BaseException
+    ) -> bytes:
+        start, length = asked
+        where = {**facts, "start": start, "length": length}
+        if isinstance(body, BaseException):
+            with self._door(attempt, **{name: fact for name, fact in where.items() if name != "store"}):
+                raise body
+        check_length(body, attempt, where, length)
+        return body
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
+
+    def head(self, key: str) -> ObjectInfo:
+        answer = self._call("looking at an object", "head_object", key)
+        return object_info(key, int(answer["ContentLength"]), answer.get("LastModified"))
+
+    def _size_or_none(self, key: str) -> int | None:
+        try:
+            return self.head(key).size_bytes
+        except NotFound:
+            return None
+
+    # --- listing and deleting ----------------------------------------------------------------------------------------
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        pages = self._pages(prefix, Delimiter="/")
+        found = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        after = {"StartAfter": self._root + start_after} if start_after else {}
+        for page in self._pages(prefix, **after):
+            for each in page.get("Contents", ()):
+                yield object_info(each["Key"].removeprefix(self._root), int(each["Size"]), each.get("LastModified"))
+
+    def _pages(self, prefix: str, **names: object) -> Iterator[dict[str, Any]]:
+        token: dict[str, object] = {}
+        while True:
+            with self._door("listing objects", prefix=prefix or None):
+                page = self._fs.call_s3(
+                    "list_objects_v2", Bucket=self._bucket, Prefix=self._root + prefix, **names, **token
+                )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = [{"Key": self._root + check_key(key)} for key in keys]
+        for at in range(0, len(wanted), DELETE_PAGE):
+            page, made = wanted[at : at + DELETE_PAGE], self._clients_made
+            with self._door("deleting objects"):
+                answer = self._fs.call_s3(
+                    "delete_objects", Bucket=self._bucket, Delete={"Objects": page, "Quiet": True}
+                )
+            errors = [(str(each.get("Key")), str(each.get("Code"))) for each in answer.get("Errors", ())]
+            refused = [(key.removeprefix(self._root), code) for key, code in errors]
+            if (error := refusal(refused, "deleting objects", {"store": self.url})) is not None:
+                raise self._worth_a_try(error, made)
+
+    def close(self) -> None:
+        with self._lock:
+            filesystem, self._filesystem = self._filesystem, None
+            creator = getattr(filesystem, "_s3creator", None)
+            if creator is not None and self._pid == os.getpid():
+                filesystem.close_session(filesystem.loop, creator)
+
+    # --- the client --------------------------------------------------------------------------------------------------
+
+    def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
+        """As `_call`, with a deadline, tried again by itself: the parts of an upload are too much to begin anew."""
+        limit_s = DEADLINES.of(PART_BYTES)  # to complete an upload of many parts takes S3 minutes
+        facts = {"store": self.url, "key": key}
+
+        def watched() -> dict[str, Any]:
+            return self._watchdog.run(lambda: self._call(attempt, method, key, **names), limit_s, attempt, **facts)
+
+        return self._policy.call(watched, verb=method, key=key)
+
+    def _call(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
+        path = self._root + check_key(key)
+        with self._door(attempt, key=key):
+            answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
+            return answer
+
+    @contextmanager
+    def _door(self, attempt: str, **facts: object) -> Iterator[None]:
+        """Around every use of the client, the first one included: that builds it."""
+        made = self._clients_made
+        try:
+            with translated(attempt, options=self._given, store=self.url, **facts):
+                yield
+            self._was_refused = False
+        except AccessDenied as error:
+            raise self._worth_a_try(error, made) from error.__cause__
+
+    def _worth_a_try(self, error: LogError, made: int) -> LogError:
+        """Unavailable for a refusal that another client may not meet: others made one since the call began (`made` is
+        how many there had been), or it is time to make one. The error itself for any other."""
+        if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
+            return error
+        with self._lock:
+            if made == self._clients_made and time.monotonic() - self._made_s < CLIENT_AGE_MIN_S:
+                return error
+            if made == self._clients_made:
+                level = logging.DEBUG if self._was_refused else logging.WARNING  # once, however long it lasts
+                log.log(level, "credentials were refused and are read again: store=%s cause=%s", self.url, error)
+                self._was_refused = True
+                self._drop_clients()
+        return Unavailable(f"{error.attempt}; they are read again", **error.facts)
+
+    def _drop_clients(self) -> None:
+        """With the lock: the next call makes its client anew. Calls under way end with the one they have."""
+        self._filesystem = None
+        self._clients_made, self._made_s = self._clients_made + 1, time.monotonic()
+
+    @property
+    def _fs(self) -> Any:  # noqa: ANN401
+        with self._lock:
+            if self._filesystem is None or self._pid != os.getpid():
+                self._filesystem = make_filesystem("s3", self._options)
+                self._filesystem.retries = 1  # s3fs's own layer: one try
+                self._pid = os.getpid()
+            return self._filesystem
+
+    def _path(self, key: str) -> str:
+        return f"{self._bucket}/{self._root}{check_key(key)}"
+
+
+def _client_options(options: Mapping[str, object]) -> dict[str, object]:
+    """s3fs's options with ours below them: whatever the user says wins, but for the retries."""
+    given = options.get("config_kwargs") or {}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("opening a store, an option is not a table", option="config_kwargs")
+    config = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        "max_pool_connections": 32,
+        **given,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+    }
+    return {"max_concurrency": 1, **options, "config_kwargs": config}
+
+
+def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
+    """What a listing says of an object."""
+    return ObjectInfo(
+        key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
+    )

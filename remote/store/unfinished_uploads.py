@@ -1,0 +1,156 @@
+"""Uploads in parts that were begun and never completed: parts that cost money and that no listing of objects shows.
+
+What becomes of them is decided like everything else that is nobody's, by the epoch in the name of the object they would
+have become (`remote.gc.orphans`): the writer of an older epoch is gone, so nobody is going to complete one for anything
+that counts. The door to boto3: only S3 has such uploads. ``file://``, ``hdfs://`` and ``memory://`` have none.
+
+Every request, a page of a listing too, goes through the one retry layer and has a deadline, as a store's do
+(`remote.store.middleware.retrying_store`, `remote.store.middleware.watchdog`); the client's own retries are turned
+down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from local.errors import InvalidRequest, NotFound
+from remote.keys import parse_epoch
+from remote.store.middleware.deadline_store import Deadlines
+from remote.store.middleware.retrying_store import RetryPolicy
+from remote.store.middleware.watchdog import Watchdog
+
+_OF_S3FS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
+_TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}  # of the client; below the deadline of a request
+_UPLOADS_MARKS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+_PARTS_MARKS = {"PartNumberMarker": "NextPartNumberMarker"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedUpload:
+    """`key` from the store's root; `size_bytes` of the parts that have arrived."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
+    size_bytes: int = 0
+
+
+class UnfinishedUploads:
+    """The unfinished uploads below one store's root. Not thread safe."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, object],
+        *,
+        policy: RetryPolicy | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """`options` are those of s3fs. Raises InvalidRequest for a url that is not S3's."""
+        parts = urlsplit(url)
+        if parts.scheme != "s3":
+            raise InvalidRequest("looking for unfinished uploads, only S3 has any", url=url)
+        self._url, self._bucket = url, parts.netloc
+        self._root = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
+        self._options = dict(options)
+        self._policy, self._watchdog = policy or RetryPolicy(), Watchdog()
+        self._limit_s = (deadlines or Deadlines()).call_s
+        self._known: Any = None
+
+    def list(self, prefix: str = "") -> list[UnfinishedUpload]:
+        """Those whose key begins with `prefix`, ordered by key; a listing of pages. Sizes are not asked for.
+
+        Raises AccessDenied, Unavailable, NotFound for a bucket that is not there.
+        """
+        attempt, named = "listing unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
+        found = []
+        for page in self._pages(attempt, "list_multipart_uploads", named, _UPLOADS_MARKS, prefix=prefix):
+            for each in page.get("Uploads", ()):
+                begun_ms = int(each["Initiated"].timestamp() * 1000)
+                key = each["Key"].removeprefix(self._root)
+                found.append(UnfinishedUpload(key=key, upload_id=each["UploadId"], begun_ms=begun_ms))
+        return sorted(found, key=lambda upload: (upload.key, upload.begun_ms))
+
+    def size_bytes(self, upload: UnfinishedUpload) -> int:
+        """What its parts take; 0 for one that is gone."""
+        attempt, named = "counting the parts of an upload", self._named(upload)
+        try:
+            pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
+            return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
+        except NotFound as error:
+            return self._gone(error)
+
+    def abort(self, upload: UnfinishedUpload) -> None:
+        """Give it up; its parts go. One that is gone, or was completed, is no error, and an object stays as it is."""
+        try:
+            self._ask("aborting an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
+        except NotFound as error:
+            self._gone(error)
+
+    def _gone(self, error: NotFound) -> int:
+        """Nothing of it is left. Raises the error when it is the bucket that is not there."""
+        if error.facts.get("cause") == "NoSuchBucket":
+            raise error
+        return 0
+
+    def _pages(
+        self, attempt: str, method: str, named: Mapping[str, object], marks: Mapping[str, str], **facts: object
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of a listing, each asked for by itself; `marks` say where the next one begins, and who tells."""
+        place: dict[str, object] = {}
+        while True:
+            page = self._ask(attempt, method, {**named, **place}, **facts)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            place = {mark: page[told] for mark, told in marks.items() if page.get(told)}
+
+    def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
+        """One request: tried again where that helps, each try with a deadline."""
+        from remote.store.s3_answers import translated
+
+        def once() -> dict[str, Any]:
+            with translated(attempt, options=self._options, store=self._url, **facts):
+                call: Callable[..., dict[str, Any]] = getattr(self._client(), method)
+                return call(**named)
+
+        watched = partial(self._watchdog.run, once, self._limit_s, attempt, store=self._url, **facts)
+        return self._policy.call(watched, verb=method, key=str(facts.get("key") or facts.get("prefix") or ""))
+
+    def _named(self, upload: UnfinishedUpload) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._root + upload.key, "UploadId": upload.upload_id}
+
+    def _client(self) -> Any:  # noqa: ANN401
+        if self._known is None:
+            self._known = boto3_client("s3", self._options)
+        return self._known
+
+
+def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
+    """A client of one of AWS's services by s3fs's options; its own retries are turned down."""
+    import boto3
+    from botocore.config import Config
+
+    given: dict[str, Any] = dict(options.get("client_kwargs") or {})  # type: ignore[call-overload]
+    given |= {theirs: options[ours] for ours, theirs in _OF_S3FS.items() if options.get(ours) is not None}
+    if options.get("endpoint_url") is not None:
+        given["endpoint_url"] = options["endpoint_url"]
+    config: dict[str, Any] = _TIMEOUTS_S | dict(options.get("config_kwargs") or {})  # type: ignore[call-overload]
+    config |= {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+    session = boto3.Session(profile_name=options.get("profile"))
+    return session.client(service, config=Config(**config), **given)
+
+
+def nobodys_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
+    """Those below a partition's prefix that a writer of an epoch below `epoch` began. See
+    `remote.gc.orphans.nobodys`."""
+    found = []
+    for upload in uploads:
+        made_in = parse_epoch(upload.key.removeprefix(prefix)) if upload.key.startswith(prefix) else None
+        if made_in is not None and made_in < epoch:
+            found.append(upload)
+    return found

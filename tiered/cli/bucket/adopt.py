@@ -1,0 +1,179 @@
+"""``tiered adopt``: a sidecar that tiers the closed segments of a live Kafka broker's log directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.arguments import Number
+from tiered.cli.bucket_options import bucket_options, open_bucket
+from tiered.cli.copy_progress import told_copies
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms, settings_option
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from tiered.migrate.adopt import AdoptedPartition
+    from tiered.migrate.adopt_metrics import AdoptMetrics
+
+
+@click.command("adopt")
+@click.argument("directory", metavar="KAFKA_LOG_DIR")
+@click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
+@click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
+@click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Seconds between rounds.")
+@click.option("--dry-run", is_flag=True, help="Only show what the next round would copy.")
+@click.option("--once", is_flag=True, help="One round, then the rows.")
+@click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads there; repeatable.")
+@settings_option("A setting of all topics, over what the broker has; [TOPIC:]KEY=VALUE of one; may be repeated.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+def adopt(
+    session: Session,
+    directory: str,
+    topics: tuple[str, ...],
+    work: str | None,
+    every: float,
+    once: bool,
+    dry_run: bool,
+    metadata: str | None,
+    metrics: str | None,
+    hosts: tuple[str, ...],
+    settings: dict[str, str],
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
+    from local.storage import DiskStorage
+    from tiered.config.config import Config
+    from tiered.migrate.adopt import Adopter
+    from tiered.migrate.adopt_metrics import AdoptMetrics
+    from tiered.migrate.adopt_settings import AdoptSettings
+    from tiered.migrate.broker_directory import adopted_topics, check_log_directory
+    from tiered.stores.object_encoding import encoding_of
+
+    root = os.path.abspath(directory)
+    check_log_directory(DiskStorage(), root, topics)
+    place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
+    config = session.config() if url is None else Config.load(None, session.overrides, os.environ)
+    told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
+    if not told.has_broker:
+        for topic in adopted_topics(DiskStorage(), root, topics):
+            told.effective(topic)
+        session.say("the broker's settings of topics are not here: those of -X and the configuration hold")
+    done: list[AdoptedPartition] = []
+    figures = AdoptMetrics()
+    with (
+        stop_signals() as stop,
+        open_bucket(session, url, options, writes_segments=True) as bucket,
+        _serving(metrics, figures, hosts),
+        told_copies(session) as on_copied,
+    ):
+        encoding_of(told.effective(""), bucket.keys)  # settings of all topics are refused before anything is written
+        adopter = Adopter(
+            bucket.store,
+            DiskStorage(),
+            root,
+            place,
+            properties=told.of,
+            effective=told.effective,
+            keys=bucket.keys,
+            retention=told.retention,
+            topics=topics,
+            is_single_writer=bucket.is_single_writer,
+            on_copied=on_copied,
+        )
+        if dry_run:
+            done = adopter.look()
+            _tell_problems(done)
+            session.say("nothing changed")
+        while not (stop.is_set or dry_run):
+            told.refresh()
+            done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
+            figures.note(done, now_ms())
+            _tell_problems(done)
+            for each in done:
+                for start, end in each.lost:
+                    click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
+                if each.ahead:
+                    behind = f"the broker's high watermark lies {counted(each.ahead, 'offset')} below the bucket's end"
+                    click.echo(f"! {each.partition}: {behind}", err=True)
+            copied = sum(each.copied for each in done)
+            lag, risk = _total(done, "lag_bytes"), _total(done, "at_risk_bytes")
+            session.say(f"{counted(copied, 'segment')} copied, {lag} wait, {risk} only on this disk")
+            if once:
+                break
+            stop.wait(every)
+    emit("partitions", map(_row, done), _COLUMNS, output)
+    return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
+
+
+def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
+    """The sum over all partitions, at least: an unknown figure is told, and is not 0."""
+    known = [value for each in done if (value := getattr(each, figure)) is not None]
+    unknown = len(done) - len(known)
+    more = f" and an unknown amount of {counted(unknown, 'partition')}" if unknown else ""
+    return f"{format_bytes(sum(known))}{more}"
+
+
+def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
+    """One line for each cause."""
+    from tiered.node.problem_groups import group_problems, problems_of
+
+    for group in group_problems(problems_of({each.partition: each.problem for each in done if each.problem})):
+        click.echo(f"! {group.line}", err=True)
+
+
+@contextmanager
+def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...]) -> Iterator[tuple[str, int] | None]:
+    """``/metrics`` and ``/health`` meanwhile, where they are asked for, and where that is."""
+    if address is None:
+        yield None
+        return
+    from http import HTTPStatus
+
+    from tiered.web.http.metrics_server import MetricsServer, metrics_answer, parse_address
+
+    def health(accept: str) -> tuple[HTTPStatus, str, str]:
+        status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "text/plain", "ok\n" if figures.is_well else "a partition is in trouble\n"
+
+    answers = {"/metrics": metrics_answer(lambda form: figures.text(now_ms(), form)), "/health": health}
+    server = MetricsServer(*parse_address(address), answers, hosts=hosts)
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
+def _row(each: AdoptedPartition) -> Row:
+    names = ("copied", "copied_bytes", "tiered_upto", "lag_segments", "lag_bytes", "at_risk_bytes", "ahead")
+    where = {"topic": each.partition.topic, "partition": each.partition.partition}
+    return {**where, **{name: getattr(each, name) for name in names}}
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("tiered_upto", "IN THE BUCKET UP TO", is_number=True),
+    Column("copied", "COPIED", format_count, is_number=True),
+    Column("copied_bytes", "BYTES", format_bytes, is_number=True),
+    Column("lag_segments", "WAIT", format_count, is_number=True),
+    Column("lag_bytes", "BYTES", format_bytes, is_number=True),
+    Column("ahead"),
+    Column("at_risk_bytes", "ONLY ON THIS DISK", format_bytes, is_number=True),
+)

@@ -1,0 +1,112 @@
+"""``tiered fork``: another topic of the bucket with the same records, nothing copied; a plan first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.bucket_options import bucket_options, open_bucket
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
+
+if TYPE_CHECKING:
+    from tiered.migrate.fork import ForkPlan
+
+
+@click.command("fork")
+@click.argument("topic", metavar="TOPIC")
+@click.argument("fork_topic", metavar="NEW_TOPIC")
+@click.option("--to-offset", type=click.IntRange(0), help="Only segments that lie below this offset.")
+@click.option("--dry-run", is_flag=True, help="Only show what it would have, and its price.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+def fork(
+    session: Session,
+    topic: str,
+    fork_topic: str,
+    to_offset: int | None,
+    dry_run: bool,
+    yes: bool,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Make another topic of the same bucket whose segments are those of TOPIC; none is copied."""
+    from remote.manifest.catalog import chosen_partitions
+    from tiered.migrate.fork import plan_fork, run_fork
+
+    if "/" in topic:
+        raise InvalidRequest("forking, a topic and not a partition", topic=topic)
+    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
+        known = chosen_partitions(bucket.store, [(fork_topic, None)])
+        names = bucket.partitions([topic], topic_id)
+        plan = plan_fork(bucket.store, names, fork_topic, known=known, upto_offset=to_offset)
+        dollars = plan.dollars(session.prices())
+        if not dry_run:
+            if not yes and not sys.stdin.isatty():
+                raise click.UsageError(
+                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(dollars)}: say --yes"
+                )
+            if not yes:
+                click.confirm(f"fork {topic} as {fork_topic}?", abort=True, err=True)
+            session.progress.expect(len(plan.partitions), "partitions")
+            done = run_fork(
+                bucket.store,
+                plan,
+                now_ms=now_ms,
+                should_stop=lambda: stop.is_set,
+                progress=session.progress.advance,
+            )
+        else:
+            done = plan.partitions
+    rows: list[Row] = [
+        {
+            "topic": each.fork.topic,
+            "partition": each.fork.partition,
+            "topic_id": each.fork.topic_id,
+            "log_start_offset": each.head.log_start_offset,
+            "next_offset": each.next_offset,
+            "segments": len(each.rows),
+            "size_bytes": each.size_bytes,
+        }
+        for each in done
+    ]
+    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run, dollars=dollars)
+    if len(done) < len(plan.partitions):
+        session.say("interrupted; running it again goes on")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    session.say(
+        "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"
+    )
+    return _tell_missing(plan)
+
+
+def _tell_missing(plan: ForkPlan) -> int:
+    """A line for each partition that the fork lacks; the exit code."""
+    for name in plan.missing:
+        what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
+        click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)
+    return Exit.FAILED if plan.missing else Exit.DONE
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("log_start_offset", "START", is_number=True),
+    Column("next_offset", "END", is_number=True),
+    Column("segments", "SEGMENTS", format_count, is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("topic_id"),
+)

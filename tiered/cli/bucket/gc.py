@@ -1,0 +1,236 @@
+"""``tiered gc``: what of a bucket is nobody's, listed first, deleted from that list."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
+from tiered.cli.errors import Exit, worst
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
+from tiered.config.units import counted, format_bytes, format_dollars, format_ms, parse_duration
+
+if TYPE_CHECKING:
+    from remote.manifest.catalog import RemotePartitionName
+    from remote.store.unfinished_uploads import UnfinishedUploads
+    from tiered.jobs.job_bucket import Bucket as TaskBucket
+    from tiered.jobs.orphan_collection import Deleted, Garbage, GarbageList
+
+LIST = "gc-list.json"
+_WRITING = "writing the list of orphans"
+
+
+@click.command("gc")
+@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
+@click.option("--delete", is_flag=True, help="Delete what the list says, is still nobody's, and is old enough.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing, and write no list.")
+@click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="The grace time.")
+@click.option("--list", "path", metavar="FILE", help=f"The list, written or read; default: {LIST} in the directory.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+@spark_options
+def gc(
+    session: Session,
+    targets: tuple[str, ...],
+    delete: bool,
+    yes: bool,
+    dry_run: bool,
+    older_than: str,
+    path: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+    on_spark: OnSpark,
+) -> int:
+    """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
+    grace_ms = parse_duration(older_than)
+    if grace_ms is None or grace_ms < 0:
+        raise InvalidRequest("reading --older-than", text=repr(older_than), expected="a duration such as 3d")
+    if dry_run and on_spark.is_wanted:
+        raise click.UsageError("--dry-run looks in this process; leave out --spark")
+    if delete and targets:
+        raise click.UsageError("--delete takes what the list says; choose topics when listing")
+    where = path or os.path.join(session.directory, LIST)
+    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
+        work = _Work(session, bucket, on_spark, stop, is_configured=url is None)
+        if delete:
+            return _delete(session, work, where, grace_ms, output, yes=yes, dry_run=dry_run)
+        names = bucket.partitions(targets, topic_id)
+        return _list(session, work, names, where, grace_ms, output, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The search and the deletion, in this process or in Spark's tasks."""
+
+    session: Session
+    bucket: Bucket
+    on_spark: OnSpark
+    stop: Stop
+    is_configured: bool = field(kw_only=True)
+
+    def list(self, names: Sequence[RemotePartitionName]) -> GarbageList | None:
+        """None when told to stop before the end."""
+        from tiered.jobs.orphan_collection import list_garbage
+
+        progress = self.session.progress
+        progress.expect(len(names), "partitions")
+        if not self.on_spark.is_wanted:
+            uploads = _uploads(self.bucket)
+            told: Callable[[RemotePartitionName], None] = lambda name: progress.advance()  # noqa: E731
+            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=uploads, progress=told)
+        from tiered.spark.jobs import garbage
+
+        with spark_job(self.session, "gc", self.on_spark) as spark:
+            stop = lambda: self.stop.is_set  # noqa: E731
+            return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=stop, progress=progress.reach)
+
+    def delete(self, listed: GarbageList, grace_ms: int, *, dry_run: bool) -> Deleted:
+        from tiered.jobs.orphan_collection import delete_garbage
+
+        self.session.progress.expect(len(listed.entries), "orphans")
+        if not self.on_spark.is_wanted:
+            uploads = _uploads(self.bucket)
+            return delete_garbage(
+                self.bucket.store,
+                listed,
+                now_ms=now_ms(),
+                grace_ms=grace_ms,
+                uploads=uploads,
+                dry_run=dry_run,
+                progress=self.session.progress.advance,
+            )
+        from tiered.spark.jobs import garbage
+
+        with spark_job(self.session, "gc --delete", self.on_spark) as spark:
+            stop = lambda: self.stop.is_set  # noqa: E731
+            done = garbage.delete_garbage(spark, self._for_tasks(), listed, grace_ms=grace_ms, should_stop=stop)
+        if not self.stop.is_set:
+            self.session.progress.reach(len(listed.entries))
+        return done
+
+    def _for_tasks(self) -> TaskBucket:
+        return task_bucket(self.session, self.bucket, is_configured=self.is_configured)
+
+
+def _list(
+    session: Session,
+    work: _Work,
+    names: Sequence[RemotePartitionName],
+    path: str,
+    grace_ms: int,
+    output: str,
+    *,
+    dry_run: bool,
+) -> int:
+    from tiered.config.user_files import check_target, write_given
+    from tiered.jobs.orphan_collection import encode_garbage
+
+    check_target(path, _WRITING)
+    now, listed = now_ms(), work.list(names)
+    if listed is None:
+        session.say("interrupted; nothing was listed")
+        return _interrupted(work.stop)
+    if not dry_run:
+        write_given(path, encode_garbage(listed), _WRITING)
+    dollars = listed.dollars_per_month(session.prices().of(None))
+    facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
+    emit(
+        "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
+    )
+    for prefix, why in {**listed.left_out, **listed.refused}.items():
+        click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
+    due = sum(each.is_due(now, grace_ms) for each in listed.entries)
+    price = format_dollars(dollars)
+    found = counted(len(listed.entries), "orphan")
+    session.say(f"{found}, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
+    if listed.more:
+        session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
+    if due:
+        session.say("nothing changed" if dry_run else "nothing changed; next: tiered gc --delete")
+    if listed.left_out or listed.refused:
+        return Exit.CORRUPTION if listed.left_out else Exit.FAILED
+    return Exit.FINDINGS if listed.entries else Exit.DONE
+
+
+def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
+    from tiered.config.user_files import read_given
+    from tiered.jobs.orphan_collection import decode_garbage
+
+    if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
+        raise InvalidRequest("deleting orphans, the bucket is immutable (remote.immutable): its lifecycle deletes")
+    listed = decode_garbage(read_given(path, "deleting orphans by a list", "run 'tiered gc' first", name="path"), path)
+    if not (yes or dry_run):
+        _ask(listed, work.bucket)
+    done = work.delete(listed, grace_ms, dry_run=dry_run)
+    emit("deleted", [_row(each, now_ms()) for each in done.entries], _COLUMNS, output)
+    session.say(
+        f"{'would delete' if dry_run else 'deleted'} {len(done.entries)}, {format_bytes(done.size_bytes)}; "
+        f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
+    )
+    for prefix, error in done.unjudged.items():
+        click.echo(f"! {prefix}: cannot be judged, its objects stay: {' '.join(str(error).split())}", err=True)
+    if work.stop.is_set:
+        session.say("interrupted; what is left stays listed, running it again goes on")
+        return _interrupted(work.stop)
+    return worst(done.unjudged.values())
+
+
+def _interrupted(stop: Stop) -> int:
+    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+
+
+def _ask(listed: GarbageList, bucket: Bucket) -> None:
+    count, size = counted(len(listed.entries), "orphan"), format_bytes(listed.size_bytes)
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{count}, {size}, would be deleted from {bucket.store.url}; say --yes")
+    click.confirm(f"delete up to {count}, {size}, from {bucket.store.url}?", abort=True, err=True)
+
+
+def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
+    """None for a store that has no such thing."""
+    if not bucket.url.startswith("s3://"):
+        return None
+    from remote.store.unfinished_uploads import UnfinishedUploads
+
+    return UnfinishedUploads(bucket.url, bucket.options)
+
+
+def _row(each: Garbage, now: int) -> Row:
+    return {
+        "kind": each.kind,
+        "topic": each.topic,
+        "topic_id": each.topic_id,
+        "partition": each.partition,
+        "key": each.key,
+        "size_bytes": each.size_bytes,
+        "age_ms": max(0, now - each.modified_ms) if each.modified_ms is not None else None,
+        "upload_id": each.upload_id,
+    }
+
+
+_COLUMNS = (
+    Column("kind", "KIND"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("key", "KEY"),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("age_ms", "AGE", format_ms, is_number=True),
+    Column("topic_id"),
+    Column("upload_id"),
+)

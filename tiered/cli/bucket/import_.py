@@ -1,0 +1,247 @@
+"""``tiered import``: a bucket that others filled, brought into ours; a plan first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, NotFound
+from tiered.cli.arguments import parse_partition
+from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
+from tiered.cli.errors import Exit
+from tiered.cli.layouts import findings_code, layout_options, layout_words, tell_findings
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms, store_options
+from tiered.cli.signals import Stop, stop_signals
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from remote.external.external_layout import ForeignFormat, ForeignName
+    from remote.store import ObjectStore
+    from tiered.migrate.import_bucket import ImportOutcome, ImportPlan
+
+_PLANNED = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("segments", "SEGMENTS", format_count, is_number=True),
+    Column("read_bytes", "READ", format_bytes, is_number=True),
+    Column("write_bytes", "WRITE", format_bytes, is_number=True),
+    Column("gets", "GET", format_count, is_number=True),
+    Column("puts", "PUT", format_count, is_number=True),
+    Column("dollars", "$", format_dollars, is_number=True),
+)
+_DONE = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("topic_id", "TOPIC ID"),
+    Column("segments", "SEGMENTS", format_count, is_number=True),
+    Column("records", "RECORDS", format_count, is_number=True),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("next_offset", "NEXT", is_number=True),
+    Column("is_complete", None),
+)
+
+
+@click.command("import")
+@click.argument("source_url", metavar="URL")
+@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
+@click.option(
+    "--from-option", "source_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For URL."
+)
+@layout_options("auto", "The layout at URL:")
+@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest, here; default: as the settings say.")
+@click.option("--key-id", metavar="ID", help="Encrypt under this key of the ring; default: as the settings say.")
+@click.option("--scratch", metavar="DIRECTORY", help="Room for one segment; the system's place for files without it.")
+@click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+def import_(
+    session: Session,
+    source_url: str,
+    targets: tuple[str, ...],
+    source_options: dict[str, object],
+    layout: str,
+    prefixes: tuple[str, ...],
+    private_keys: tuple[str, ...],
+    codec: str | None,
+    key_id: str | None,
+    scratch: str | None,
+    dry_run: bool,
+    yes: bool,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Bring topics of a bucket that others filled into ours (--remote, or the configured one), offsets as they are."""
+    from remote.store.open_store import open_store
+
+    words = layout_words(layout, prefixes, private_keys)
+    with (
+        stop_signals() as stop,
+        closing(open_store(source_url, source_options)) as source,
+        open_bucket(session, url, options, writes_segments=True) as bucket,
+    ):
+        theirs = _layout(source, words["layout"], words["prefixes"], words["private_keys"])
+        plans = _plans(source, theirs, bucket, targets, topic_id, codec, key_id, session.prices())
+        for plan in plans:
+            for start, end in plan.gaps:
+                click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
+            tell_findings(plan.source.topic_partition, plan.findings)
+            if plan.blocked_from is not None:
+                text = f"the import ends before offset {plan.blocked_from}: repair the objects that are named, or move"
+                click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
+        code = findings_code([each for plan in plans for each in plan.findings])
+        due, dollars = [plan for plan in plans if plan.rows], sum(plan.cost.dollars for plan in plans)
+        if dry_run or not due:
+            emit("partitions", [_planned(plan) for plan in due], _PLANNED, output, dry_run=dry_run, dollars=dollars)
+            session.say("nothing to import" if not due else f"${format_dollars(dollars)}; nothing changed")
+            return code
+        if not yes:
+            _ask(due, dollars)
+        done = _imported(session, source, theirs, bucket, due, stop, scratch)
+    emit("partitions", [_done(each) for each in done], _DONE, output, dry_run=False)
+    if stop.is_set:
+        session.say("interrupted; what is done is committed, running it again goes on")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    return code
+
+
+def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ForeignFormat:
+    from remote.external.external_layout import LayoutOptions
+    from remote.external.layout_detection import foreign_format
+
+    found = foreign_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
+    if found is None:
+        raise InvalidRequest("importing a bucket, it is one of ours: tiered rewrite copy", store=store.url)
+    return found
+
+
+def _plans(
+    source: ObjectStore,
+    theirs: ForeignFormat,
+    bucket: Bucket,
+    targets: tuple[str, ...],
+    topic_id: str | None,
+    codec: str | None,
+    key_id: str | None,
+    prices: PriceTable,
+) -> list[ImportPlan]:
+    from tiered.migrate.import_bucket import plan_import, topic_id_for
+    from tiered.stores.object_encoding import KEY_ID, settled_keeping
+
+    names = _named(theirs.partitions(source), targets, source.url)
+    topics = {name.topic: name.topic_id for name in names}
+    ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
+    flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
+    own = {name: value for name, value in flags.items() if value}
+    settings = {topic: bucket.settings_of(topic, {}, **own) for topic in topics}
+    return [
+        plan_import(
+            source,
+            theirs,
+            name,
+            bucket.store,
+            topic_id=ids[name.topic],
+            now_ms=now_ms(),
+            keeping=settled_keeping(settings[name.topic]),
+            properties=own,
+            prices=prices,
+        )
+        for name in names
+    ]
+
+
+def _named(there: list[ForeignName], targets: tuple[str, ...], url: str) -> list[ForeignName]:
+    """Those that the words mean, all without a word. Raises NotFound, and InvalidRequest for two topics of a name."""
+    asked = [parse_partition(each) for each in targets]
+    found = [
+        name
+        for name in there
+        if not asked or any(name.topic == topic and number in (None, name.partition) for topic, number in asked)
+    ]
+    for text, (topic, number) in zip(targets, asked, strict=True):
+        if not any(name.topic == topic and number in (None, name.partition) for name in found):
+            raise NotFound("looking for a partition to import, there is none", name=text, store=url)
+    for name in found:
+        ids = sorted({each.topic_id for each in found if each.topic == name.topic})
+        if len(ids) > 1:
+            wrong = "importing a bucket, several topics have this name: import them apart, by a url of their own"
+            raise InvalidRequest(wrong, topic=name.topic, topic_ids=",".join(ids))
+    return found
+
+
+def _imported(
+    session: Session,
+    source: ObjectStore,
+    theirs: ForeignFormat,
+    bucket: Bucket,
+    plans: list[ImportPlan],
+    stop: Stop,
+    scratch: str | None,
+) -> list[ImportOutcome]:
+    from tiered.migrate.import_bucket import run_import
+
+    done: list[ImportOutcome] = []
+    with byte_progress(session, "imported", sum(plan.size_bytes for plan in plans)) as progress:
+        for plan in plans:
+            if not stop.is_set:
+                done.append(
+                    run_import(
+                        source,
+                        theirs,
+                        bucket.store,
+                        plan,
+                        now_ms=now_ms,
+                        keys=bucket.keys,
+                        scratch=scratch,
+                        should_stop=lambda: stop.is_set,
+                        progress=progress,
+                    )
+                )
+    return done
+
+
+def _planned(plan: ImportPlan) -> Row:
+    cost = plan.cost
+    return {
+        "topic": plan.name.topic,
+        "partition": plan.name.partition,
+        "segments": len(plan.rows),
+        "read_bytes": cost.read_bytes,
+        "write_bytes": cost.write_bytes,
+        "gets": cost.gets,
+        "puts": cost.puts,
+        "dollars": cost.dollars,
+    }
+
+
+def _done(each: ImportOutcome) -> Row:
+    return {
+        "topic": each.name.topic,
+        "partition": each.name.partition,
+        "topic_id": each.name.topic_id,
+        "segments": each.rows,
+        "records": each.record_count,
+        "size_bytes": each.size_bytes,
+        "next_offset": each.next_offset,
+        "is_complete": each.is_complete,
+    }
+
+
+def _ask(plans: list[ImportPlan], dollars: float) -> None:
+    count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
+    told = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{told} would be imported; say --yes")
+    click.confirm(f"import {told}?", abort=True, err=True)

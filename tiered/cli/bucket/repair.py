@@ -1,0 +1,156 @@
+"""``tiered repair``: what a scrub found, made good from the good copies; shows the plan first."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.bucket_options import bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from tiered.health.repair import PageRepair, RepairPlan, SegmentRepair, Untouched
+    from tiered.health.scrub_report import ScrubReport
+
+
+@click.command("repair")
+@click.argument("report", metavar="REPORT.json")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+def repair(
+    session: Session,
+    report: str,
+    dry_run: bool,
+    yes: bool,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Make good what a scrub's report says is damaged, from this machine's disk or the bucket's own bytes."""
+    from tiered.health.repair import plan_repair, run_repair
+
+    if topic_id is not None:
+        raise click.UsageError("--topic-id is not for repair; the report names topics by their ids")
+    found = _read(report)
+    with open_bucket(session, url, options, copies=True, writes_segments=True) as bucket:
+        for topic in sorted({each.topic for each in found.of("corrupt")}):
+            bucket.settings_of(topic, {})  # settings that cannot be honoured are no damage without a good copy
+        plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
+        todo: list[PageRepair | SegmentRepair] = [*plan.pages, *plan.segments]
+        rows = [_row(each, "to do") for each in todo] + _left(plan)
+        failed: tuple[Untouched, ...] = ()
+        if todo and not dry_run:
+            if not yes:
+                _ask(plan)
+            with byte_progress(session, "repaired", plan.size_bytes) as advance:
+                done = run_repair(
+                    bucket.store,
+                    plan,
+                    now_ms=now_ms,
+                    keys=bucket.keys,
+                    copies=bucket.copies,
+                    progress=advance,
+                    settings=bucket.settings_of,
+                )
+            rows = [_row(each, "repaired") for each in done.done] + _left(plan)
+            rows += [_untouched(each, "failed") for each in done.failed]
+            failed = done.failed
+    emit("repairs", rows, _COLUMNS, output, dry_run=dry_run, size_bytes=plan.size_bytes)
+    _tell(session, plan, failed, dry_run=dry_run)
+    return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if todo and dry_run else Exit.DONE
+
+
+def _read(path: str) -> ScrubReport:
+    from tiered.config.user_files import read_given
+    from tiered.health.scrub_report import decode_report
+
+    return decode_report(read_given(path, "reading a scrub's report", "run 'tiered scrub --deep'", name="path"), path)
+
+
+def _ask(plan: RepairPlan) -> None:
+    told = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
+    told = f"{told}, {format_bytes(plan.size_bytes)}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{told} would be written anew; say --yes")
+    click.confirm(f"write {told} anew?", abort=True, err=True)
+
+
+def _left(plan: RepairPlan) -> list[Row]:
+    return [_untouched(each, "hopeless") for each in plan.hopeless] + [
+        _untouched(each, "needless") for each in plan.needless
+    ]
+
+
+def _tell(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
+    if dry_run and (plan.segments or plan.pages):
+        session.say("nothing changed; next: tiered repair without --dry-run")
+    elif plan.segments or plan.pages:
+        session.say("next: tiered scrub --deep, for what a lost page hid is seen only now")
+    for each in (*plan.hopeless, *failed):
+        lost = f" offsets={each.offsets[0]}-{each.offsets[1] - 1}" if each.offsets is not None else ""
+        click.echo(f"! {each.name.topic}/{each.name.partition} {each.object}: no good copy{lost}: {each.why}", err=True)
+
+
+def _row(each: SegmentRepair | PageRepair, state: str) -> Row:
+    from tiered.health.repair import SegmentRepair
+
+    part = each.row if isinstance(each, SegmentRepair) else each.spill
+    return {
+        "state": state,
+        "topic": each.name.topic,
+        "topic_id": each.name.topic_id,
+        "partition": each.name.partition,
+        "object": each.object,
+        "source": each.source,
+        "relative": _relative(each),
+        "base_offset": part.base_offset,
+        "next_offset": part.next_offset,
+        "why": None,
+    }
+
+
+def _relative(each: SegmentRepair | PageRepair) -> str | None:
+    """The fork, or what it was forked from, that has the good copy."""
+    relative = getattr(each, "relative", None)
+    return str(relative.topic_partition) if relative is not None else None
+
+
+def _untouched(each: Untouched, state: str) -> Row:
+    return {
+        "state": state,
+        "topic": each.name.topic,
+        "topic_id": each.name.topic_id,
+        "partition": each.name.partition,
+        "object": each.object,
+        "source": None,
+        "relative": None,
+        "base_offset": each.offsets[0] if each.offsets is not None else None,
+        "next_offset": each.offsets[1] if each.offsets is not None else None,
+        "why": " ".join(each.why.split()),
+    }
+
+
+_COLUMNS = (
+    Column("state", "STATE"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("object", "OBJECT"),
+    Column("source", "FROM THE"),
+    Column("relative", "OF"),
+    Column("base_offset", "FROM", is_number=True),
+    Column("next_offset", "TO", is_number=True),
+    Column("why"),
+    Column("topic_id"),
+)

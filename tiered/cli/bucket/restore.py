@@ -1,0 +1,205 @@
+"""``tiered restore``: topics of a bucket put back on a disk; a plan first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.arguments import parse_time
+from tiered.cli.bucket_options import bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
+from tiered.cli.errors import Exit, worst
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from tiered.migrate.restore_plan import LeftOut, PartitionRestore, TopicRestore
+    from tiered.migrate.restore_running import RestoredPartition
+
+
+@click.command("restore")
+@click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
+@click.option("--to", "directory", required=True, metavar="DIR", help="The log directory; made if it is not there.")
+@click.option(
+    "--local",
+    "kept",
+    type=click.Choice(["all", "recent", "none"]),
+    default="all",
+    show_default=True,
+    help="Which segments get files; all others are read from the bucket, which takes --take-over.",
+)
+@click.option("--to-offset", type=click.IntRange(0), help="Only the records below this offset, of each partition.")
+@click.option(
+    "--to-time", "--at", "to_time", metavar="TIME", help="Only what lies before the first record of that time or later."
+)
+@click.option("--take-over", is_flag=True, help="Become the topics' writer; whoever was it before is fenced.")
+@click.option("--accept-missing-keys", is_flag=True, help="Cut a compacted topic where keys may be missing below.")
+@click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--rate", metavar="SIZE/s", help="Read no faster than this.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+def restore(
+    session: Session,
+    targets: tuple[str, ...],
+    directory: str,
+    kept: str,
+    to_offset: int | None,
+    to_time: str | None,
+    take_over: bool,
+    accept_missing_keys: bool,
+    dry_run: bool,
+    yes: bool,
+    rate: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
+    from local.storage import DiskStorage
+    from tiered.migrate.restore_place import check_restore
+    from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+    from tiered.migrate.restore_running import run_restore
+
+    wish = RestoreWish(
+        kept=Kept(kept),
+        to_offset=to_offset,
+        to_time_ms=parse_time(to_time, now_ms()) if to_time is not None else None,
+        takes_over=take_over,
+        accepts_missing_keys=accept_missing_keys,
+    )
+    wish.check()
+    if not directory:
+        raise click.UsageError("--to names no directory: it is empty")
+    root = os.path.abspath(directory)
+    with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
+        names = bucket.partitions(targets, topic_id)
+        left_out: list[LeftOut] = []
+        missing = bucket.missing(targets, names)
+        plan = plan_restore(
+            bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, left_out=left_out, missing=missing
+        )
+        check_restore(plan, DiskStorage(), root)
+        parts = [each for topic in plan for each in topic.partitions]
+        prices = session.prices()
+        dollars = sum(each.dollars(prices) for each in parts)
+        if dry_run:
+            emit(
+                "partitions",
+                (_planned(each, prices) for each in parts),
+                _PLANNED,
+                output,
+                dry_run=True,
+                dollars=dollars,
+            )
+            session.say(f"${format_dollars(dollars)}; nothing changed")
+            return _say_left_out(left_out)
+        if not yes:
+            _ask(plan, parts, root, dollars)
+        with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
+            outcome = run_restore(
+                bucket.store,
+                plan,
+                DiskStorage(),
+                root,
+                now_ms=now_ms,
+                keys=bucket.keys,
+                should_stop=lambda: stop.is_set,
+                progress=progress,
+            )
+    emit("partitions", map(_restored, outcome.partitions), _DONE, output, dry_run=False)
+    if not outcome.is_complete:
+        session.say("interrupted; running it again goes on, what is whole stays")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    _say_rest(session, outcome.partitions, root)
+    return _say_left_out([*left_out, *outcome.left_out])
+
+
+def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
+    size = format_bytes(sum(each.read_bytes for each in parts))
+    fenced = "; the present writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
+    told = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{told}: say --yes")
+    click.confirm(f"restore {told}?", abort=True, err=True)
+
+
+def _say_left_out(left_out: Sequence[LeftOut]) -> int:
+    """Each partition that kept its topic from being restored; the exit code."""
+    for each in left_out:
+        hint = "the topic is left out: name its other partitions, or repair this one ('tiered scrub')"
+        click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)
+    return worst(each.error for each in left_out)
+
+
+def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) -> None:
+    for each in done:
+        if each.exact_from is not None:
+            click.echo(f"! {each.partition}: keys may be missing; complete from offset {each.exact_from}", err=True)
+        if each.open_transactions:
+            hint = f"{each.open_transactions} transactions have no end here: 'tiered transactions' lists and ends them"
+            click.echo(f"! {each.partition}: {hint}", err=True)
+    session.say(f"next: tiered verify {root}")
+
+
+def _planned(each: PartitionRestore, prices: PriceTable) -> Row:
+    return {
+        **_bounds(each.name.topic, each.name.partition, each.head.log_start_offset, each.next_offset),
+        "segments": len(each.rows),
+        "size_bytes": each.size_bytes,
+        "remote_bytes": each.remote_bytes,
+        "gets": each.gets,
+        "read_bytes": each.read_bytes,
+        "dollars": each.dollars(prices),
+        "exact_from": each.exact_from,
+    }
+
+
+def _restored(each: RestoredPartition) -> Row:
+    return {
+        **_bounds(each.partition.topic, each.partition.partition, each.log_start_offset, each.next_offset),
+        "size_bytes": each.size_bytes,
+        "remote_bytes": each.remote_bytes,
+        "epoch": each.epoch,
+        "open_transactions": each.open_transactions,
+        "exact_from": each.exact_from,
+    }
+
+
+def _bounds(topic: str, partition: int, log_start_offset: int, next_offset: int) -> dict[str, object]:
+    where = {"topic": topic, "partition": partition}
+    return {**where, "log_start_offset": log_start_offset, "next_offset": next_offset}
+
+
+_WHERE = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("log_start_offset", "START", is_number=True),
+    Column("next_offset", "END", is_number=True),
+)
+_SIZES = (
+    Column("size_bytes", "ON THE DISK", format_bytes, is_number=True),
+    Column("remote_bytes", "IN THE BUCKET ALONE", format_bytes, is_number=True),
+)
+_PLANNED = (
+    *_WHERE,
+    Column("segments", "SEGMENTS", format_count, is_number=True),
+    *_SIZES,
+    Column("read_bytes", "READ", format_bytes, is_number=True),
+    Column("gets", "GET", format_count, is_number=True),
+    Column("dollars", "$", format_dollars, is_number=True),
+    Column("exact_from"),
+)
+_DONE = (*_WHERE, *_SIZES, Column("epoch"), Column("open_transactions"), Column("exact_from"))

@@ -1,0 +1,54 @@
+"""``tiered rotate-keys``: data keys wrapped by another key, manifests and pages sealed; no segment is rewritten."""
+
+from __future__ import annotations
+
+import click
+
+from tiered.cli.errors import Exit, worst
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+
+
+@click.command("rotate-keys")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--dry-run", is_flag=True, help="Count what is wrapped by which key, change nothing.")
+@output_option()
+@progress_option
+@click.pass_obj
+def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> Exit:
+    """Wrap the data keys of each topic's segments by its remote.encryption.key.id, and seal manifests and pages by it.
+
+    SEALED counts manifests and pages. Upgrade every reader first: versions before sealed manifests cannot read them.
+    Afterwards the old keys are needed only for former manifests, until those are collected (tiered gc).
+    """
+    from tiered.jobs.key_rotation import rotate_keys as rotate
+
+    progress = session.progress
+    with session.manager(read_only=dry_run) as manager:
+        found = rotate(manager, topics or None, now_ms=now_ms(), dry_run=dry_run, progress=progress.count("partitions"))
+        problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
+    rows: list[Row] = [
+        {
+            "where": str(each.partition),
+            "keys": ",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
+            "key_id": each.key_id or "-",
+            "rewrapped": each.rewrapped,
+            "sealed": each.sealed,
+        }
+        for each in found
+    ]
+    emit("keys", rows, _COLUMNS, output)
+    session.tell_problems(problems)
+    if dry_run:
+        session.say("nothing changed; next: tiered rotate-keys")
+    return worst(problems.values())
+
+
+_COLUMNS = (
+    Column("where", "PARTITION"),
+    Column("keys", "WRAPPED BY"),
+    Column("key_id", "KEY NOW"),
+    Column("rewrapped", "SEGMENTS", is_number=True),
+    Column("sealed", "SEALED", is_number=True),
+)

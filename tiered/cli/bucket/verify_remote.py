@@ -1,0 +1,133 @@
+"""``tiered verify --remote``: what is in the bucket, as ``tiered scrub`` looks at it, or a sample of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.arguments import parse_share
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit
+from tiered.cli.session import Session, now_ms
+
+if TYPE_CHECKING:
+    from tiered.health.bucket_verifying import BucketVerdict, Sample
+    from tiered.health.scrub_report import Found
+
+
+def verify_remote(
+    session: Session,
+    targets: tuple[str, ...],
+    sample: Sample | None,
+    columns: Sequence[Column],
+    output: str,
+    *,
+    deep: bool,
+    threads: int | None,
+) -> int:
+    """`columns` are those of findings on the disk. Exit 4 for damage, 5 for a bucket that lacks what this disk dropped,
+    3 for other findings."""
+    from tiered.cli.bucket_options import lost_partitions, open_bucket
+    from tiered.cli.byte_progress import byte_progress
+    from tiered.cli.signals import stop_signals
+    from tiered.health.bucket_verifying import verify_bucket
+    from tiered.health.scrub import THREADS
+
+    for target in targets:
+        if target.startswith(("/", ".")):
+            raise click.UsageError(f"--remote takes TOPIC[/PARTITION], not a path: {target}")
+    with stop_signals() as stop, open_bucket(session, None, {}, copies=True) as bucket:
+        names = bucket.partitions(targets, None)
+        verdict = verify_bucket(
+            bucket.store,
+            names,
+            missing=bucket.missing(targets, names),
+            now_ms=now_ms(),
+            deep=deep,
+            sample=sample,
+            keys=bucket.keys,
+            threads=threads or THREADS,
+            local_copy=bucket.copies if bucket.copies is not None else lambda name, row: False,
+            should_stop=lambda: stop.is_set,
+            telling=lambda size_bytes: byte_progress(session, "verified", size_bytes),
+        )
+        if verdict is None:
+            session.say("interrupted; nothing is told of a part")
+            return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    lost = lost_partitions(session, targets)
+    found = verdict.report
+    rows = [_row(each) for each in found.findings]
+    if rows or output != "table":
+        emit("findings", rows, columns, output, **_facts(verdict), lost=[str(name) for name in lost])
+    _tell(session, verdict, targets)
+    session.tell_problems(lost)
+    told = [each for each in found.findings if each.severity != "info"]
+    if found.of("corrupt"):
+        return Exit.CORRUPTION
+    return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE
+
+
+def read_sample(text: str | None, seed: int | None) -> Sample | None:
+    """Raises UsageError for a seed alone, InvalidRequest for no share."""
+    import secrets
+
+    from tiered.health.bucket_verifying import Sample
+
+    if text is None:
+        if seed is not None:
+            raise click.UsageError("--seed is for --sample")
+        return None
+    return Sample(share=parse_share("--sample", text), seed=secrets.randbelow(100_000) if seed is None else seed)
+
+
+def _row(each: Found) -> Row:
+    return {
+        "severity": each.severity,
+        "path": f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}",
+        "at": each.at,
+        "what": each.what,
+        "base_offset": each.base_offset,
+        "next_offset": each.next_offset,
+    }
+
+
+def _facts(verdict: BucketVerdict) -> dict[str, object]:
+    sample, report = verdict.sample, verdict.report
+    return {
+        "store": report.store,
+        "partitions": len(report.partitions),
+        "segments": verdict.segments,
+        "read_segments": verdict.read_segments,
+        "read_bytes": report.read_bytes,
+        "unread_segments": report.unread_segments,
+        "unread_partitions": report.unread_partitions,
+        "sample_share": sample.share if sample is not None else None,
+        "seed": sample.seed if sample is not None else None,
+    }
+
+
+def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
+    """What was looked at, of how much, by which seed; what to do about damage."""
+    from tiered.config.units import counted, format_bytes
+
+    found, sample = verdict.report, verdict.sample
+    objects = sum(count for each in found.partitions for count in each.objects.values())
+    depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
+    if found.unread_segments:
+        depth += f"; {counted(found.unread_segments, 'segment')} could not be opened, see the findings"
+    if found.unread_partitions:
+        depth += f"; {counted(found.unread_partitions, 'partition')} could not be opened, see the findings"
+    if sample is not None:
+        depth += f"; drawn by --seed {sample.seed}"
+    elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
+        depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
+    session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
+    counts = {weight: len(found.of(weight)) for weight in ("info", "warning", "corrupt")}
+    session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
+    if found.of("corrupt"):
+        session.say(
+            f"next: tiered scrub --deep {' '.join([*targets, '--report found.json'])}; tiered repair found.json"
+        )

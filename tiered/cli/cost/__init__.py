@@ -1,0 +1,4 @@
+"""Commands for cost.
+
+cost, cost advise, cost simulate.
+"""

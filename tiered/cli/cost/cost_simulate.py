@@ -1,0 +1,261 @@
+"""``tiered cost simulate``: what the topics would cost under other settings, by their own history."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.errors import unread_code
+from tiered.cli.render import Column, emit, output_option, write_lines
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from tiered.cost.cost_history import Measured
+    from tiered.cost.cost_simulation import CostSimulation
+
+STEPS = 6  # of a range such as 1d..365d
+_WIDTH = 100
+_WRITING = "writing the page"
+
+
+rate_option = click.option(
+    "--rate", multiple=True, metavar="[TOPIC=]RATE", help="What comes, as orders=20GiB/d or 10MiB/s; else measured."
+)
+
+
+def tell_guesses(measured: Iterable[Measured]) -> None:
+    """On stderr, also with -q: which topics have no figures, and why."""
+    for each in measured:
+        if each.warning is not None and not each.is_unread:  # that is told with the problems
+            click.echo(f"warning: {each.warning}", err=True)
+
+
+@click.command("simulate")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--retention", metavar="TIMES", help="As 7d,30d,90d or 1d..365d; -1 for no limit.")
+@click.option("--local", metavar="TIMES", help="How long the disk keeps what is in the bucket, as 1h,1d.")
+@click.option("--segment", metavar="SIZES", help="As 64MiB,256MiB,1GiB or 64MiB..1GiB.")
+@click.option("--part", metavar="SIZES", help="Parts of uploads, as 8MiB,16MiB.")
+@click.option("--codec", metavar="CODECS", help="Compression in the bucket: none,zstd.")
+@click.option("--class", "storage_class", metavar="CLASSES", help="standard,ia,onezone,gir,it,express or S3's names.")
+@click.option("--reads", metavar="SHARES", help="How much of the data is read in a month, as 0,0.1,1.")
+@rate_option
+@click.option("--chart", is_flag=True, help="Bars instead of the table.")
+@click.option("--html", "page", metavar="FILE", type=click.Path(), help="Also a page that needs nothing else.")
+@output_option()
+@click.pass_obj
+def simulate(
+    session: Session,
+    /,
+    topics: tuple[str, ...],
+    rate: tuple[str, ...],
+    chart: bool,
+    page: str | None,
+    output: str,
+    **asked: str | None,
+) -> int:
+    """Dollars a month under other settings: every combination of the values given, or single changes without any.
+
+    Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
+    """
+    from tiered.config.user_files import check_target
+    from tiered.cost.arrival_rate import read_rates
+    from tiered.cost.cost_simulation import simulate_costs
+    from tiered.status.unknown_figures import unread_partitions, unread_rows
+
+    axes, rates = read_axes(asked), read_rates(rate)
+    if page is not None:
+        check_target(page, _WRITING)
+    with session.manager(read_only=True, is_brief=True) as manager:
+        simulation = simulate_costs(manager, now_ms(), axes or None, topics or None, rates=rates)
+        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+        unread = unread_partitions(manager, topics or None)
+    if page is not None:
+        _write_page(page, simulation)
+    if chart:
+        from tiered.cost.cost_chart import chart_lines
+
+        write_lines(chart_lines(simulation, _width()))
+    else:
+        emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation), unread=unread_rows(unread))
+    session.tell_problems(problems)
+    tell_guesses(simulation.measured)
+    session.say("\n".join(_words(simulation)))
+    if page is not None:
+        session.say(f"page written: {page}")
+    return unread_code(unread.values())
+
+
+def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]]:
+    """The options that were given, as values by fields of `policies.cost.scenarios.Variant`. Raises InvalidRequest."""
+    from tiered.cost.cost_simulation import CLASS_NAMES
+
+    def of_class(text: str) -> str:
+        return CLASS_NAMES.get(text.lower(), text.upper())
+
+    readers: dict[str, tuple[str, Callable[[str], int | float | str | None]]] = {
+        "retention": ("retention_ms", parse_duration),
+        "local": ("local_retention_ms", parse_duration),
+        "segment": ("segment_bytes", parse_bytes),
+        "part": ("part_bytes", parse_bytes),
+        "codec": ("compression", str.lower),
+        "storage_class": ("storage_class", of_class),
+        "reads": ("read_share", _share),
+    }
+    return {
+        field: _values(option, str(asked[option]), read)
+        for option, (field, read) in readers.items()
+        if asked.get(option) is not None
+    }
+
+
+def _values(option: str, text: str, read: Callable[[str], int | float | str | None]) -> list[int | float | str]:
+    found: list[int | float | str] = []
+    for part in text.split(","):
+        low, dots, high = part.strip().partition("..")
+        first, last = read(low), read(high) if dots else None
+        if first is None or (dots and not (isinstance(first, int) and isinstance(last, int) and 0 < first < last)):
+            name = "class" if option == "storage_class" else option
+            needs = ", a time with a unit such as 7d or 12h" if read is parse_duration else ""
+            raise InvalidRequest(f"reading --{name}, not a value or a range of two{needs}", text=repr(part))
+        found += _steps(first, last) if isinstance(first, int) and isinstance(last, int) else [first]
+    return found
+
+
+def _steps(low: int, high: int) -> list[int | float | str]:
+    """From one to the other, each as much larger than the one before."""
+    return [round(low * (high / low) ** (step / (STEPS - 1))) for step in range(STEPS)]
+
+
+def _share(text: str) -> float | None:
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+
+
+def _rows(simulation: CostSimulation) -> list[dict[str, object]]:
+    from tiered.cost.cost_simulation import shown
+
+    costs = (simulation.today, *simulation.found)
+    short = (shown(each.variant, is_short=True) for each in costs)
+    return [{**row, "short": text} for row, text in zip(simulation.rows(), short, strict=True)]
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+
+
+def _write_page(path: str, simulation: CostSimulation) -> None:
+    from tiered.config.user_files import write_given
+    from tiered.cost.cost_chart import cost_page
+
+    write_given(path, cost_page(simulation).encode(), _WRITING)
+
+
+def _words(simulation: CostSimulation) -> list[str]:
+    from policies.cost.workload import OUTSIDE
+    from tiered.cost.cost_simulation import shown
+
+    lines = [f"{each.topic}: {'; '.join(each.basis)}" for each in simulation.measured]
+    saving = [(each, dollars) for each, dollars in simulation.levers if dollars > 0][:2]
+    for each, dollars in saving:
+        lines.append(f"lever: {shown(each)} saves {format_dollars(dollars)} USD/month")
+    if not saving:
+        lines.append("no lever: none of the single changes saves anything")
+    today = simulation.today
+    lines.append(
+        f"as it is: {format_dollars(today.total)} USD/month, {format_dollars(today.double)} of it for bytes in both "
+        f"tiers, {format_dollars(today.idle)} when idle"
+    )
+    lines += [f"break-even: {_line(each)}" for each in simulation.break_evens]
+    table = simulation.prices
+    lines.append(
+        f"{table.region}, prices of {table.as_of}; a month of 30 days, the steady state of each setting; simulated, "
+        "not metered: what is there now is in tiered cost show"
+    )
+    lines.append(f"not simulated: {'; '.join(OUTSIDE)}")
+    return lines
+
+
+def _line(each: object) -> str:
+    from policies.cost.scenarios import BreakEven
+    from tiered.cost.cost_chart import number
+
+    assert isinstance(each, BreakEven)
+    return f"{each.what} {number(each.limit, each.unit)}, here {number(each.value, each.unit)}: {each.verdict}"
+
+
+def _facts(simulation: CostSimulation) -> dict[str, object]:
+    from policies.cost.workload import OUTSIDE
+    from tiered.cli.cost.cost import price_facts
+    from tiered.cost.cost_simulation import shown
+
+    return {
+        "prices": price_facts(simulation.prices),
+        "levers": [{"changes": shown(each), "saved_dollars": dollars} for each, dollars in simulation.levers],
+        "break_evens": [
+            {
+                "what": each.what,
+                "value": None if each.value == float("inf") else each.value,
+                "limit": each.limit,
+                "unit": each.unit,
+                "verdict": each.verdict,
+            }
+            for each in simulation.break_evens
+        ],
+        "measured": [
+            {"topic": each.topic, "basis": list(each.basis), "warning": each.warning} for each in simulation.measured
+        ],
+        "outside": list(OUTSIDE),
+    }
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(float(str(value)))
+
+
+def _bytes(value: object) -> str:
+    return format_bytes(round(float(str(value))))
+
+
+_COLUMNS = (
+    Column("short", "CHANGE", only_table=True),
+    Column("changes"),
+    Column("stored_bytes", "STORED", _bytes, is_number=True),
+    Column("storage_dollars", "STORAGE", _dollars, is_number=True),
+    Column("requests_dollars", "REQUESTS", _dollars, is_number=True),
+    Column("retrieval_dollars"),
+    Column("early_deletion_dollars"),
+    Column("disk_dollars"),
+    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
+    Column("saved_dollars", "SAVED", _dollars, is_number=True),
+    *(
+        Column(name)
+        for name in (
+            "retention_ms",
+            "local_retention_ms",
+            "segment_bytes",
+            "part_bytes",
+            "compression",
+            "storage_class",
+            "read_share",
+            "index_dollars",
+            "waiting_dollars",
+            "double_storage_dollars",
+            "idle_dollars",
+            "local_bytes",
+            "objects",
+        )
+    ),
+    *(
+        Column(f"{name}_per_month")
+        for name in ("puts", "posts", "gets", "heads", "lists", "deletes", "bytes_in", "bytes_out")
+    ),
+)

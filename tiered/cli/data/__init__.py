@@ -1,0 +1,4 @@
+"""Commands for records.
+
+append, consume, dump, get-offsets, delete-records, backfill, transactions.
+"""

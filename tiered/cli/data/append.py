@@ -1,0 +1,274 @@
+"""``tiered append``: lines of a file, or JSON lines, as records.
+
+Nothing that was read is held back: a bad line, a signal or an error ends the command after everything before it was
+appended, and the count is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, LogError, Unavailable
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_partition
+from tiered.cli.data.lines import line_runs, open_lines
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.records import ReadLine, jsonl_reader, line_reader
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import format_count, parse_duration
+
+if TYPE_CHECKING:
+    from local.format.record import Record
+    from local.log.append_result import AppendResult
+    from tiered.cli.data.append_remote import RemoteAppend
+    from tiered.manager.append_marks import Share
+    from tiered.manager.manager import LogManager
+
+CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+@click.command("append")
+@click.argument("target", metavar="TOPIC[/PARTITION]")
+@click.argument(
+    "source",
+    metavar="[FILE|-]",
+    type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+    default="-",
+)
+@click.option("-K", "separator", metavar="SEP", help="What separates key and value in a line; without, no keys.")
+@click.option("-Z", "is_empty_null", is_flag=True, help="An empty value is null: a tombstone.")
+@click.option("--jsonl", "is_jsonl", is_flag=True, help="Lines are objects: key, value, timestamp, headers.")
+@click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Records per append.")
+@click.option("--compression", type=click.Choice(CODECS), help="Codec of the batches; default: the topic's.")
+@click.option("--acks", type=click.Choice(("local", "remote")), default="local", show_default=True, help="Who has it.")
+@click.option("--timeout", metavar="TIME", help="How long --acks remote waits for the bucket; default: 5m.")
+@output_option()
+@progress_option
+@click.pass_obj
+def append(
+    session: Session,
+    target: str,
+    source: str,
+    separator: str | None,
+    is_empty_null: bool,
+    is_jsonl: bool,
+    batch: int,
+    compression: str | None,
+    acks: str,
+    timeout: str | None,
+    output: str,
+) -> int:
+    """Append one record for each line, to the partition named or split by key as Kafka does.
+
+    Everything appended is on the disk when the command ends, with --acks remote in the bucket. A line that cannot be
+    read, or a signal, ends it; what came before stays and is counted.
+    """
+    topic, partition = parse_partition(target)
+    if is_jsonl and separator is not None:
+        raise click.UsageError("--jsonl carries its keys itself; leave out -K")
+    if separator == "":
+        raise click.UsageError("-K is empty; leave it out for records without keys")
+    read = jsonl_reader(now_ms, partition) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
+    overrides = {"compression.type": compression} if compression else {}
+    timeout_ms = _timeout_ms(timeout, acks)
+    failure: LogError | None = None
+    with open_lines(source) as lines, stop_signals() as stop:
+        # Appends that the disk acknowledges do not wait for a store that is away.
+        with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
+            manager.topic(topic)
+            away = _away(manager, topic)
+            session.tell_problems(away)
+            if partition is not None:
+                manager.partition(TopicPartition(topic, partition))  # before anything is read, and for no line as well
+            given = _Given(manager, topic, partition)
+            try:
+                remote = _remote(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
+                how = {"separator": separator, "is_empty_null": is_empty_null, "is_jsonl": is_jsonl}
+                known = remote.given_before(source, **how) if remote is not None else None
+                if known is not None:
+                    given.take(known)
+                else:
+                    for records in _records(_counted(session, lines, line_runs(lines, batch, stop)), read):
+                        given.append(records)
+                if remote is not None and not stop.is_set:
+                    remote.wait(given.shares(), stop)
+            except LogError as error:
+                failure = error
+            failure = given.make_durable() or failure
+        # The records are durable, and the manager is closed.
+        rows = given.rows()
+        if rows or (output == "json" and failure is None):
+            emit("appended", rows, _COLUMNS, output)
+        if rows and away:
+            session.say("appended to this disk; 'tiered run' copies the records once the store answers")
+        if failure is not None or stop.is_set:
+            session.say(f"appended before that: records={given.count}")
+        if failure is not None:
+            raise failure
+        if stop.is_set:
+            return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+        return Exit.DONE
+
+
+def _away(manager: LogManager, topic: str) -> dict[TopicPartition, LogError]:
+    """The partitions of which the store could not be asked: what else is wrong with one, an append to it says."""
+    from tiered.node.problem_groups import store_problems
+
+    return store_problems({name: each for name, each in manager.problems.items() if name.topic == topic})
+
+
+def _timeout_ms(text: str | None, acks: str) -> int:
+    from tiered.manager.remote_acks import TIMEOUT_MS
+
+    if text is None:
+        return TIMEOUT_MS
+    if acks != "remote":
+        raise click.UsageError("--timeout is for --acks remote")
+    value = parse_duration(text)
+    if value is None or value <= 0:
+        raise InvalidRequest("reading --timeout", text=repr(text), expected="a duration such as 5m")
+    return value
+
+
+def _remote(session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int) -> RemoteAppend:
+    from tiered.cli.data.append_remote import RemoteAppend
+
+    return RemoteAppend(session, manager, topic, partition, timeout_ms)
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("base_offset", "FROM", format_count, is_number=True),
+    Column("next_offset", "NEXT", format_count, is_number=True),
+    Column("records", "RECORDS", format_count, is_number=True),
+)
+
+
+class _Given:
+    """What was appended so far: for each partition the first offset, one past the last, and how many records."""
+
+    def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
+        self.count = 0
+        self._manager = manager
+        self._topic = topic
+        self._partition = partition
+        self._rows: dict[TopicPartition, tuple[int, int, int]] = {}
+
+    def append(self, records: list[Record]) -> None:
+        """Partition by partition, so that those before one that fails are counted. Raises as the manager does."""
+        if self._partition is None:
+            shares = self._manager.split(self._topic, records)
+        else:
+            shares = {TopicPartition(self._topic, self._partition): records}
+        for name, share in shares.items():
+            self._append_share(name, share)
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "topic": name.topic,
+                "partition": name.partition,
+                "base_offset": base,
+                "next_offset": end,
+                "records": count,
+            }
+            for name, (base, end, count) in sorted(self._rows.items())
+        ]
+
+    def make_durable(self) -> LogError | None:
+        """Have what was appended on the disk; why a partition could not, which is not counted then."""
+        failure: LogError | None = None
+        for name in list(self._rows):
+            try:
+                self._manager.partition(name).log.flush()
+            except LogError as error:
+                failure = error
+                self.count -= self._rows.pop(name)[2]
+        return failure
+
+    def shares(self) -> list[Share]:
+        from tiered.manager.append_marks import Share
+
+        return [
+            Share(topic=name.topic, partition=name.partition, base_offset=base, next_offset=end, records=count)
+            for name, (base, end, count) in sorted(self._rows.items())
+        ]
+
+    def take(self, shares: Sequence[Share]) -> None:
+        """What an earlier command appended."""
+        for each in shares:
+            self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
+            self.count += each.records
+
+    def _appended(self, name: TopicPartition, share: list[Record]) -> AppendResult:
+        """Only the remote tier knows the end of a log without records: then the store is asked again, as often as any
+        call is tried."""
+        try:
+            return self._append_to(name, share)
+        except Unavailable:
+            self._manager.own_again([name], now_ms=now_ms())
+            return self._append_to(name, share)
+
+    def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:
+        (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
+        return result
+
+    def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
+        """A share that holds a record which the log refuses (nothing was added then) goes in halves, up to that one."""
+        try:
+            result = self._appended(name, share)
+        except InvalidRequest:
+            if len(share) == 1:
+                raise
+            middle = len(share) // 2
+            self._append_share(name, share[:middle])
+            self._append_share(name, share[middle:])
+            return
+        base, _, count = self._rows.get(name, (result.base_offset, 0, 0))
+        self._rows[name] = (base, result.next_offset, count + len(share))
+        self.count += len(share)
+
+
+def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """The runs; the bytes of each count once it was taken. What a pipe will give nobody knows."""
+    if session.progress.meter is None:
+        yield from runs
+        return
+    told = os.fstat(fd)
+    left = told.st_size if stat.S_ISREG(told.st_mode) else None
+    session.progress.expect(left or 0, "bytes")
+    for run in runs:
+        yield run
+        size = sum(map(len, run)) + len(run)
+        if left is not None:
+            size = min(size, left)  # the last line may have no end
+            left -= size
+        session.progress.advance(size)
+
+
+def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:
+    """Each run as records. A line that cannot be read is raised after the records before it were given."""
+    number = 0
+    for run in runs:
+        records: list[Record] = []
+        failure: InvalidRequest | None = None
+        for number, line in enumerate(run, start=number + 1):  # noqa: B020 - counts on from run to run
+            try:
+                records.append(read(line, number))
+            except InvalidRequest as error:
+                failure = error
+                break
+        if records:
+            yield records
+        if failure is not None:
+            raise failure

@@ -1,0 +1,102 @@
+"""``tiered append --acks remote``: what was appended is in the bucket when the command ends with 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from tiered.cli.copy_progress import copy_progress
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop
+from tiered.config.units import format_ms
+from tiered.manager.append_marks import FILE, AppendMarks, Share, input_key
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+
+
+class RemoteAppend:
+    """One command's way to the bucket: asked before, told after; the same input given again is not appended again."""
+
+    def __init__(
+        self, session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int
+    ) -> None:
+        """Raises what keeps records of the topic from the bucket: nothing was appended then."""
+        from local.storage import DiskStorage
+        from tiered.manager.remote_acks import check_remote_acks
+
+        found = manager.topic(topic)
+        chosen = found.partitions() if partition is None else [TopicPartition(topic, partition)]
+        check_remote_acks(manager, chosen, now_ms=now_ms())
+        self._session, self._manager, self._timeout_ms = session, manager, timeout_ms
+        self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, FILE))
+        self._target = (found.topic_id, partition)
+        self._key: str | None = None
+
+    def given_before(self, source: str, **how: object) -> list[Share] | None:
+        """What an earlier command appended of the same file, read in the same way, and did not see in the bucket."""
+        if source == "-":
+            return None
+        told = os.stat(source)
+        state = (os.path.realpath(source), told.st_size, told.st_mtime_ns, told.st_ino)
+        self._key = input_key({"target": self._target, "source": state, **how})
+        shares = self._marks.find(self._key)
+        if shares is not None:
+            count = sum(each.records for each in shares)
+            self._session.say(f"appended before, not again: records={count}; waiting for the bucket")
+        return shares
+
+    def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
+        """Until the bucket holds them; False when told to stop before. Raises what stands in the way."""
+        from tiered.manager.remote_acks import wait_for_bucket
+
+        if not shares:
+            return True
+        self._manager.flush()
+        self._note(shares)
+        try:
+            self._session.progress.wait_for("the bucket")
+            with copy_progress(self._session, self._manager):
+                acked = wait_for_bucket(
+                    self._manager,
+                    {each.name: each.next_offset for each in shares},
+                    clock=now_ms,
+                    pause=lambda seconds: stop.wait(seconds),
+                    timeout_ms=self._timeout_ms,
+                    should_stop=lambda: stop.is_set,
+                    waiting=self._tell,
+                )
+        except LogError:
+            self._session.say(self._kept())
+            raise
+        if acked is None:
+            self._session.say(self._kept())
+            return False
+        if self._key is not None:
+            self._marks.forget(self._key)
+        told = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
+        self._session.say(f"in the bucket: {told}")
+        return True
+
+    def _note(self, shares: Sequence[Share]) -> None:
+        """Where the mark cannot be kept it is waited all the same: the records are there already."""
+        if self._key is None:
+            return
+        try:
+            self._marks.note(self._key, list(shares))
+        except LogError as error:
+            self._key = None
+            self._session.say(f"given again, the same would be appended once more: {' '.join(str(error).split())}")
+
+    def _tell(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
+        names = ", ".join(map(str, left))
+        told = " ".join(str(trouble).split())
+        self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")
+
+    def _kept(self) -> str:
+        words = "all of it is on the disk, not yet in the bucket; 'tiered run' sends it"
+        again = "the same command given again waits and appends nothing twice"
+        return f"{words}, {again if self._key is not None else 'do not append it again'}"

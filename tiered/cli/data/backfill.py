@@ -1,0 +1,200 @@
+"""``tiered backfill``: records of a bucket as Parquet files, by Spark on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.arguments import Position, parse_partition, parse_position
+from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms, store_options
+from tiered.cli.signals import stop_signals
+from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options
+from tiered.config.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from tiered.spark.jobs.exporting import ExportResult
+
+_LINE_EVERY_S = 5.0
+
+
+@click.command("backfill")
+@click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
+@click.option(
+    "--to", "target", required=True, metavar="URL", help="Where the files go: s3://..., hdfs://..., file:///..."
+)
+@click.option(
+    "--to-option", "to_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --to."
+)
+@click.option("--from", "start", default="start", show_default=True, metavar="POSITION", help="start, OFFSET, @TIME.")
+@click.option("--until", "end", default="end", show_default=True, metavar="POSITION", help="end, OFFSET, @TIME.")
+@click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Of the files.")
+@click.option("--read-committed", is_flag=True, help="Leave out records of aborted transactions.")
+@click.option(
+    "--parallel", default="auto", show_default=True, metavar="auto|N", help="Tasks at a time; auto: Spark's own."
+)
+@click.option("--dry-run", is_flag=True, help="Only show which offsets and bytes would be read.")
+@click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
+@bucket_options
+@output_option()
+@progress_option
+@click.pass_obj
+@spark_options
+def backfill(
+    session: Session,
+    targets: tuple[str, ...],
+    target: str,
+    to_options: dict[str, object],
+    start: str,
+    end: str,
+    codec: str,
+    read_committed: bool,
+    parallel: str,
+    dry_run: bool,
+    job_id: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+    on_spark: OnSpark,
+) -> int:
+    """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
+    from remote.store.open_store import open_store
+
+    now, tasks = now_ms(), parse_parallel(parallel)
+    with open_bucket(session, url, options) as bucket:
+        bucket.partitions(targets, topic_id)  # mistakes are told before Spark takes its seconds to start
+        open_store(target, to_options).close()  # no request: the url and the options are looked at
+        asked: dict[str, Any] = read_options(bucket, targets, parse_position(start, now), parse_position(end, now))
+    if topic_id is not None:
+        asked["topicId"] = topic_id
+    if read_committed:
+        asked["kafka.isolation.level"] = "read_committed"
+    from tiered.spark.jobs.exporting import export, plan_export
+
+    if dry_run:
+        ranges = plan_export(bucket.url, **asked)
+        emit("ranges", [dataclasses.asdict(each) for each in ranges], _RANGES, output, dry_run=True, target=target)
+        size = format_bytes(sum(each.size_bytes for each in ranges))
+        session.say(f"would read {size} in {sum(each.tasks for each in ranges)} tasks; nothing changed")
+        return Exit.DONE
+    config = session.config() if url is None else None
+    if config is not None and config.key_ring is not None:
+        asked["keyRing"] = os.path.abspath(config.key_ring)
+    with stop_signals() as stop, spark_job(session, f"backfill {' '.join(targets)}", on_spark) as spark:
+        lines = _Lines(session)
+        result = export(
+            spark,
+            bucket.url,
+            target,
+            to_options=to_options,
+            job_id=job_id,
+            codec=codec,
+            wave_tasks=tasks,
+            should_stop=lambda: stop.is_set,
+            progress=lines.tell,
+            **asked,
+        )
+    _tell(session, result, output)
+    if result.is_complete:
+        return Exit.DONE
+    session.say(f"interrupted; go on with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
+    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+
+
+def parse_parallel(text: str) -> int | None:
+    """How many tasks run at a time; None: as many as Spark has cores. Raises InvalidRequest."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 20):
+        raise InvalidRequest("reading --parallel", text=repr(text), expected="auto or a number of tasks")
+    return int(text)
+
+
+def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: Position) -> dict[str, str]:
+    """The source's options for what was typed. Raises InvalidRequest for a position that has no meaning here."""
+    asked = [parse_partition(each) for each in targets]
+    found: dict[str, str] = {}
+    if bucket.options:
+        found["storeOptions"] = json.dumps(dict(bucket.options))
+    whole = [topic for topic, partition in asked if partition is None]
+    if len(whole) == len(asked):
+        found["subscribe"] = ",".join(dict.fromkeys(whole))
+    elif whole:
+        raise InvalidRequest("reading what to export, topics and partitions do not mix", topic=whole[0])
+    else:
+        chosen: dict[str, list[int]] = {}
+        for topic, partition in asked:
+            chosen.setdefault(topic, []).append(partition or 0)
+        found["assign"] = json.dumps(chosen)
+    for side, option, position in (("--from", "starting", start), ("--until", "ending", end)):
+        if position.timestamp_ms is not None:
+            found[f"{option}Timestamp"] = str(position.timestamp_ms)
+        elif position.offset is not None:
+            if len(asked) != 1 or asked[0][1] is None:
+                raise InvalidRequest("reading a position, an offset is for one partition: TOPIC/PARTITION", option=side)
+            found[f"{option}Offsets"] = json.dumps({asked[0][0]: {str(asked[0][1]): position.offset}})
+        elif (position.is_end and option == "starting") or (position.is_start and option == "ending"):
+            raise InvalidRequest("reading a position, nothing would be exported", option=side)
+        elif position.last is not None:
+            raise InvalidRequest("reading a position", option=side, expected="'start end OFFSET @TIME @-2h'")
+    return found
+
+
+class _Lines:
+    """How far it is, as ``--progress`` asks; in lines every few seconds where that is a bar elsewhere."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
+        self._is_expected = False
+
+    def tell(self, done: int, everything: int) -> None:
+        progress = self._session.progress
+        if (meter := progress.meter) is not None:
+            if not self._is_expected:
+                meter.expect(everything)
+                self._is_expected = True
+            meter.reach(done)
+            return
+        if (progress.has_bars or progress.way == "plain") and time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _LINE_EVERY_S
+            self._session.say(f"exported {format_bytes(done)} of {format_bytes(everything)}")
+
+
+def _tell(session: Session, result: ExportResult, output: str) -> None:
+    facts = {"job": result.job_id, "is_complete": result.is_complete, "records": result.records}
+    emit("files", [dataclasses.asdict(each) for each in result.files], _COLUMNS, output, **facts)
+    size = format_bytes(result.size_bytes)
+    session.say(
+        f"{counted(result.records, 'record')} in {counted(len(result.files), 'file')}, {size}, job {result.job_id}"
+    )
+
+
+_RANGES = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("start_offset", "FROM", is_number=True),
+    Column("next_offset", "TO", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("tasks", "TASKS", is_number=True),
+)
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("base_offset", "FROM", is_number=True),
+    Column("next_offset", "TO", is_number=True),
+    Column("records", "RECORDS", is_number=True),
+    Column("size_bytes", "BYTES", is_number=True),
+    Column("key", "FILE"),
+)

@@ -1,0 +1,200 @@
+"""``tiered consume``: records from any retained offset, across both tiers or from the bucket alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from local.names import TopicPartition
+from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
+from tiered.cli.errors import Exit
+from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, tell_findings
+from tiered.cli.records import as_json, parse_template
+from tiered.cli.session import UNNAMED, Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from local.errors import LogError
+    from local.format.record import StoredRecord
+    from tiered.manager.manager import LogManager
+    from tiered.read.bucket_reader import RemoteLog
+    from tiered.read.reader import TieredReader
+
+ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.records.isolation.Isolation`, which needs numpy
+VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
+
+
+@click.command("consume")
+@click.argument("target", metavar="TOPIC[/PARTITION]")
+@click.option("--from", "start", default="start", show_default=True, help="start, end, OFFSET, -N, @TIME or @-2h.")
+@click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
+@click.option("-f", "--format", "template", default=r"%v\n", show_default=True, help=r"%T %p %o %k %v %t %d %h, \n \t.")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True, help="How to print."
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    default=ISOLATIONS[0],
+    show_default=True,
+    help="read_committed: up to the first open transaction, without aborted ones.",
+)
+@click.option("--read-compacted", is_flag=True, help="A compacted view below its horizon, then the log; or an error.")
+@click.option("--view", metavar="NAME", help="For --read-compacted: another view than 'compacted'.")
+@click.option("--local", "is_local", is_flag=True, help="Read this disk alone, also where a log diverged.")
+@click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
+@layout_options("tiered", "Of --remote,")
+@click.pass_obj
+def consume(
+    session: Session,
+    target: str,
+    start: str,
+    count: int | None,
+    template: str,
+    output: str,
+    isolation: str,
+    read_compacted: bool,
+    view: str | None,
+    is_local: bool,
+    url: str | None,
+    topic_id: str | None,
+    options: dict[str, object],
+    layout: str,
+    prefixes: tuple[str, ...],
+    private_keys: tuple[str, ...],
+) -> int:
+    """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
+    if topic_id is not None and url is None:
+        raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    if url is None and options:
+        raise click.UsageError(UNNAMED)
+    if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
+        raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
+    if is_local and (url is not None or read_compacted):
+        raise click.UsageError("--local reads the log on this disk alone; leave out --remote and --read-compacted")
+    if view is not None and not read_compacted:
+        raise click.UsageError("--view is for --read-compacted; without it the full log is read")
+    topic, number = parse_partition(target)
+    position = parse_position(start, now_ms())
+    show = parse_template(template)
+    write = sys.stdout.buffer.write
+    words = layout_words(layout, prefixes, private_keys)
+    topic_ids = {topic: topic_id} if topic_id is not None else {}
+    with _open(session, url, options, topic_ids, words, is_local=is_local) as source:
+        partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
+        view_name = (view or VIEW) if read_compacted else None
+        reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
+        _tell_lost(session, reader, partitions)
+        if url is None and not is_local:
+            session.tell_served_alone(_problems(source), partitions)
+        for partition, record in islice(_records(reader, partitions, position), count):
+            if output == "jsonl":
+                write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
+            else:
+                write(show(partition, record))
+        return _unread(source, partitions)
+
+
+def _unread(source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> int:
+    """What makes no sense in a bucket of another layout is told. Exit 4 where it kept segments from being read."""
+    from tiered.read.bucket_reader import RemoteLog
+
+    if not isinstance(source, RemoteLog):
+        return Exit.DONE
+    found = []
+    for partition in partitions:
+        of_partition = source.findings(partition)
+        tell_findings(partition, of_partition)
+        found += of_partition
+    code = findings_code(found)
+    return Exit.DONE if code is Exit.FINDINGS else code
+
+
+def _open(
+    session: Session,
+    url: str | None,
+    options: dict[str, object],
+    topic_ids: dict[str, str],
+    words: LayoutWords,
+    *,
+    is_local: bool,
+) -> AbstractContextManager[LogManager | RemoteLog]:
+    if url is None:
+        return session.manager(read_only=True, is_alone=is_local, is_hasty=not is_local)
+    session.set_up_logging()
+    from tiered.read.bucket_reader import open_remote
+
+    return open_remote(url, options, topic_ids=topic_ids, **words)
+
+
+def _reader(source: LogManager | RemoteLog, isolation: str, view: str | None) -> TieredReader:
+    from local.records.isolation import Isolation
+
+    return source.reader(Isolation(isolation), read_compacted=view is not None, view=view or VIEW)
+
+
+def _local_reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
+    from local.records.isolation import Isolation
+    from tiered.manager.manager import LogManager
+
+    assert isinstance(source, LogManager), "--local excludes --remote"
+    return source.local_reader(Isolation(isolation))
+
+
+def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
+    """A line for each range that the log had lost before the view took it up."""
+    from tiered.read.view_reader import CompactedReader
+
+    if not isinstance(reader, CompactedReader):
+        return
+    for partition in partitions:
+        for start, end in reader.view(partition).lost:
+            click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view took them up", err=True)
+
+
+def _problems(source: LogManager | RemoteLog) -> dict[TopicPartition, LogError]:
+    from tiered.manager.manager import LogManager
+
+    assert isinstance(source, LogManager), "without a url it is this directory"
+    return source.problems
+
+
+def _partitions(source: object, topic: str) -> list[TopicPartition]:
+    from tiered.read.bucket_reader import RemoteLog
+
+    if isinstance(source, RemoteLog):
+        return source.partitions(topic)
+    from tiered.manager.manager import LogManager
+
+    assert isinstance(source, LogManager), "there are two sources"
+    return source.topic(topic).partitions()
+
+
+def _records(
+    reader: TieredReader, partitions: list[TopicPartition], position: Position
+) -> Iterator[tuple[TopicPartition, StoredRecord]]:
+    for partition in partitions:
+        for record in reader.records(partition, first_offset(reader, partition, position)):
+            yield partition, record
+
+
+def first_offset(reader: TieredReader, partition: TopicPartition, position: Position) -> int:
+    """The offset that a position means in one partition; a time after the newest record means the end."""
+    if position.offset is not None:
+        return position.offset
+    if position.timestamp_ms is not None:
+        found = reader.offset_for_timestamp(partition, position.timestamp_ms)
+        return reader.next_offset(partition) if found is None else found
+    if position.is_end:
+        return reader.next_offset(partition)
+    if position.last is not None:
+        wanted = reader.next_offset(partition) - position.last
+        return wanted if reader.source(partition).is_local(wanted) else max(reader.offsets(partition)[0], wanted)
+    return reader.offsets(partition)[0]

@@ -1,0 +1,118 @@
+"""``tiered delete-records``: raise the log start, so that the oldest records are gone for readers."""
+
+from __future__ import annotations
+
+import sys
+from typing import IO
+
+import click
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_partition
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import format_count
+
+_VERSION = 1  # of Kafka's json file
+
+
+@click.command("delete-records")
+@click.argument("target", required=False, metavar="[TOPIC/PARTITION]")
+@click.option("--before", type=click.IntRange(-1), metavar="OFFSET", help="Records below it go; -1: all there are.")
+@click.option("--file", "file", type=click.File("rb"), help="Kafka's offsets.json instead, - for stdin.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option()
+@click.pass_obj
+def delete_records(
+    session: Session,
+    target: str | None,
+    before: int | None,
+    file: IO[bytes] | None,
+    dry_run: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
+    offsets = _asked(target, before, file)
+    with session.manager(read_only=dry_run) as manager:
+        planned = manager.plan_deletion(offsets)
+        if not dry_run:
+            _confirm(sum(each.low_watermark - each.before for each in planned.values()), yes)
+            planned = manager.delete_records(offsets, now_ms=now_ms())
+    rows: list[Row] = [
+        {
+            "topic": name.topic,
+            "partition": name.partition,
+            "before": each.before,
+            "low_watermark": each.low_watermark,
+            "offsets": each.low_watermark - each.before,
+        }
+        for name, each in planned.items()
+    ]
+    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run)
+
+
+def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
+    if file is not None:
+        if target is not None or before is not None:
+            raise click.UsageError("--file says which partitions and offsets; leave out TOPIC/PARTITION and --before")
+        try:
+            return read_offsets(file.read())
+        except InvalidRequest as error:
+            raise InvalidRequest(error.attempt, **{**error.facts, "file": file.name}) from None
+    if target is None or before is None:
+        raise click.UsageError("give TOPIC/PARTITION and --before OFFSET, or --file")
+    topic, number = parse_partition(target)
+    if number is None:
+        raise InvalidRequest("deleting records, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
+    return {TopicPartition(topic, number): before}
+
+
+def read_offsets(text: bytes) -> dict[TopicPartition, int]:
+    """Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
+
+    Raises InvalidRequest for anything else, and for a partition that comes twice.
+    """
+    import json
+
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("reading offsets to delete up to, not json") from None
+    entries = body.get("partitions") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or body.get("version", _VERSION) != _VERSION:
+        raise InvalidRequest("reading offsets to delete up to, no partitions, or not of version 1")
+    found: dict[TopicPartition, int] = {}
+    for at, entry in enumerate(entries):
+        fields = [entry.get(name) for name in ("topic", "partition", "offset")] if isinstance(entry, dict) else []
+        match fields:
+            case [str(topic), int(partition), int(offset)] if bool not in map(
+                type, fields
+            ):  # a bool is an int to Python
+                name = TopicPartition(topic, partition)
+            case _:
+                raise InvalidRequest("reading offsets to delete up to, not topic, partition and offset", entry=at)
+        if name in found:
+            raise InvalidRequest("reading offsets to delete up to, a partition comes twice", partition=name)
+        found[name] = offset
+    return found
+
+
+def _confirm(count: int, yes: bool) -> None:
+    """Asks a person; anybody else has to say --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("records would be deleted for good; say --yes, or --dry-run to see which")
+    click.confirm(f"delete the records of {format_count(count)} offsets for good?", abort=True, err=True)
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("before", "START BEFORE", format_count, is_number=True),
+    Column("low_watermark", "START", format_count, is_number=True),
+    Column("offsets", "OFFSETS DELETED", format_count, is_number=True),
+)

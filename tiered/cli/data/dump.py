@@ -1,0 +1,518 @@
+"""``tiered dump``: what is stored, batch by batch, record by record or entry by entry, under Kafka's field names.
+
+A file is read as it is, on the disk or in a bucket, so a damaged one can be looked at: what can be read is printed,
+then the damage is named (exit 4). A ``.log`` on the disk that merely ends inside a batch was torn by a crash; that is
+told, and is a finding (exit 3), since recovery cuts it off. An object was uploaded whole or not at all: there, it is
+damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import Corrupt, InvalidRequest
+from tiered.cli.arguments import count_type, parse_partition_at, parse_time
+from tiered.cli.data.dump_text import entry_line, lines_of
+from tiered.cli.errors import Exit
+from tiered.cli.layouts import LAYOUTS, layout_options, layout_words
+from tiered.cli.render import FORMATS, Column, Row, emit, write_lines
+from tiered.cli.session import Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
+    from local.verify.findings import Finding
+    from remote.segments.encryption import KeyRing
+    from tiered.inspect.dump_files import Sheet
+    from tiered.inspect.dump_rows import DecodeRecord
+    from tiered.inspect.dump_sources import FileSource
+    from tiered.inspect.dumping import Filter, LogDump
+    from tiered.inspect.stored_segments import StoredSegment
+    from tiered.manager.manager import LogManager
+    from tiered.read.bucket_reader import RemoteLog
+    from tiered.read.reader import TieredReader
+
+_DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
+_SECTIONS = (
+    "offset",
+    "time",
+    "txn",
+    "producers",
+    "epochs",
+    "chunks",
+    "segments",
+    "unlinked",
+    "unlinked_pages",
+    "spills",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options, as typed."""
+
+    target: str
+    output: str | None
+    batches: bool
+    by_record: bool
+    by_byte: bool
+    by_index: bool
+    deep_iteration: bool
+    print_data_log: bool
+    count: int | None
+    encoding: str
+    key_decoder: str | None
+    value_decoder: str | None
+    offsets_decoder: bool
+    transaction_log_decoder: bool
+    from_offset: int | None
+    to_offset: int | None
+    key: str | None
+    key_prefix: str | None
+    since: str | None
+    until: str | None
+    index_sanity_check: bool
+    verify_index_only: bool
+    section: str | None
+    options: dict[str, object]
+    url: str | None
+    topic_id: str | None
+    layout: str
+    prefixes: tuple[str, ...]
+    private_keys: tuple[str, ...]
+
+    @property
+    def prints_data(self) -> bool:
+        has_decoder = self.key_decoder or self.value_decoder or self.offsets_decoder or self.transaction_log_decoder
+        return self.print_data_log or bool(has_decoder)
+
+    @property
+    def is_deep(self) -> bool:
+        """Records are to be shown, and not batches alone."""
+        return not self.batches and (
+            self.by_record or self.deep_iteration or self.prints_data or (self.output == "jsonl" and not self.by_byte)
+        )
+
+    @property
+    def form(self) -> str:
+        return self.output or ("jsonl" if self.by_record else "text" if self.is_deep else "table")
+
+
+@click.command("dump")
+@click.argument("target", metavar="FILE|URL|TOPIC/PARTITION[@OFFSET]")
+@click.option("-o", "--output", type=click.Choice([*FORMATS, "text"]), help="text: the lines of Kafka's own tool.")
+@click.option("--batches", is_flag=True, help="Batches alone, whatever the output.")
+@click.option("--records", "by_record", is_flag=True, help="Records as JSON lines, without control records.")
+@click.option("--index", "by_index", is_flag=True, help="The offset index of the segment, instead of what is in it.")
+@click.option("--hex", "by_byte", is_flag=True, help="Every byte with its field's name; with --batches headers alone.")
+@click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
+@click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
+@click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
+@click.option(
+    "--encoding",
+    type=click.Choice(["utf8", "base64", "hex"]),
+    default="utf8",
+    show_default=True,
+    help="Of keys and values.",
+)
+@click.option("--key-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
+@click.option("--value-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
+@click.option("--offsets-decoder", is_flag=True, help="Records of __consumer_offsets.")
+@click.option("--transaction-log-decoder", is_flag=True, help="Records of __transaction_state.")
+@click.option("--from-offset", type=click.IntRange(0), help="Records at or above this offset.")
+@click.option("--to-offset", type=click.IntRange(0), help="Records below this offset.")
+@click.option("--key", help="Records with exactly this key, written in --encoding.")
+@click.option("--key-prefix", help="Records whose key begins so.")
+@click.option("--since", metavar="@TIME", help="Records at or after it: @2026-11-20T12:00:00Z, @MS, @-2h.")
+@click.option("--until", metavar="@TIME", help="Records before it.")
+@click.option("--index-sanity-check", is_flag=True, help="An index: could it be one? The log is not looked at.")
+@click.option("--verify-index-only", is_flag=True, help="An index: compare it with its log, print nothing else.")
+@click.option("--section", type=click.Choice(_SECTIONS), help="One part of an .indexes object or of a head.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For a URL.")
+@click.option("--remote", "url", metavar="URL", help="A partition of this bucket alone; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
+@layout_options("tiered", "Of --remote,")
+@click.pass_obj
+def dump(session: Session, /, **asked: object) -> int:
+    """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
+    words = _Asked(**asked)  # type: ignore[arg-type]
+    if words.by_index:
+        words = _index_asked(session, words)
+    if words.url is not None:
+        return _dump_partition(session, words)
+    if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
+        raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key are for --remote")
+    if words.by_byte and (words.by_record or words.deep_iteration or words.prints_data):
+        raise click.UsageError("--hex shows all of a record; leave out --records, --deep-iteration, --print-data-log")
+    if words.options and "://" not in words.target:
+        raise click.UsageError("--option is for --remote URL and for the url of an object; neither is given")
+    if "://" not in words.target and not _is_file(words.target):
+        return _dump_partition(session, words)
+    with _opened(session, words) as source:
+        from tiered.inspect.dump_sources import Kind
+
+        if source.kind in (Kind.LOG, Kind.STORED_LOG):
+            return _dump_log(session, words, source)
+        return _dump_file(session, words, source)
+
+
+def _index_asked(session: Session, asked: _Asked) -> _Asked:
+    """The same about the index of the segment that was named, or that holds the offset."""
+    from dataclasses import replace
+
+    from tiered.inspect.dump_index import index_of_offset, index_of_segment
+
+    if asked.batches or asked.is_deep or asked.by_byte or asked.section:
+        raise click.UsageError("--index shows an index: leave out what shows batches, records, bytes or a --section")
+    if asked.url is None and ("://" in asked.target or _is_file(asked.target)):
+        found = index_of_segment(asked.target)
+    else:
+        partition, offset = parse_partition_at(asked.target)
+        url = asked.url if asked.url is not None else session.config().remote_url
+        with _whole_partitions(session, asked, partition.topic) as bucket:
+            found = index_of_offset(bucket.reader().source(partition), url, offset)
+    ours = {"url": None, "topic_id": None, "layout": LAYOUTS[0], "prefixes": (), "private_keys": ()}
+    return replace(asked, target=found.target, section=found.section, by_index=False, **ours)  # type: ignore[arg-type]
+
+
+def _is_file(target: str) -> bool:
+    import os
+
+    from tiered.inspect.dump_sources import kind_of
+
+    return kind_of(target) is not None or os.path.isfile(target)
+
+
+@contextmanager
+def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
+    """The file or the object. Options of the configured store hold where the url lies in it."""
+    from tiered.inspect.dump_sources import open_file, open_object, split_object_url, url_in_bucket
+    from tiered.inspect.stored_segments import is_encrypted
+
+    target = asked.target
+    if "://" not in target and is_encrypted(target):
+        target = url_in_bucket(target) or target  # its key lies in the bucket's heads
+    if "://" not in target:
+        with closing(open_file(target)) as source:
+            yield source
+        return
+    from remote.store.open_store import open_store
+    from tiered.config.key_rings import keyed_store
+
+    url, key = split_object_url(target)
+    if not key:
+        raise InvalidRequest("dumping an object, the url names none", url=url)
+    store = keyed_store(open_store(url, asked.options or session.store_options_of(target)), _key_ring(session))
+    with closing(store):
+        yield open_object(store, key)
+
+
+# -- logs
+
+
+def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
+    from tiered.inspect.dumping import LogDump
+
+    if asked.index_sanity_check or asked.verify_index_only or asked.section:
+        raise InvalidRequest("dumping a segment, that option is for other files", path=source.place)
+    if source.size_bytes == 0:
+        session.say(f"the file is empty: path={source.place}")
+    stored = _stored(session, source)
+    log = LogDump.of_stored(stored, source, _filter(asked)) if stored else LogDump.of_file(source, _filter(asked))
+    base = source.base_offset
+    _print_log(asked, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
+    _tell_gaps(session, log, source.place)
+    if log.invalid_bytes and asked.count is None:
+        name = source.place.rpartition("/")[2]
+        session.say(f"found {log.invalid_bytes} invalid bytes at the end of {name}")
+    facts = {"path": source.place, "at": log.at, "size_bytes": source.size_bytes}
+    if stored is not None and stored.damage is not None:
+        raise stored.damage
+    if log.problem is None:
+        return Exit.DONE
+    if not log.is_torn or source.is_object or stored is not None:
+        raise Corrupt(f"dumping a segment, {log.problem}", **facts)
+    session.say(f"the file ends inside a batch: path={source.place} at={log.at} size_bytes={source.size_bytes}")
+    return Exit.FINDINGS
+
+
+def _stored(session: Session, source: FileSource) -> StoredSegment | None:
+    """For a segment that is compressed or encrypted; the key ring is the configured one, or the environment's."""
+    import os
+
+    from tiered.config.key_rings import load_key_ring
+    from tiered.inspect.dump_sources import Kind
+    from tiered.inspect.stored_segments import open_stored
+
+    if source.kind is not Kind.STORED_LOG:
+        return None
+    return open_stored(source, load_key_ring(_key_ring(session), os.environ))
+
+
+def _first(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
+    """The offset to begin at: `wanted`, moved into the log. For an offset on the disk no request is sent."""
+    if wanted is not None and reader.source(partition).is_local(wanted):
+        return wanted
+    start, following = reader.offsets(partition)
+    return start if wanted is None else min(max(wanted, start), following)
+
+
+def _ring_for(session: Session, source: FileSource) -> KeyRing:
+    """The key ring for a manifest, which may be sealed; an empty one for any other file."""
+    import os
+
+    from remote.segments.encryption import NO_KEYS
+    from tiered.config.key_rings import load_key_ring
+    from tiered.inspect.dump_sources import Kind
+
+    return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.HEAD else NO_KEYS
+
+
+def _key_ring(session: Session) -> str | None:
+    """The configured file of keys; None without a configuration."""
+    from local.errors import NotFound
+
+    try:
+        return session.config().key_ring
+    except NotFound:
+        return None
+
+
+def _dump_partition(session: Session, asked: _Asked) -> int:
+    """A partition over both tiers, from its start or from ``@OFFSET``; one run of batches in memory at a time."""
+    if "/" not in asked.target:
+        expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
+        raise InvalidRequest("reading what to dump", target=repr(asked.target), expected=expected)
+    partition, offset = parse_partition_at(asked.target)
+    from dataclasses import replace
+
+    from tiered.inspect.dumping import LogDump
+    from tiered.manager.manager import LogManager
+
+    with _whole_partitions(session, asked, partition.topic) as bucket:
+        reader = bucket.reader()
+        chosen = _filter(asked)
+        asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
+        chosen = replace(chosen, from_offset=max(asked_from, default=None))
+        if isinstance(bucket, LogManager):
+            session.tell_served_alone(bucket.problems, [partition])
+        begin = offset if offset is not None else _first(reader, partition, chosen.from_offset)
+        log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
+        facts = {"topic": partition.topic, "partition": partition.partition}
+        _print_log(asked, log, [f"Dumping {partition}"], **facts)
+    if log.problem is not None:
+        raise Corrupt(f"dumping a partition, {log.problem}", **facts, at=log.at)
+    return Exit.DONE
+
+
+def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
+    """Both tiers here, or a bucket alone, whosever it is."""
+    if asked.url is None:
+        return session.manager(read_only=True, is_hasty=True)
+    session.set_up_logging()
+    from tiered.read.bucket_reader import open_remote
+
+    words = layout_words(asked.layout, asked.prefixes, asked.private_keys)
+    chosen = {topic: asked.topic_id} if asked.topic_id is not None else {}
+    return open_remote(asked.url, asked.options, topic_ids=chosen, **words)
+
+
+def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) -> None:
+    from tiered.inspect import dump_output
+    from tiered.inspect.decoders import DECODERS
+
+    form, count = asked.form, asked.count
+    if asked.by_byte:
+        from tiered.cli.data.dump_hex import print_hex
+
+        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), head, form, **facts)
+        return
+    headers = DECODERS[asked.encoding]
+    if form == "text":
+        rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
+        write_lines(head)
+        write_lines(lines_of(islice(rows, count), with_data=asked.prints_data))
+    elif not asked.is_deep:
+        columns = _BATCH_COLUMNS
+        emit("batches", map(dump_output.fields, islice(log.batches(), count)), columns, form, **facts)
+    else:
+        records = log.records(_decode(asked), headers=headers, with_control=not asked.by_record)
+        if form == "jsonl":
+            dump_output.write_jsonl(islice(records, count))
+        else:
+            emit("records", dump_output.flat(islice(records, count)), _RECORD_COLUMNS, form, **facts)
+
+
+def _decode(asked: _Asked) -> DecodeRecord:
+    from local.records import coordinator_records
+    from tiered.inspect.decoders import DECODERS
+    from tiered.inspect.dump_rows import decode_coordinator, decode_with
+
+    if asked.offsets_decoder and asked.transaction_log_decoder:
+        raise click.UsageError("--offsets-decoder and --transaction-log-decoder are of two topics")
+    if asked.offsets_decoder:
+        return decode_coordinator(coordinator_records.decode_offsets_record)
+    if asked.transaction_log_decoder:
+        return decode_coordinator(coordinator_records.decode_transaction_record)
+    return decode_with(DECODERS[asked.key_decoder or asked.encoding], DECODERS[asked.value_decoder or asked.encoding])
+
+
+def _filter(asked: _Asked) -> Filter:
+    from tiered.inspect.decoders import encode
+    from tiered.inspect.dumping import Filter
+
+    if asked.key is not None and asked.key_prefix is not None:
+        raise click.UsageError("--key and --key-prefix are one or the other")
+    key = asked.key if asked.key_prefix is None else asked.key_prefix
+    since_ms, until_ms = _time(asked.since), _time(asked.until)
+    if asked.from_offset is not None and asked.to_offset is not None and asked.to_offset <= asked.from_offset:
+        raise click.UsageError("--to-offset has to be above --from-offset: what is below it is shown")
+    if since_ms is not None and until_ms is not None and until_ms <= since_ms:
+        raise click.UsageError("--until has to be later than --since: what is before it is shown")
+    return Filter(
+        from_offset=asked.from_offset,
+        to_offset=asked.to_offset,
+        since_ms=since_ms,
+        until_ms=until_ms,
+        key=None if key is None else encode(key, asked.encoding),
+        is_key_prefix=asked.key_prefix is not None,
+    )
+
+
+def _time(text: str | None) -> int | None:
+    return None if text is None else parse_time(text.removeprefix("@"), now_ms())
+
+
+def _tell_gaps(session: Session, log: LogDump, path: str) -> None:
+    if log.gaps:
+        session.say(f"{log.gaps} non-consecutive offsets in {path}; compaction leaves such")
+        for first, second in log.first_gaps:
+            session.say(f"  {first} is followed by {second}")
+
+
+# -- the other files
+
+
+def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
+    from tiered.inspect import dump_files
+
+    if asked.by_byte:
+        raise InvalidRequest("dumping bytes, only a segment has batches: leave out --hex", path=source.place)
+    if asked.index_sanity_check:
+        dump_files.check_sanity(source)
+        session.say(f"{source.place} passed the sanity check")
+        return Exit.DONE
+    if not asked.verify_index_only:
+        sheets = dump_files.sheets_of(source, _ring_for(session, source))
+        _print_sheets(asked, _chosen(asked, sheets), source.place)
+    compared = dump_files.compare_with_log(source)
+    if compared is not None:
+        return _tell_findings(session, compared)
+    if asked.verify_index_only:
+        raise InvalidRequest("comparing an index with its log, there is no log beside it", path=source.place)
+    if source.kind in dump_files.WITH_BASE:
+        dump_files.check_sanity(source)
+    return Exit.DONE
+
+
+def _chosen(asked: _Asked, sheets: list[Sheet]) -> list[Sheet]:
+    if asked.section is None:
+        if len(sheets) > 1 and asked.form == "csv":
+            raise click.UsageError(f"csv has one kind of rows: choose a --section of {[each.name for each in sheets]}")
+        return sheets
+    chosen = [each for each in sheets if each.name == asked.section]
+    if not chosen:
+        raise InvalidRequest(
+            "choosing a section, there is none", section=asked.section, there_are=[each.name for each in sheets]
+        )
+    return chosen
+
+
+def _print_sheets(asked: _Asked, sheets: list[Sheet], path: str) -> None:
+    form = asked.form
+    if form == "json" and len(sheets) > 1:
+        rest = {sheet.name: list(islice(sheet.rows, asked.count)) for sheet in sheets[1:]}
+        first = sheets[0]
+        emit(first.name, islice(first.rows, asked.count), _columns(first), form, path=path, **first.facts, **rest)
+        return
+    for sheet in sheets:
+        rows: Iterable[Row] = islice(sheet.rows, asked.count)
+        if form == "text":
+            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
+            write_lines(entry_line(row) for row in rows)
+            continue
+        columns = _columns(sheet)
+        if len(sheets) > 1 and form == "jsonl":
+            columns = (Column("section"), *columns)
+            rows = ({"section": sheet.name, **row} for row in rows)
+        if form == "table":
+            write_lines(f"{name}: {value}" for name, value in sheet.facts.items())
+            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
+        emit(sheet.name, rows, columns, form, path=path, **sheet.facts)
+
+
+def _columns(sheet: Sheet) -> tuple[Column, ...]:
+    is_number = {name: all(isinstance(row.get(name), int) for row in sheet.rows) for name in sheet.fields}
+    return tuple(Column(name, name, is_number=is_number[name]) for name in sheet.fields)
+
+
+def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
+    """Each on stderr, the worst of them as exit code."""
+    from local.verify.findings import Severity
+
+    told = sorted(findings, key=lambda each: -each.severity)
+    for each in told[1:] if told and told[0].severity is Severity.CORRUPT else told:
+        session.say(f"{each.severity.name.lower()}: {each.what}: path={each.path} at={each.at}")
+    if told and told[0].severity is Severity.CORRUPT:
+        raise Corrupt(f"dumping an index, {told[0].what}", path=told[0].path, at=told[0].at, offsets=told[0].offsets)
+    return Exit.FINDINGS if told and told[0].severity is Severity.WARNING else Exit.DONE
+
+
+_BATCH_COLUMNS = (
+    Column("baseOffset", "baseOffset", is_number=True),
+    Column("lastOffset", "lastOffset", is_number=True),
+    Column("count", "count", is_number=True),
+    Column("baseSequence"),
+    Column("lastSequence"),
+    Column("producerId", "producerId", is_number=True),
+    Column("producerEpoch"),
+    Column("partitionLeaderEpoch", "epoch", is_number=True),
+    Column("isTransactional"),
+    Column("isControl", "isControl"),
+    Column("deleteHorizonMs"),
+    Column("position", "position", is_number=True),
+    Column("timestampType", "timestampType"),
+    Column("maxTimestamp", "maxTimestamp", is_number=True),
+    Column("size", "size", is_number=True),
+    Column("magic"),
+    Column("compresscodec", "compresscodec"),
+    Column("crc", "crc", is_number=True),
+    Column("isvalid", "isvalid"),
+)
+_RECORD_COLUMNS = (
+    Column("offset", "offset", is_number=True),
+    Column("timestamp", "timestamp", is_number=True),
+    Column("timestampType"),
+    Column("keySize", "keySize", is_number=True),
+    Column("valueSize", "valueSize", is_number=True),
+    Column("sequence", "sequence", is_number=True),
+    Column("headerKeys", "headerKeys"),
+    Column("key", "key"),
+    Column("value", "value"),
+    Column("headers"),
+    Column("endTxnMarker"),
+    Column("coordinatorEpoch"),
+    Column("baseOffset"),
+    Column("position"),
+    Column("partitionLeaderEpoch"),
+    Column("producerId"),
+    Column("producerEpoch"),
+    Column("isTransactional"),
+    Column("isControl"),
+    Column("compresscodec"),
+)

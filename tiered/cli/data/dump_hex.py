@@ -1,0 +1,76 @@
+"""``tiered dump --hex``: the bytes of batches and records with what each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tiered.cli.render import Column, Row, emit, write_lines
+
+if TYPE_CHECKING:
+    from tiered.inspect.dump_rows import BatchRow
+    from tiered.inspect.hex_dump import HexField
+
+_BYTES = 8  # in a line, so that it fits in 80 columns
+_MOMENTS = {"baseTimestamp", "maxTimestamp", "timestamp", "timestampDelta"}
+_LINES_MAX = 16  # of one field in the table; other forms have every byte
+
+Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
+
+
+def print_hex(batches: Batches, head: list[str], output: str, **facts: object) -> None:
+    """`head` are the lines above; other forms than the table have `facts`, and a row for each field."""
+    if output in ("table", "text"):
+        write_lines(head)
+        write_lines(_lines(batches))
+        return
+    emit("fields", _rows(batches), _COLUMNS, output, **facts)
+
+
+def _lines(batches: Batches) -> Iterator[str]:
+    for row, fields in batches:
+        where = "" if row.position is None else f" at {row.position}"
+        yield f"batch{where}: offsets {row.base_offset}..{row.last_offset}, {row.size} bytes"
+        for field in fields:
+            yield from _field_lines(field)
+
+
+def _field_lines(field: HexField) -> Iterator[str]:
+    from tiered.inspect.hex_dump import text_of
+
+    place = "+" if field.is_inflated else " "
+    is_text = field.value == text_of(field.data) and len(field.data) > _BYTES
+    for number, at in enumerate(range(0, max(1, len(field.data)), _BYTES)):
+        data = field.data[at : at + _BYTES]
+        if number == _LINES_MAX:
+            yield f"{'':34}{'  ' * field.depth}... {len(field.data) - at} bytes more"
+            return
+        name = field.name if number == 0 else ""
+        value = text_of(data) if is_text else _short(field) if number == 0 else ""
+        words = f"{'  ' * field.depth}{name:<{20 - 2 * field.depth}} {value}".rstrip()
+        yield f"{place}{field.at + at:08x}  {data.hex(' '):<23} {words}"
+
+
+def _short(field: HexField) -> str:
+    """A moment without the number that its bytes show."""
+    return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
+
+
+def _rows(batches: Batches) -> Iterator[Row]:
+    for row, fields in batches:
+        for field in fields:
+            yield {
+                "baseOffset": row.base_offset,
+                "position": row.position,
+                "at": field.at,
+                "isInflated": field.is_inflated,
+                "depth": field.depth,
+                "field": field.name,
+                "bytes": field.data.hex(),
+                "value": field.value,
+            }
+
+
+_COLUMNS = tuple(
+    Column(name) for name in ("baseOffset", "position", "at", "isInflated", "depth", "field", "bytes", "value")
+)

@@ -1,0 +1,130 @@
+"""``tiered get-offsets``: the offsets of partitions that have a name, or belong to a time, over both tiers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, LogError
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_partition, parse_time
+from tiered.cli.errors import unread_code
+from tiered.cli.records import rfc3339
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+
+if TYPE_CHECKING:
+    from local.records.isolation import Isolation
+    from local.records.offset_spec import FoundOffset
+    from tiered.manager.manager import LogManager
+
+# Kafka's names and codes (`local.records.offset_spec`, `tiered.read.offset_listing`), and the words of `consume
+# --from`.
+_SPECS = {
+    "latest": -1,
+    "end": -1,
+    "earliest": -2,
+    "start": -2,
+    "max-timestamp": -3,
+    "earliest-local": -4,
+    "latest-tiered": -5,
+    "earliest-pending-upload": -6,
+}
+
+
+@click.command("get-offsets")
+@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
+@click.option(
+    "--time",
+    "spec",
+    default="latest",
+    show_default=True,
+    metavar="SPEC",
+    help="earliest, latest, max-timestamp, earliest-local, latest-tiered, earliest-pending-upload, "
+    "@TIME, @-2h or a number of ms.",
+)
+@click.option("--committed", is_flag=True, help="latest is the last stable offset, below every open transaction.")
+@output_option()
+@click.pass_obj
+def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed: bool, output: str) -> int:
+    """One offset of each partition; of all topics without arguments. Empty where there is no such offset.
+
+    An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.
+    """
+    asked = parse_spec(spec, now_ms())
+    names = [parse_partition(target) for target in targets]
+    from local.records.isolation import Isolation
+    from tiered.status.unknown_figures import unread_rows
+
+    with session.manager(read_only=True, is_brief=True) as manager:
+        partitions = _partitions(manager, names)
+        isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
+        found, unread = _found(manager, partitions, asked, isolation)
+    rows: list[Row] = [
+        {
+            "topic": name.topic,
+            "partition": name.partition,
+            "offset": each.offset if each is not None else None,
+            "timestamp": each.timestamp_ms if each is not None else None,
+            "leader_epoch": each.leader_epoch if each is not None else None,
+        }
+        for name, each in found.items()
+    ]
+    emit("offsets", rows, _COLUMNS, output, unread=unread_rows(unread))
+    session.tell_problems(unread)
+    return unread_code(unread.values())
+
+
+def _found(
+    manager: LogManager, partitions: list[TopicPartition], asked: int, isolation: Isolation
+) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
+    """The offset of each partition, and the errors that kept some from being read."""
+    found: dict[TopicPartition, FoundOffset | None] = {}
+    unread: dict[TopicPartition, LogError] = {}
+    for name in partitions:
+        try:
+            found |= manager.list_offsets({name: asked}, isolation=isolation)
+        except LogError as error:
+            if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
+                raise  # the request is wrong, whatever can be read
+            found[name], unread[name] = None, manager.problems.get(name, error)
+    return found, unread
+
+
+def parse_spec(text: str, now_ms: int) -> int:
+    """Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
+    if text in _SPECS:
+        return _SPECS[text]
+    codes = {str(code): code for code in _SPECS.values()}
+    if text in codes:
+        return codes[text]
+    try:
+        if text.startswith("-"):
+            raise InvalidRequest("reading a time, what lies before now begins with @-")
+        return max(0, parse_time(text.removeprefix("@"), now_ms))
+    except InvalidRequest:
+        expected = f"'{' '.join(_SPECS)} @TIME @-2h or a number of ms'"
+        raise InvalidRequest("reading what offset is asked for", text=repr(text), expected=expected) from None
+
+
+def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
+    """Those asked for, each once; without a name all."""
+    found: dict[TopicPartition, None] = {}
+    for topic, number in names or [(each.name, None) for each in manager.topics()]:
+        chosen = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]
+        found |= dict.fromkeys(chosen)
+    return list(found)
+
+
+def _time(timestamp_ms: int) -> str:
+    return rfc3339(timestamp_ms)
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("offset", "OFFSET", is_number=True),
+    Column("timestamp", "TIME", _time),
+    Column("leader_epoch", "EPOCH", is_number=True),
+)

@@ -1,0 +1,125 @@
+"""``tiered transactions``: those that nobody has ended, and an end for them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import unread_code
+from tiered.cli.records import rfc3339
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import format_count
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+    from tiered.partition.partition import Partition
+
+
+@click.group("transactions")
+def transactions() -> None:
+    """Find transactions that nobody has ended, and end them."""
+
+
+@transactions.command("list")
+@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
+@output_option()
+@click.pass_obj
+def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
+    """The open transactions of partitions; of all topics without arguments."""
+    asked = [parse_partition(target) for target in targets]
+    from tiered.partition.hanging_transactions import open_transactions
+    from tiered.status.unknown_figures import unread_rows
+
+    with session.manager(read_only=True, is_brief=True) as manager:
+        held = _held(manager, asked)
+        problems = manager.problems if not asked else {}
+        opened = {each.name for each in held}
+        unread = {name: error for name, error in problems.items() if name not in opened}
+        rows: list[Row] = [
+            {
+                "topic": each.partition.topic,
+                "partition": each.partition.partition,
+                "producer_id": each.producer_id,
+                "producer_epoch": each.producer_epoch,
+                "first_offset": each.first_offset,
+                "waiting": one.log.next_offset - each.first_offset,
+                "timestamp": each.last_timestamp_ms,
+            }
+            for one in held
+            for each in open_transactions(one)
+        ]
+    emit("transactions", rows, _COLUMNS, output, unread=unread_rows(unread))
+    session.tell_problems(problems)
+    return unread_code(unread.values())
+
+
+@transactions.command("end")
+@click.argument("target", metavar="TOPIC/PARTITION")
+@click.option("--producer-id", type=click.IntRange(0), required=True, help="Whose transaction.")
+@click.option("--abort", "aborts", is_flag=True, help="Its records are not shown to committed readers.")
+@click.option("--commit", "commits", is_flag=True, help="They are.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show the transaction that would be ended.")
+@click.pass_obj
+def end(session: Session, target: str, producer_id: int, aborts: bool, commits: bool, yes: bool, dry_run: bool) -> None:
+    """Write the marker that ends a producer's open transaction: --abort or --commit."""
+    if aborts == commits:
+        raise click.UsageError(f"say --abort or --commit{', not both' if aborts else ''}")
+    outcome = "abort" if aborts else "commit"
+    topic, number = parse_partition(target)
+    if number is None:
+        raise InvalidRequest("ending a transaction, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
+    if dry_run:
+        from tiered.partition.hanging_transactions import find_open
+
+        with session.manager(read_only=True, is_brief=True) as manager:
+            (held,) = _held(manager, [(topic, number)])
+            open_one = find_open(held, producer_id)
+        since = f"producer_id={producer_id} first_offset={open_one.first_offset}"
+        session.say(f"would {outcome}: partition={topic}/{number} {since}; nothing changed")
+        return
+    _confirm(f"{outcome} the open transaction of producer {producer_id} in {topic}/{number} for good?", yes)
+    from tiered.partition.hanging_transactions import end_transaction
+
+    with session.manager() as manager:
+        (held,) = _held(manager, [(topic, number)])
+        found = end_transaction(held, producer_id, commit=outcome == "commit", now_ms=now_ms())
+    done = "aborted" if outcome == "abort" else "committed"
+    session.say(f"{done}: partition={topic}/{number} producer_id={producer_id} first_offset={found.first_offset}")
+
+
+def _held(manager: LogManager, asked: list[tuple[str, int | None]]) -> list[Partition]:
+    """The partitions asked for, each once; without a word all that are open. Raises NotFound, and why one is not."""
+    if not asked:
+        return manager.partitions()
+    wanted: dict[TopicPartition, Partition] = {}
+    for topic, number in asked:
+        names = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]
+        wanted |= {name: manager.partition(name) for name in names}
+    return list(wanted.values())
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Asks a person; anybody else has to say --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("this cannot be taken back; say --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("producer_id", "PRODUCER", is_number=True),
+    Column("producer_epoch", "EPOCH", is_number=True),
+    Column("first_offset", "SINCE OFFSET", format_count, is_number=True),
+    Column("waiting", "OFFSETS WAITING", format_count, is_number=True),
+    Column("timestamp", "LAST RECORD", rfc3339),
+)

@@ -1,0 +1,135 @@
+"""``tiered apply``: do what a saved plan says, if the state that it was made from still holds."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from policies.decisions import Decision
+    from tiered.plans.saved_plan import SavedPlan
+
+
+@click.command("apply")
+@click.argument("file", metavar="PLAN.json", type=click.Path(), required=False)
+@click.option("--auto", is_flag=True, help="No file: plan and apply until nothing is left; the same as 'run --once'.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only look whether the state still holds; of advice, its steps.")
+@output_option()
+@progress_option
+@click.pass_context
+def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: bool, output: str) -> int:
+    """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
+
+    A state that has changed since then is refused (exit 5).
+    """
+    if auto == (file is not None):
+        raise click.UsageError("either a plan to apply, PLAN.json, or --auto")
+    if file is None:
+        return _auto(ctx, dry_run=dry_run, output=output)
+    from tiered.cost.advice_file import is_advice
+    from tiered.plans.saved_plan import plan_of, read_body
+
+    body = read_body(file)
+    if is_advice(body):
+        from tiered.cli.node.apply_advice import advice_of, apply_advice_file
+
+        return apply_advice_file(ctx.obj, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
+    return _of_file(ctx.obj, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
+
+
+def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
+    """What `run --once` does; what `plan` shows."""
+    from tiered.cli.node.plan import plan
+    from tiered.cli.node.run import run
+
+    if dry_run:
+        ctx.invoke(plan, settings={}, output=output)
+        return Exit.DONE
+    return int(ctx.invoke(run, once=True, progress=ctx.obj.progress.way))
+
+
+def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
+    from tiered.plans.saved_plan import apply_saved, check_unchanged
+
+    session.say(_summary(saved))
+    if dry_run:
+        with session.manager(read_only=True, overrides=saved.settings) as manager:
+            check_unchanged(saved, manager, now_ms())
+        session.say("the state is as it was; nothing changed")
+        return Exit.DONE
+    confirm(yes=yes)
+    session.progress.expect(sum(map(len, saved.plan.decisions.values())), "decisions")
+    with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
+        applied = apply_saved(
+            manager,
+            saved,
+            now_ms=now_ms(),
+            progress=lambda name, decision: session.progress.advance(),
+            should_stop=lambda: stop.is_set,
+        )
+        problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
+    rows = [
+        {
+            "topic": name.topic,
+            "partition": name.partition,
+            "where": str(name),
+            "done": len(each.done),
+            "skipped": len(each.skipped),
+            "size_bytes": sum(one.size_bytes for one in each.done),
+        }
+        for name, each in sorted(applied.items())
+    ]
+    emit("partitions", rows, _COLUMNS, output)
+    for name, problem in sorted(problems.items()):
+        click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    left = _count(saved.plan.decisions.values()) - _count([*each.done, *each.skipped] for each in applied.values())
+    if left:
+        session.say(f"{counted(left, 'decision')} not done, and the state is another now; next: tiered plan --out FILE")
+    if left and stop.is_set:
+        return worst(problems.values()) or (Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED)
+    return worst(problems.values())
+
+
+def _count(runs: Iterable[Sequence[Decision]]) -> int:
+    return sum(map(len, runs))
+
+
+def _summary(saved: SavedPlan) -> str:
+    """In the words of `tiered plan`."""
+    from tiered.plans.plan_rows import VERBS
+
+    totals = saved.plan.totals()
+    words = [f"{total.count} {VERBS[kind][1]} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
+    return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
+
+
+def confirm(*, yes: bool) -> None:
+    """Ask at the terminal. Raises InvalidRequest without one."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest("applying a plan without a terminal to ask at, add --yes")
+    click.confirm("apply it?", abort=True, err=True)
+
+
+_COLUMNS = (
+    Column("where", "PARTITION", only_table=True),
+    Column("done", "DONE", is_number=True),
+    Column("skipped", "SKIPPED", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("topic"),
+    Column("partition"),
+)

@@ -1,0 +1,112 @@
+"""``tiered apply`` of a file that ``tiered cost advise --out`` made."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from local.errors import InvalidRequest
+from tiered.cli.bucket_options import open_bucket, open_target
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, emit
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes, format_dollars
+
+if TYPE_CHECKING:
+    from remote.store import ObjectStore
+    from tiered.cost.advice_applying import StepState
+    from tiered.cost.advice_file import SavedAdvice
+
+
+def advice_of(body: bytes, path: str) -> SavedAdvice:
+    """The file's advice. Raises InvalidRequest, naming the file."""
+    from tiered.cost.advice_file import decode_advice
+
+    try:
+        return decode_advice(body)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.attempt, **error.facts, file=path) from None
+
+
+def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_run: bool, output: str) -> int:
+    """Show its steps, or do those that are due."""
+    from tiered.cli.node.apply import confirm
+    from tiered.cost.advice_applying import apply_advice, check_advice
+
+    session.say(_summary(saved))
+    if dry_run:
+        with session.manager(read_only=True) as manager:
+            states = check_advice(manager, saved)
+        _show(states, output, dry_run=True)
+        session.say("the state is as it was; nothing changed")
+        return Exit.DONE
+    confirm(yes=yes)
+    with stop_signals() as stop, session.manager() as manager, open_bucket(session, None, {}) as bucket:
+
+        def target_of(storage_class: str) -> ObjectStore:
+            return open_target(
+                session, bucket.url, bucket.options, storage_class=storage_class, rate=None, is_configured=True
+            )
+
+        states = apply_advice(
+            manager,
+            saved,
+            bucket.store,
+            now_ms=now_ms,
+            keys=bucket.keys,
+            target_of=target_of,
+            should_stop=lambda: stop.is_set,
+        )
+    _show(states, output, dry_run=False)
+    if stop.is_set:
+        session.say("interrupted; what is done stays, applying it again goes on")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    if not all(each.is_done for each in states):
+        session.say("not all could be moved yet: apply it again, after the grace time if much waits for deletion")
+        return Exit.FINDINGS
+    return Exit.DONE
+
+
+def _summary(saved: SavedAdvice) -> str:
+    once = sum(each.once_dollars for each in saved.steps)
+    size = format_bytes(sum(each.size_bytes for each in saved.steps))
+    return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${format_dollars(once)}"
+
+
+def _show(states: Sequence[StepState], output: str, *, dry_run: bool) -> None:
+    rows = [
+        {
+            "topic": each.step.topic,
+            "change": each.step.change,
+            "parts": each.parts,
+            "due": each.due,
+            "size_bytes": each.step.size_bytes,
+            "requests": each.step.puts + each.step.gets,
+            "once_dollars": each.step.once_dollars,
+            "now_dollars": each.step.now_dollars,
+            "then_dollars": each.step.then_dollars,
+            "reason": each.step.reason,
+        }
+        for each in states
+    ]
+    emit("steps", rows, _COLUMNS, output, dry_run=dry_run)
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(float(str(value)))
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("change", "CHANGE"),
+    Column("due", "DUE", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("requests", "REQUESTS", is_number=True),
+    Column("once_dollars", "ONCE", _dollars, is_number=True),
+    Column("now_dollars", "NOW/MONTH", _dollars, is_number=True),
+    Column("then_dollars", "THEN/MONTH", _dollars, is_number=True),
+    Column("reason", "WHY"),
+    Column("parts"),
+)

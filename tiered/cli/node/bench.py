@@ -1,0 +1,211 @@
+"""``tiered bench``: how fast machine, disk and bucket are, and how near to them we come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, LogError, NotFound
+from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.config.units import format_bytes, format_count, format_dollars, parse_bytes
+
+if TYPE_CHECKING:
+    from remote.store import ObjectStore
+    from remote.store.middleware.metered_store import RequestCounts
+    from tiered.bench.benchmark import BenchOptions, BenchReport, Measured
+
+
+@click.command("bench")
+@click.option("--size", default="64MiB", show_default=True, metavar="SIZE", help="Records of each part, so much.")
+@click.option("--at", "directory", metavar="DIR", help="Measure the disk of DIR; default: that of the logs.")
+@click.option("--remote", is_flag=True, help="The configured bucket too, below a prefix of its own; costs requests.")
+@click.option("--dry-run", is_flag=True, help="Only show which requests --remote would send, and what they cost.")
+@click.option("--yes", is_flag=True, help="Do not ask before requests are sent.")
+@output_option()
+@progress_option
+@click.pass_obj
+def bench(
+    session: Session, size: str, directory: str | None, remote: bool, dry_run: bool, yes: bool, output: str
+) -> int:
+    """Measure appends, fsync, reads, lookups, compaction, upload and reads from a bucket, beside raw references.
+
+    In a directory that is made for it and removed. Without --remote the bucket is a folder there.
+    """
+    from tiered.bench.benchmark import FIGURES, BenchOptions, run_benchmark
+
+    size_bytes = parse_bytes(size)
+    if size_bytes is None:
+        raise InvalidRequest("reading --size", text=repr(size), expected="a size such as 64MiB")
+    options = BenchOptions.of(size_bytes)
+    if remote or dry_run:
+        _foretell(session, options, output, remote=remote, dry_run=dry_run, yes=yes)
+        if dry_run:
+            return Exit.DONE
+    root = _root(session, directory)
+    session.progress.expect(FIGURES, "figures")
+    with stop_signals() as stop, _store(session, remote=remote) as store:
+        report = run_benchmark(
+            root,
+            now_ms=now_ms(),
+            options=options,
+            store=store,
+            on_measured=lambda each: _tell(session, each),
+            should_stop=lambda: stop.is_set,
+        )
+    emit("measured", [_row(each) for each in report.measured], _COLUMNS, output, **_facts(report))
+    if report.is_complete:
+        session.say("ratio: 1 is as fast as the reference, 0.5 half as fast; everything made was removed")
+        return Exit.DONE
+    session.say("interrupted; everything made was removed")
+    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+
+
+def _root(session: Session, directory: str | None) -> str:
+    """Where the logs are, as far as that is known and there."""
+    if directory is not None:
+        return os.path.abspath(directory)
+    try:
+        place = os.path.dirname(session.config().data_dir)
+    except NotFound:
+        return os.path.abspath(session.directory)
+    return place if os.path.isdir(place) else os.path.abspath(session.directory)
+
+
+@contextmanager
+def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
+    """The configured bucket below a prefix of this run's own; nothing of it is left, not even a folder."""
+    if not remote:
+        yield None
+        return
+    from dataclasses import replace
+    from urllib.parse import unquote
+
+    from remote.keys import new_ulid
+    from tiered.bench.benchmark import PREFIX
+    from tiered.stores.configured_store import configured_store
+
+    config = session.config()
+    url = f"{(config.remote_url or '').rstrip('/')}/{PREFIX}{new_ulid(now_ms())}"
+    # What a colder class bills for a month at least is not worth a minute's measurement.
+    own = {**config.overrides, "remote.storage.class": "default"}
+    folder = unquote(url.removeprefix("file://")) if url.startswith("file://") else None
+    if folder is not None:
+        os.mkdir(folder)
+    try:
+        store = configured_store(replace(config, remote_url=url, overrides=own))
+        assert store is not None, "it has a url"
+        try:
+            yield store
+        except LogError:
+            session.say(f"what could not be removed lies below {url}")
+            raise
+        finally:
+            store.close()
+    finally:
+        if folder is not None:
+            import shutil
+
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _foretell(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
+    """Say what a run would send and cost, and ask. Raises NotFound and InvalidRequest where no bucket could be used."""
+    from policies.cost.storage_cost import request_cost
+    from tiered.bench.benchmark import foretell_requests
+
+    config = session.config()
+    if config.remote_url is None:
+        raise InvalidRequest("measuring a bucket, none is configured: set url in [remote] of tiered.toml")
+    if config.topic_properties("")["remote.immutable"] == "true":
+        raise InvalidRequest("measuring a bucket, it is immutable (remote.immutable): nothing could be removed again")
+    counts = foretell_requests(now_ms=now_ms(), options=options)
+    dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=session.prices().of(None))
+    facts = _counted(counts)
+    if dry_run:
+        emit("requests", [{**facts, "dollars": dollars}], _REQUESTS, output, dry_run=True, bucket=config.remote_url)
+    told = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
+    moved = f"{format_bytes(counts.bytes_in)} in, {format_bytes(counts.bytes_out)} out"
+    session.say(f"about {told}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
+    if dry_run:
+        session.say("nothing changed")
+    elif remote and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("requests would be sent to the bucket; say --yes, or --dry-run to see which")
+        click.confirm("send them?", abort=True, err=True)
+
+
+def _tell(session: Session, each: Measured) -> None:
+    session.progress.advance()
+    session.say(f"measured: {each.name}")
+
+
+def _facts(report: BenchReport) -> dict[str, object]:
+    return {
+        "machine": dict(report.machine),
+        "directory": report.directory,
+        "bucket": report.bucket,
+        "is_complete": report.is_complete,
+        "requests": _counted(report.requests) if report.requests is not None else None,
+    }
+
+
+def _counted(counts: RequestCounts) -> dict[str, int]:
+    names = ("puts", "gets", "lists", "deletes", "bytes_in", "bytes_out")
+    return {name: getattr(counts, name) for name in names}
+
+
+def _row(each: Measured) -> Row:
+    return {
+        "name": each.name,
+        "what": each.what,
+        "reference": each.reference,
+        "count": each.count,
+        "size_bytes": each.size_bytes,
+        "seconds": each.seconds,
+        "bytes_per_second": each.bytes_per_second,
+        "ms_each": each.ms_each,
+        "reference_seconds": each.reference_seconds,
+        "ratio": each.ratio,
+        "latencies_ms": dict(each.latencies_ms) or None,
+        "reference_latencies_ms": dict(each.reference_latencies_ms) or None,
+    }
+
+
+def _percentiles(value: object) -> str:
+    assert isinstance(value, dict)
+    return " ".join(f"{name} {took:.3g}" for name, took in value.items())
+
+
+_COLUMNS = (
+    Column("name", "WHAT"),
+    Column("count", "COUNT", format_count, is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("bytes_per_second", "PER SECOND", lambda value: format_bytes(round(float(str(value)))), is_number=True),
+    Column("ms_each", "MS EACH", lambda value: f"{float(str(value)):.3g}", is_number=True),
+    Column("ratio", "RATIO", lambda value: f"{float(str(value)):.2f}", is_number=True),
+    Column("latencies_ms", "MS", _percentiles),
+    Column("reference", "REFERENCE"),
+    Column("what"),
+    Column("seconds"),
+    Column("reference_seconds"),
+    Column("reference_latencies_ms"),
+)
+_REQUESTS = (
+    Column("puts", "PUT", format_count, is_number=True),
+    Column("gets", "GET", format_count, is_number=True),
+    Column("lists", "LIST", format_count, is_number=True),
+    Column("deletes", "DELETE", format_count, is_number=True),
+    Column("bytes_in", "BYTES IN", format_bytes, is_number=True),
+    Column("bytes_out", "BYTES OUT", format_bytes, is_number=True),
+    Column("dollars", "$", lambda value: format_dollars(float(str(value))), is_number=True),
+)

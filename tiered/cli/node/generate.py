@@ -1,0 +1,195 @@
+"""``tiered generate``: files for the systems around a manager, made from the tables of metrics and alerts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.aliases import AliasedGroup
+from tiered.cli.arguments import Number
+from tiered.cli.completion import completion
+from tiered.cli.errors import Exit
+from tiered.cli.session import UNNAMED, Session, store_options
+from tiered.config.units import parse_bytes, parse_duration
+
+
+@click.group("generate", cls=AliasedGroup)
+def generate() -> None:
+    """Print a dashboard, alert rules, a unit, a policy, lifecycle rules, to be kept in a file or applied."""
+
+
+generate.aliases = {"grafana-dashboard": "grafana", "prometheus-alerts": "alerts"}
+generate.add_command(completion)  # the same one as ``tiered completion``
+
+
+@generate.command("grafana")
+def grafana() -> None:
+    """A Grafana dashboard, JSON to import."""
+    from tiered.observe.monitoring_files import dashboard
+
+    click.echo(dashboard(), nl=False)
+
+
+@generate.command("alerts")
+@click.option("--at-risk", default="50GiB", show_default=True, metavar="SIZE", help="What may exist on a disk only.")
+@click.option("--copy-lag", default="1h", show_default=True, metavar="TIME", help="How long an upload may wait.")
+@click.option("--free", default=0.1, show_default=True, type=Number(0, 1), help="Share of a disk to stay free.")
+@click.option("--runbooks", metavar="URL", help="Where the runbook pages are; default: docs/runbooks.")
+def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> None:
+    """Prometheus' alert rules, each with the page that tells what to do."""
+    from tiered.observe.alert_table import RUNBOOKS_URL, Limits
+    from tiered.observe.monitoring_files import alert_rules
+
+    size, lag_ms = parse_bytes(at_risk), parse_duration(copy_lag)
+    if size is None or size < 0:
+        raise InvalidRequest("reading --at-risk", text=repr(at_risk), expected="a size such as 50GiB")
+    if lag_ms is None or lag_ms < 0:
+        raise InvalidRequest("reading --copy-lag", text=repr(copy_lag), expected="a duration such as 1h")
+    limits = Limits(at_risk_bytes=size, copy_lag_s=lag_ms // 1000, free_share=free)
+    click.echo(alert_rules(limits, runbooks_url=(runbooks or RUNBOOKS_URL).rstrip("/")), nl=False)
+
+
+@generate.command("systemd")
+@click.option("--user", default="tiered", show_default=True, help="Who it runs as.")
+@click.option("--metrics", default=":9464", show_default=True, metavar="[HOST]:PORT", help="Where metrics are served.")
+@click.pass_obj
+def systemd(session: Session, user: str, metrics: str) -> None:
+    """A systemd unit of `tiered run` over this directory."""
+    from tiered.observe.monitoring_files import systemd_unit
+    from tiered.web.http.metrics_server import parse_address
+
+    parse_address(metrics)
+    if not _USER.fullmatch(user):
+        raise InvalidRequest("reading --user", user=repr(user), expected="a user's name such as tiered")
+    executable = os.path.abspath(sys.argv[0])
+    directory = os.path.abspath(session.directory)
+    click.echo(systemd_unit(executable=executable, directory=directory, user=user, metrics=metrics), nl=False)
+
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # what systemd takes, or a number
+
+_BUCKET = (
+    click.option("--remote", "url", metavar="URL", help="This bucket; default: the configured one."),
+    click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote."
+    ),
+    click.option("--immutable", is_flag=True, help="Nothing in it is ever deleted; default: as remote.immutable says."),
+)
+
+
+def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
+    for option in _BUCKET:
+        command = option(command)
+    return command
+
+
+@generate.command("iam-policy")
+@click.option(
+    "--role",
+    type=click.Choice(["manager", "reader", "spark", "gc"]),
+    default="manager",
+    show_default=True,
+    help="Whose.",
+)
+@click.option("--kms-key", metavar="ARN", help="The key that encrypts the bucket.")
+@click.option("--check", metavar="user/NAME|role/NAME", help="Compare with that one's policy; exit 3 if it differs.")
+@click.option("--apply", metavar="user/NAME|role/NAME", help="Give that one this policy.")
+@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print it.")
+@_bucket_options
+@click.pass_obj
+def iam_policy(
+    session: Session,
+    role: str,
+    kms_key: str | None,
+    check: str | None,
+    apply: str | None,
+    dry_run: bool,
+    url: str | None,
+    options: dict[str, object],
+    immutable: bool,
+) -> int:
+    """The least that a role may do to the bucket, as an IAM policy."""
+    import json
+
+    from remote.store.s3_administration import inline_policy, put_inline_policy, split_bucket
+    from tiered.health.access_policies import Role
+    from tiered.health.access_policies import iam_policy as made
+
+    place, given, is_immutable = _place(session, url, options)
+    bucket, prefix = split_bucket(place)
+    policy = made(Role(role), bucket, prefix, is_immutable=immutable or is_immutable, kms_key=kms_key)
+    name = f"tiered-{role}"
+    if dry_run:
+        click.echo(json.dumps(policy, indent=2))
+        check = apply or check
+        if check is None:
+            return Exit.DONE
+    elif apply is not None:
+        put_inline_policy(apply, name, policy, given)
+        session.say(f"{apply} has the policy {name}")
+        return Exit.DONE
+    if check is not None:
+        is_same = inline_policy(check, name, given) == policy
+        session.say(f"{check}: {name} " + ("is as it should be" if is_same else "differs or is not there"))
+        return Exit.DONE if is_same else Exit.FINDINGS
+    click.echo(json.dumps(policy, indent=2))
+    return Exit.DONE
+
+
+@generate.command("lifecycle")
+@click.option("--versioned", is_flag=True, help="The bucket keeps old versions: end those of deleted objects.")
+@click.option("--check", is_flag=True, help="Compare with the bucket; exit 3 if a rule is missing.")
+@click.option("--apply", is_flag=True, help="Give the bucket these rules; its others stay.")
+@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print them.")
+@_bucket_options
+@click.pass_obj
+def lifecycle(
+    session: Session,
+    versioned: bool,
+    check: bool,
+    apply: bool,
+    dry_run: bool,
+    url: str | None,
+    options: dict[str, object],
+    immutable: bool,
+) -> int:
+    """What the bucket should do by itself, as lifecycle rules of S3."""
+    import json
+
+    from remote.store.s3_administration import bucket_rules, missing_rules, put_rules, split_bucket
+    from tiered.health.access_policies import lifecycle_rules
+
+    place, given, is_immutable = _place(session, url, options)
+    rules = lifecycle_rules(split_bucket(place)[1], is_immutable=immutable or is_immutable, is_versioned=versioned)
+    if dry_run:
+        click.echo(json.dumps({"Rules": rules}, indent=2))
+        if not (apply or check):
+            return Exit.DONE
+    elif apply:
+        put_rules(place, given, rules)
+    if check or apply:
+        missing = missing_rules(rules, bucket_rules(place, given))
+        for rule in missing:
+            click.echo(f"! {rule['ID']}: missing, or it says something else", err=True)
+        session.say(f"{len(rules) - len(missing)} of {len(rules)} rules are there")
+        return Exit.FINDINGS if missing else Exit.DONE
+    click.echo(json.dumps({"Rules": rules}, indent=2))
+    return Exit.DONE
+
+
+def _place(session: Session, url: str | None, options: dict[str, object]) -> tuple[str, dict[str, object], bool]:
+    """(url, the client's options, whether it is immutable) of the bucket that was named, or is configured."""
+    if url is not None:
+        return url, options, False
+    if options:
+        raise click.UsageError(UNNAMED)
+    config = session.config()
+    if config.remote_url is None:
+        raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
+    is_immutable = config.topic_properties("")["remote.immutable"] == "true"
+    return config.remote_url, dict(config.remote_options), is_immutable

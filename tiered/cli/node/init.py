@@ -1,0 +1,137 @@
+"""``tiered init``: a configuration file, and a proof that the store can do what commits stand on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import ErrorCode, InvalidRequest, NotFound
+from tiered.cli.session import Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from tiered.health.broker_file import Ignored
+
+
+@click.command("init")
+@click.argument("directory", required=False)
+@click.option(
+    "--remote", "url", metavar="URL", help="s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."
+)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the store.")
+@click.option("--properties", "broker_file", metavar="FILE", type=click.Path(), help="Take a Kafka broker's settings.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be written; asks the store nothing.")
+@click.option("--no-probe", is_flag=True, help="Write the file without asking the store anything.")
+@click.pass_obj
+def init(
+    session: Session,
+    directory: str | None,
+    url: str | None,
+    options: dict[str, object],
+    broker_file: str | None,
+    dry_run: bool,
+    no_probe: bool,
+) -> None:
+    """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
+
+    The store's credentials come from its own environment variables or profile; none is ever written here.
+    """
+    from tiered.config.config import FILE, file_url
+    from tiered.config.secrets import check_no_secret
+
+    root = os.path.abspath(directory or session.directory)
+    path = os.path.join(root, FILE)
+    if not os.path.isdir(root) and (above := _file_above(root)) is not None:
+        raise InvalidRequest("writing a configuration, it is a file: name a directory", directory=root, file=above)
+    if os.path.exists(path):
+        raise InvalidRequest("writing a configuration, it exists", file=path)
+    check_no_secret(url, options, path)
+    defaults, ignored = _defaults(broker_file)
+    bucket = os.path.join(root, "bucket") if url is None else None
+    url = url if url is not None else file_url(os.path.join(root, "bucket"))
+    text = configuration(url, options, defaults)
+    if dry_run:
+        click.echo(text, nl=False)
+        _tell_ignored(session, broker_file, ignored)
+        session.say(f"would write {path}; nothing changed")
+        return
+    if bucket is not None:
+        os.makedirs(bucket, exist_ok=True)
+    if not no_probe:
+        _probe(session, url, options)
+    os.makedirs(root, exist_ok=True)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+    click.echo(path)
+    _tell_ignored(session, broker_file, ignored)
+    place = directory or session.directory
+    session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
+
+
+def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
+    """What a new place has for every topic: a broker's settings, where its file was named; those without effect."""
+    if broker_file is None:
+        return {}, []
+    from tiered.health.broker_file import broker_settings, read_entries, without_effect
+
+    entries = read_entries(broker_file)
+    return broker_settings(entries), without_effect(entries)
+
+
+def _tell_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
+    """A line for each setting of the broker that has no effect here."""
+    for each in ignored:
+        session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")
+
+
+def _file_above(path: str) -> str | None:
+    """`path`, or the nearest above it that exists, if that is a file."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return None if os.path.isdir(path) else path
+
+
+def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
+    """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default, or `defaults`."""
+    from tiered.topics.config_export import toml_text
+
+    own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}
+    return "\n".join(
+        (
+            "# Where the logs are, where closed segments go, and what every topic gets unless it says otherwise.",
+            "[local]",
+            'dir = "data"',
+            "",
+            "[remote]",
+            f"url = {toml_text(url)}",
+            *([f"options = {toml_text(options)}"] if options else []),
+            "",
+            "[defaults]",
+            '"remote.storage.enable" = true',
+            *(f"{toml_text(name)} = {toml_text(text)}" for name, text in own.items()),
+            "",
+        )
+    )
+
+
+def _probe(session: Session, url: str, options: dict[str, object]) -> None:
+    from remote.store.probe import probe_store
+    from tiered.config.config import Config
+    from tiered.stores.configured_store import addressed_store
+
+    store = addressed_store(url, options, Config.load(None, session.overrides, os.environ))
+    try:
+        guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
+    except NotFound as error:
+        if error.code is ErrorCode.STORE_DIRECTORY_MISSING:
+            error.add_note("make it, mount its disk, or mend the url of --remote")
+        raise
+    finally:
+        store.close()
+    if guarantees.allows_writers:
+        session.say(f"store is writable and creates only if absent: {store.url}")
+    else:
+        session.say(f"warning: this store overwrites what should exist once; never run two managers on it: {store.url}")

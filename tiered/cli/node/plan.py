@@ -1,0 +1,176 @@
+"""``tiered plan``: the policies' decisions, with reasons, bytes and money. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.arguments import parse_moment
+from tiered.cli.errors import unread_code
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms, settings_option
+from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
+
+if TYPE_CHECKING:
+    from tiered.plans.planning import PricedPlan
+
+
+@click.command("plan")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--summary", is_flag=True, help="Counts, bytes and dollars by kind only.")
+@click.option("--at", metavar="TIME", help="What a round would do then: +7d, a time, or a number of ms.")
+@click.option("--out", metavar="FILE", type=click.Path(), help="Keep the plan in a file, for 'tiered apply'.")
+@settings_option("Plan as if this property were set; may be repeated.")
+@output_option()
+@click.pass_obj
+def plan(
+    session: Session,
+    topics: tuple[str, ...],
+    summary: bool,
+    at: str | None,
+    out: str | None,
+    settings: dict[str, str],
+    output: str,
+) -> int:
+    """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after.
+
+    Segments that are not copied, cleaned or dropped yet are listed on stderr with the reason and the time it ends.
+    """
+    from tiered.config.user_files import check_target
+    from tiered.plans.plan_rows import decision_row, total_rows
+    from tiered.plans.planning import priced_plan
+    from tiered.plans.saved_plan import WRITING
+
+    made_ms = now_ms()
+    at_ms = made_ms if at is None else parse_moment(at, made_ms)
+    if at_ms < made_ms:
+        raise InvalidRequest("planning, the moment is past: say a later one, such as +7d", at=at)
+    if out is not None:
+        check_target(out, WRITING)
+    with session.manager(read_only=True, overrides=settings, is_brief=True) as manager:
+        priced = priced_plan(manager, at_ms, topics or None)
+        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+    if out is not None:
+        _save(priced, out, made_ms, {**session.overrides, **settings})
+    facts = _facts(priced, is_later=at is not None)
+    if summary:
+        emit("totals", total_rows(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
+    else:
+        emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
+    session.tell_problems(problems)
+    for line in (*_paused(priced), *_put_off(priced)):
+        session.say(line)
+    if priced.plan.is_empty:
+        session.say("nothing to do" + (" for the others" if problems else ""))
+    elif not priced.missing:
+        session.say(_money(priced))
+    if priced.missing:
+        some = counted(len(priced.missing), "partition")
+        session.say(f"no plan of {some}, of which a tier could not be read: so no sum is known")
+    if out is not None or not priced.plan.is_empty:
+        is_what_if = bool(settings or session.overrides)
+        session.say(f"nothing changed{_following(out, is_later=at_ms > made_ms, is_what_if=is_what_if)}")
+    return unread_code(priced.missing.values())
+
+
+def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
+    """What does what was planned: `run` by the settings as they are, a kept plan by those it was asked with."""
+    if out is not None:
+        later = ", to look at: one for a later moment is not applied"
+        return f"; saved {out}{later if is_later else f'; next: tiered apply {out}'}"
+    if is_later:
+        return ""
+    return f"; next: {'the same with --out FILE, then tiered apply FILE' if is_what_if else 'tiered run --once'}"
+
+
+def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:
+    from tiered.plans.saved_plan import save_plan, write_plan
+
+    write_plan(save_plan(priced, made_ms=made_ms, settings=settings), path)
+
+
+def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
+    """What stands beside the rows in JSON; the moment of the plan where it is not now."""
+    from tiered.status.deferral_rows import deferral_rows
+    from tiered.status.unknown_figures import unread_rows
+
+    prices = priced.prices
+    return {
+        "prices": {"as_of": prices.as_of, "region": prices.region} if prices is not None else None,
+        **priced.totals(),
+        "at_ms": priced.plan.now_ms if is_later else None,
+        "unread": unread_rows(priced.missing),
+        "deferrals": deferral_rows(priced.plan.deferrals),
+    }
+
+
+def _paused(priced: PricedPlan) -> list[str]:
+    """A line for each topic whose uploads are paused: the plan has none of them."""
+    topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
+    found = []
+    for name, pause in sorted(topics.items()):
+        lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms() - pause.since_ms) // 1000 * 1000)}"
+        found.append(f"{name}: uploads paused{lasted}, so none is planned; next: tiered resume")
+    return found
+
+
+def _put_off(priced: PricedPlan) -> list[str]:
+    """A line for each reason for which segments are put off; pauses and problems have lines of their own."""
+    from policies.deferrals import Code
+    from tiered.status.deferral_rows import cause_line, causes
+
+    told = causes(priced.plan.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, priced.plan.now_ms) for each in told]
+
+
+def _money(priced: PricedPlan) -> str:
+    """What the bucket costs a month now and then, what the requests cost once, and the disk."""
+    cost = priced.cost
+    disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
+    if priced.prices is None:
+        return f"{disk}; dollars are not told: the prices cannot be read"
+    # Of what is too little to be shown, a share would be of heads alone.
+    is_seen = cost.now_dollars >= DOLLARS_SHOWN
+    share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
+    now, then = format_dollars(cost.now_dollars), format_dollars(cost.then_dollars)
+    verbs = ", ".join(
+        f"{round(cost.sum_of(name)):,} {name[:-1]}" for name in ("puts", "gets", "lists") if cost.sum_of(name)
+    )
+    once = f"; {verbs or 'no request'} {format_dollars(cost.dollars)} USD"
+    early = cost.sum_of("early_dollars")
+    too_early = f", {format_dollars(early)} of it for minimum durations" if early else ""
+    prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
+    return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(float(str(value)))
+
+
+_COLUMNS = (
+    Column("sign", "", only_table=True),
+    Column("verb", "WHAT", only_table=True),
+    Column("where", "PARTITION", only_table=True),
+    Column("what", "RANGE"),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("requests"),
+    Column("once", "USD", _dollars, is_number=True),
+    Column("reason", "WHY"),
+    Column("decision"),
+    Column("topic"),
+    Column("partition"),
+    *(Column(name) for name in ("puts", "gets", "lists", "deletes", "bytes_in", "dollars", "early_deletion_dollars")),
+    Column("dollars_per_month"),
+)
+_TOTAL_COLUMNS = (
+    Column("sign", "", only_table=True),
+    Column("verb", "WHAT", only_table=True),
+    Column("count", "COUNT", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("requests", "REQUESTS", is_number=True),
+    Column("once", "USD", _dollars, is_number=True),
+    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
+    Column("decision"),
+)

@@ -1,0 +1,261 @@
+"""``tiered run``: the loop around `LogManager.tick`. Only here does background work know the time.
+
+| a SIGTERM or Ctrl-C | what happens |
+|---|---|
+| while it starts | what is loaded is let go of as after a crash; a bucket that hangs is not waited for |
+| from then on | the step under way finishes, logs are sealed, troubles are told; uploads have ten seconds |
+| a second one | the step is broken off; whatever it had begun, the next start finishes or undoes |
+
+With ``--once`` everything is done in order before it ends; without, uploads run in threads of their own. A SIGHUP is
+remembered from the first moment on, and taken once all is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import Fenced, InvalidRequest, LogError
+from tiered.cli.copy_progress import copy_progress
+from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.node.web import Guard, guard_options, serving_pages
+from tiered.cli.progress import progress_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop, stop_signals
+from tiered.config.clock_properties import JUMP_HOLD
+from tiered.config.units import counted, format_ms, parse_duration
+from tiered.node.problem_groups import group_problems, problems_of
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+    from tiered.service.observations import Observations
+    from tiered.service.systemd import ServiceManager
+    from tiered.service.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+@click.command("run")
+@click.option("--once", is_flag=True, help="Work until nothing is left to do, then end.")
+@click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
+@click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
+@click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
+@click.option("--take-over", is_flag=True, help="Take the writer role back where another writer fenced this log.")
+@click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
+@guard_options
+@progress_option
+@click.pass_obj
+def run(
+    session: Session,
+    once: bool,
+    interval: str | None,
+    metrics: str | None,
+    by_partition: bool,
+    dry_run: bool,
+    take_over: bool,
+    ui: str | None,
+    guard: Guard,
+) -> int:
+    """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    if dry_run:
+        from tiered.cli.node.plan import plan
+
+        click.get_current_context().invoke(plan, settings={})
+        return Exit.DONE
+    with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before all imports: those take their time
+        try:
+            with stop.breaking_off():
+                from tiered.service.observations import Observations
+
+                seen = Observations()
+                worker = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
+                if metrics is not None:
+                    stack.enter_context(_served(session, metrics, worker, seen, guard, by_partition=by_partition))
+                if ui is not None:
+                    from tiered.web.pages.site import Site
+
+                    site = Site(worker.manager, now_ms)
+                    stack.enter_context(serving_pages(session, "--ui", ui, site.answer, guard))
+        except KeyboardInterrupt:
+            if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
+                raise
+            return Exit.DONE  # as whoever stops a service wants it
+        code = _worked(session, worker, stop, seen, is_once=once)
+    return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
+
+
+def _started(
+    session: Session,
+    stack: ExitStack,
+    seen: Observations,
+    interval: str | None,
+    *,
+    is_once: bool,
+    takes_over: bool,
+) -> Worker:
+    """Everything is loaded; `stack` closes it."""
+    from tiered.config.clock_guard import Timekeeper
+    from tiered.node.work_report import read_report
+    from tiered.service.worker import Worker
+
+    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
+    stack.enter_context(copy_progress(session, manager))
+    last, store_clock = read_report(manager.directory_places()), manager.store_clock(now_ms)
+    return Worker(
+        manager,
+        now_ms=now_ms(),
+        interval_ms=_interval_ms(interval, manager),
+        waits=is_once,
+        observations=seen,
+        keeper=Timekeeper(
+            manager.config.ms_of(JUMP_HOLD),
+            last_ms=last.round_ms if last is not None else None,
+            has_store=store_clock is not None,
+            doubt=last.doubt if last is not None else None,
+        ),
+        store_clock=store_clock,
+    )
+
+
+def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
+    """Round after round until told to stop; the exit code."""
+    from tiered.service.systemd import Heartbeat, ServiceManager
+
+    manager, service = worker.manager, ServiceManager.of(os.environ)
+    if not is_once:
+        session.say(f"running, a round every {format_ms(worker.interval_ms)}: topics={len(manager.topics())}")
+    service.ready(counted(len(manager.partitions()), "partition"))
+    loop = _Loop(session, worker, stop, service, seen)
+    with Heartbeat(service, loop.last_seen_s):
+        code = _work_off(session, worker, stop) if is_once else loop.work()
+    service.stopping()
+    worker.end(now_ms())
+    _tell(session, manager)
+    return code
+
+
+@contextmanager
+def _served(
+    session: Session, address: str, worker: Worker, seen: Observations, guard: Guard, *, by_partition: bool
+) -> Iterator[None]:
+    """Metrics over HTTP while this lasts."""
+    from tiered.observe.metrics import Metrics
+    from tiered.web.http.metrics_server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
+    from tiered.web.pages.site import Site
+
+    figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
+    told = metrics_answer(lambda form: figures.text(now_ms(), form))
+    answers = {"/metrics": told, "/health": health_answer(worker.troubles)}
+    site = Site(worker.manager, now_ms)
+    server = MetricsServer(*parse_address(address), answers, site.answer, hosts=guard.hosts)
+    server.start()
+    has_pages = is_loopback(server.address[0])
+    session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
+    """Round after round until one does nothing. A SIGTERM before that is no success: work may be left.
+
+    Checkpoints that wait for room fail nothing: all work was done, and the next start recovers.
+    """
+    while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
+        pass
+    met = list(worker.manager.problems.values())
+    refused = worker.manager.refused_checkpoints
+    if refused is not None:
+        session.warn(f"checkpoints were not written, the next start recovers instead: {refused}")
+    if worker.trouble is not None and worker.trouble is not refused:
+        met.append(worker.trouble)
+    return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
+
+
+class _Loop:
+    """Rounds for ever; a rest after one that left nothing to do.
+
+    A partition in trouble is tried again. Only a newer writer in the bucket ends the loop: this one has lost its place.
+    The configuration is read again after a SIGHUP, and when its file was changed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        worker: Worker,
+        stop: Stop,
+        service: ServiceManager,
+        seen: Observations,
+    ) -> None:
+        self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
+        self._is_resting = False
+        # Not what the file is now: a start takes its time, and what was changed meanwhile nobody has read.
+        self._read_ns = worker.manager.config.changed_ns
+
+    def last_seen_s(self) -> float:
+        """When something was last seen of the work; infinity while it rests."""
+        return float("inf") if self._is_resting else self._seen.last_seen_s
+
+    def work(self) -> int:
+        while not self._stop.is_set:
+            is_busy = self._worker.round(now_ms(), should_stop=lambda: self._stop.is_set)
+            if any(isinstance(problem, Fenced) for problem in self._worker.manager.problems.values()):
+                return Exit.CONFLICT
+            if not is_busy:
+                self._is_resting = True
+                self._stop.wait(self._worker.interval_ms / 1000)
+                self._is_resting = False
+            changed_ns = self._changed_ns()
+            if self._stop.take_reload() or changed_ns != self._read_ns:
+                self._read_ns = changed_ns
+                self._reload()
+        return Exit.DONE
+
+    def _reload(self) -> None:
+        """A configuration that cannot be read leaves everything as it was."""
+        self._service.reloading()
+        try:
+            done = self._worker.manager.reload(self._session.config(), now_ms=now_ms())
+        except LogError as error:
+            _log.error("configuration could not be read again: error=%s", error)
+        else:
+            for name in done.at_restart:
+                _log.warning("a setting holds only after the next start: setting=%s", name)
+        self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
+
+    def _changed_ns(self) -> int:
+        from tiered.config.config import last_changed_ns
+
+        path = self._worker.manager.config.path
+        try:
+            return last_changed_ns(path) if path is not None else 0
+        except OSError:
+            return self._read_ns  # an editor is replacing it
+
+
+def _tell(session: Session, manager: LogManager) -> None:
+    errors = {str(name): problem for name, problem in manager.problems.items()}
+    for group in group_problems(problems_of(manager.problems)):
+        first, count = group.places[0], len(group.places)
+        where = f"partition {first}" if count == 1 else f"{first} and {counted(count - 1, 'other partition')}"
+        click.echo(f"{one_line(errors[first])} ({where})", err=True)
+    counts = manager.request_counts()
+    if counts is not None and session.is_verbose:
+        session.say(f"requests: {counts}")
+
+
+def _interval_ms(text: str | None, manager: LogManager) -> int:
+    if text is None:
+        return manager.config.task_interval_ms
+    value = parse_duration(text)
+    if value is None or value <= 0:
+        raise InvalidRequest("reading --interval", text=repr(text), expected="a duration such as 30s")
+    return value

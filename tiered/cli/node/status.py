@@ -1,0 +1,297 @@
+"""``tiered status``: what each tier holds, what waits, what only this disk has, what it costs, and what is stuck."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.errors import Exit, unread_code
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_duration
+from tiered.status.problem_rows import group_stuck
+from tiered.status.status_rows import partition_row, status_facts, topic_row
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest_memory_cache import KnownHeads
+    from tiered.status.problem_rows import StuckGroup
+    from tiered.status.status_report import StatusReport
+    from tiered.status.sync_status import TierSync
+
+_SECTIONS = {
+    "local": ("local_bytes",),
+    "remote": ("remote_bytes",),
+    "lag": ("lag", "at_risk_bytes"),
+    "cost": ("dollars_per_month",),
+}
+_SYNC = "sync"  # rows of its own
+_NAMES_MAX = 3
+_CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
+
+
+@click.command("status")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
+@click.option("--section", metavar="NAMES", help="Only these: local,remote,lag,cost; sync: do both tiers agree?")
+@click.option("--check", is_flag=True, help="Exit 10 when something is stuck.")
+@click.option("--stuck-after", default="30m", metavar="TIME", show_default=True, help="How long work may wait.")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.option("--interval", default="10s", metavar="TIME", show_default=True, help="The pause of --watch.")
+@click.option("--history", metavar="TIME", help="How it stood over the last 2d, 30d or 1y, by the notes of `run`.")
+@output_option()
+@click.pass_obj
+def status(
+    session: Session,
+    topics: tuple[str, ...],
+    by_partition: bool,
+    section: str | None,
+    check: bool,
+    stuck_after: str,
+    watch: bool,
+    interval: str,
+    history: str | None,
+    output: str,
+) -> int:
+    """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
+
+    What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures. A
+    figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10, also without --check.
+    """
+    if history is not None:
+        from tiered.cli.node.status_history import show_history
+
+        if by_partition or section or check or watch:
+            raise click.UsageError("--history has columns of its own, and neither -p, --section, --check nor --watch")
+        show_history(session, topics, _ms("--history", history), output)
+        return Exit.DONE
+    sections = _sections(section)
+    if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
+        raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
+    columns = _chosen(_PARTITIONS if by_partition else _TOPICS, sections - {_SYNC}) if sections != {_SYNC} else None
+    stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
+    known = _known_heads() if watch else None
+
+    def show() -> int:
+        report, sync = _look(session, topics, stuck_after_ms, known, asks_sync=_SYNC in sections)
+        if watch and sys.stdout.isatty():
+            click.echo(_CLEAR, nl=False)
+        if output == "json":
+            _print(report, sync, _PARTITIONS if by_partition else _TOPICS, by_partition, output)
+        elif columns is not None:
+            _print(report, sync, columns, by_partition, output)
+        if sync is not None and output != "json":
+            _print_sync(session, sync, output)
+        _tell(session, report, has_words=output == "table")
+        if not report.topics and output == "table":
+            session.say(_nothing_here(session))
+        if check and not report.is_healthy:
+            return Exit.UNHEALTHY
+        return unread_code(report.unread.values())
+
+    if not watch:
+        return show()
+    from tiered.cli.signals import stop_signals
+
+    with stop_signals() as stop:
+        while True:
+            code = show()
+            sys.stdout.flush()
+            stop.wait(pause_ms / 1000)
+            if stop.is_set:
+                return code
+
+
+def _known_heads() -> KnownHeads:
+    from remote.manifest.manifest_memory_cache import KnownHeads
+    from tiered.config.clock_guard import counted_ms
+
+    return KnownHeads(counted_ms)
+
+
+def _look(
+    session: Session, topics: tuple[str, ...], stuck_after_ms: int, known: KnownHeads | None, *, asks_sync: bool
+) -> tuple[StatusReport, list[TierSync] | None]:
+    from tiered.status.status_report import status_report
+
+    with session.manager(read_only=True, known=known, is_brief=True) as manager:
+        report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
+        if not asks_sync:
+            return report, None
+        from tiered.status.sync_status import tier_sync
+
+        return report, tier_sync(manager, topics or None)
+
+
+def _print(
+    report: StatusReport, sync: list[TierSync] | None, columns: Sequence[Column], by_partition: bool, output: str
+) -> None:
+    if by_partition:
+        rows = [partition_row(report, name) for name in sorted({*report.partitions, *report.problems})]
+    else:
+        rows = [topic_row(report, topic) for topic in report.topics]
+    facts = status_facts(report)
+    if sync is not None:
+        from tiered.cli.node.status_sync import sync_facts
+
+        facts["sync"] = sync_facts(sync)
+    emit("partitions" if by_partition else "topics", rows, columns, output, **facts)
+
+
+def _print_sync(session: Session, sync: list[TierSync], output: str) -> None:
+    from tiered.cli.node.status_sync import COLUMNS, sync_rows
+
+    emit("sync", sync_rows(sync, now_ms()), COLUMNS, output)
+    for each in sync:
+        if each.problem is not None:
+            click.echo(f"! {each.partition}: {each.problem}", err=True)
+
+
+def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
+    """A line for each cause of what is stuck, quiet or not: what stdout shows is without them."""
+    for each in group_stuck(report.stuck, report.now_ms):
+        click.echo(f"! {_line(each, report)}", err=True)
+    if has_words:
+        for line in (*paused_lines(report), *deferred_lines(report), *deleted_lines(report)):
+            session.say(line)
+    if has_words and (at_work := _work(report)) is not None:
+        session.say(at_work)
+
+
+def _nothing_here(session: Session) -> str:
+    """Of an empty place: it is new, or its disk was lost, which the bucket knows nothing of."""
+    config = session.config()
+    lost = f"; where a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
+    return f"no topic is here; next: tiered topic create NAME{'' if config.remote_url is None else lost}"
+
+
+def paused_lines(report: StatusReport) -> list[str]:
+    """A line for each topic whose uploads are paused: since when, why, and what that costs in safety."""
+    found = []
+    for row in (topic_row(report, topic) for topic in report.topics):
+        if not row["is_paused"]:
+            continue
+        since_ms = row["paused_since_ms"]
+        lasted = (
+            "" if since_ms is None else f" for {format_ms(max(0, report.now_ms - int(str(since_ms))) // 1000 * 1000)}"
+        )
+        reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
+        segments, waiting, risk = (row[name] for name in ("lag_segments", "lag_bytes", "at_risk_bytes"))
+        at_risk = "an unknown number of bytes" if risk is None else format_bytes(int(str(risk)))
+        waits = "how much waits is not known, as the bucket was not seen"
+        if segments is not None:
+            waits = f"{counted(int(str(segments)), 'segment')} waiting, {format_bytes(int(str(waiting)))}"
+        found.append(
+            f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
+        )
+    return found
+
+
+def deferred_lines(report: StatusReport) -> list[str]:
+    """A line for each reason for which segments are not copied yet; pauses and problems have lines of their own."""
+    from policies.deferrals import Code
+    from tiered.status.deferral_rows import cause_line, causes
+
+    told = causes(report.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, report.now_ms) for each in told]
+
+
+def deleted_lines(report: StatusReport) -> list[str]:
+    """That the figures are without deleted topics, where there are some."""
+    if not report.deleted:
+        return []
+    names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
+    gone = counted(len(report.deleted), "deleted topic")
+    words = "what the bucket still has is paid for, and is not in these figures"
+    return [f"{gone} ({names}): {words}; next: tiered cost show"]
+
+
+def _line(group: StuckGroup, report: StatusReport) -> str:
+    oldest = group.first
+    lasted = (
+        "" if oldest.since_ms is None else f", for {format_ms(max(0, report.now_ms - oldest.since_ms) // 1000 * 1000)}"
+    )
+    tries = f", {oldest.count} rounds" if oldest.count > 1 else ""
+    return f"{group.line}{lasted}{tries}; next: {oldest.next_step}"
+
+
+def _work(report: StatusReport) -> str | None:
+    if report.silent_holder is not None or report.work is None:
+        return report.silent_holder
+    age = format_ms(max(0, report.now_ms - report.work.seen_ms) // 1000 * 1000)
+    return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
+
+
+def _sections(text: str | None) -> frozenset[str]:
+    """Raises InvalidRequest for an unknown one."""
+    names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
+    for name in sorted(names):
+        if name not in (*_SECTIONS, _SYNC):
+            raise InvalidRequest("reading --section", section=repr(name), expected=",".join((*_SECTIONS, _SYNC)))
+    return names
+
+
+def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
+    """Of the table only; other forms always have every field."""
+    if not sections:
+        return columns
+    wanted = {column for name in sections for column in _SECTIONS[name]}
+    ruled = {column for several in _SECTIONS.values() for column in several}
+    return [
+        each if each.name in wanted or each.name not in ruled else Column(each.name, only_table=each.only_table)
+        for each in columns
+    ]
+
+
+def _ms(option: str, text: str) -> int:
+    value = parse_duration(text)
+    if value is None or value <= 0:
+        raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
+    return value
+
+
+def _lag(lag: tuple[int, int, bool]) -> str:
+    segments, size_bytes, is_paused = lag
+    waits = f"{segments} seg {format_bytes(size_bytes)}" if segments else "ok"
+    return f"paused, {waits if segments else 'nothing waits'}" if is_paused else waits
+
+
+_SHARED = (
+    Column("local_segments"),
+    Column("local_bytes", "LOCAL", format_bytes, is_number=True),
+    Column("remote_segments"),
+    Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
+    Column("lag_segments"),
+    Column("lag_bytes"),
+    Column("lag_since_ms"),
+    Column("lag", "UPLOAD LAG", _lag, only_table=True),
+    Column("at_risk_bytes", "AT RISK", format_bytes, is_number=True),
+    Column("dollars_per_month", "$/MONTH", format_dollars, is_number=True),
+    Column("overdue_bytes"),
+    Column("is_tiered"),
+    Column("is_paused"),
+    Column("paused_since_ms"),
+    Column("pause_reason"),
+    Column("problems"),
+)
+_TOPICS = (
+    Column("topic", "TOPIC"),
+    Column("partitions", "PARTS", is_number=True),
+    Column("offsets", "OFFSETS", format_count, is_number=True),
+    *_SHARED,
+)
+_PARTITIONS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("log_start_offset", "START", format_count, is_number=True),
+    Column("local_start_offset", "LOCAL FROM", format_count, is_number=True),
+    Column("remote_next_offset", "REMOTE TO", format_count, is_number=True),
+    Column("next_offset", "NEXT", format_count, is_number=True),
+    Column("cleaner_offset"),
+    Column("unlinked_bytes"),
+    *_SHARED,
+)

@@ -1,0 +1,161 @@
+"""``tiered web``: pages about a directory for a browser, without being the manager at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import Exit
+from tiered.cli.session import Session, now_ms
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest_memory_cache import KnownHeads
+    from tiered.manager.manager import LogManager
+    from tiered.web.http.gate import Gate
+    from tiered.web.http.server import Pages
+    from tiered.web.http.serving import Tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """Who may see pages, and that nobody on the way does: files, and names that lead here."""
+
+    token_file: str | None = None
+    hosts: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def tls(self) -> Tls | None:
+        """Raises UsageError for a key without a certificate."""
+        from tiered.web.http.serving import Tls
+
+        if self.tls_cert is not None:
+            return Tls(certificate=self.tls_cert, key=self.tls_key)
+        if self.tls_key is not None:
+            raise click.UsageError("--tls-key is the key of a certificate: give --tls-cert, too")
+        return None
+
+
+def guard_options(command: Callable[..., object]) -> Callable[..., object]:
+    """The options of a `Guard`, which the command gets as `guard`."""
+
+    @wraps(command)
+    def guarded(
+        *given: object,
+        token_file: str | None,
+        hosts: tuple[str, ...],
+        tls_cert: str | None,
+        tls_key: str | None,
+        **more: object,
+    ) -> object:
+        guard = Guard(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
+        return command(*given, guard=guard, **more)
+
+    file, key = click.Path(), "Its key; without one it is in the same file."
+    for option in (
+        click.option("--tls-key", metavar="FILE", type=file, help=key),
+        click.option("--tls-cert", metavar="FILE", type=file, help="Serve over TLS with this certificate (PEM)."),
+        click.option(
+            "--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads here; repeatable."
+        ),
+        click.option(
+            "--token-file", metavar="FILE", type=file, help="Ask for the token in this file, on loopback too."
+        ),
+    ):
+        guarded = option(guarded)
+    return guarded
+
+
+@click.command("web")
+@click.option(
+    "--listen", default=":8080", metavar="[HOST]:PORT", show_default=True, help="Where; without a host on loopback."
+)
+@guard_options
+@click.pass_obj
+def web(session: Session, listen: str, guard: Guard) -> int:
+    """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
+
+    Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
+    loopback it wants a token; without --token-file it makes one and prints it.
+    """
+    from remote.manifest.manifest_memory_cache import KnownHeads
+    from tiered.cli.signals import stop_signals
+    from tiered.config.clock_guard import counted_ms
+    from tiered.web.pages.manager_cache import Looks
+    from tiered.web.pages.site import Site
+
+    config = session.config()
+    session.set_up_logging(tells_problems=True)
+    known = KnownHeads(counted_ms)
+    looks = Looks(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
+    try:
+        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, guard):
+            stop.wait(None)
+    finally:
+        looks.close()
+    return Exit.DONE
+
+
+@contextmanager
+def serving_pages(session: Session, option: str, listen: str, pages: Pages, guard: Guard) -> Iterator[None]:
+    """The pages, at the address that `option` gave, while this lasts; where that is, and a token that was made, is told
+    on stderr.
+
+    Raises InvalidRequest for an address that cannot be had and for a file without a token or a certificate, NotFound
+    for no file.
+    """
+    from tiered.web.http.metrics_server import is_loopback, parse_address
+    from tiered.web.http.server import WebServer
+
+    host, port = parse_address(listen)
+    gate, made = _gate(guard, is_open=not is_loopback(host))
+    server = WebServer(host, port, pages, gate, option=option, tls=guard.tls)
+    server.start()
+    try:
+        session.say(f"pages at {server.root} until Ctrl-C")
+        if made is not None:
+            click.echo(f"token: {made}", err=True)
+        if gate.wants_token and guard.tls is None and not is_loopback(host):
+            session.say(
+                "nothing is encrypted on the way: give --tls-cert, or put a proxy with TLS or a tunnel in front"
+            )
+        yield
+    finally:
+        server.close()
+
+
+def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool = False) -> LogManager:
+    """A manager that only looks, `is_alone` at the disk."""
+    from tiered.manager.manager import LogManager
+    from tiered.web.pages.offline_store import silent_store
+
+    config = session.config()
+    store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
+    return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store, known=known)
+
+
+def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
+    """And the token where one was made. Raises NotFound and InvalidRequest for a file without one."""
+    import secrets
+
+    from tiered.web.http.gate import Gate, own_names
+
+    names = [*guard.hosts, *(own_names() if is_open else ())]
+    if guard.token_file is not None:
+        return Gate(token=_token_in(guard.token_file), hosts=names), None
+    made = secrets.token_urlsafe(24) if is_open else None
+    return Gate(token=made, hosts=names), made
+
+
+def _token_in(path: str) -> str:
+    from tiered.config.user_files import read_given
+    from tiered.web.http.gate import check_token
+
+    token = read_given(path, "reading the token", "a file with one line of plain letters").strip()
+    return check_token(token.decode(errors="replace"), file=path)

@@ -1,0 +1,545 @@
+"""What the JSON of a command holds: its schema, as types. Within one version fields are only ever added.
+
+`tiered ... -o json` gives one object of the type in SCHEMAS; tests hold the commands' output against it, and the pages
+``docs/reference/schemas/*.json`` (JSON Schema) are made from it. A line of ``-o jsonl`` is an element of its list.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tiered.cli.schemas.schemas_base import Strict, UnreadPartitions
+from tiered.cli.schemas.schemas_compaction import COMPACTION, COMPACTION_COMMANDS
+from tiered.cli.schemas.schemas_daily import DAILY, DAILY_COMMANDS
+from tiered.cli.schemas.schemas_records import RECORDS, RECORDS_COMMANDS
+from tiered.cli.schemas.schemas_work import WORK, WORK_COMMANDS
+from tiered.cost.advice_file import SavedAdvice
+
+
+class PricesUsed(Strict):
+    """Which price table the dollars are of."""
+
+    as_of: str
+    region: str
+
+
+class TopicCost(Strict):
+    """A topic's bill: dollars a month by kind, and what it is made from; null where a tier could not be read."""
+
+    topic: str
+    remote_bytes: int | None
+    storage_dollars: float | None
+    index_dollars: float | None
+    waiting_dollars: float | None
+    requests_dollars: float
+    retrieval_dollars: float | None
+    disk_dollars: float | None
+    dollars_per_month: float | None
+    double_storage_dollars: float | None
+    idle_dollars: float | None
+    segments: int | None
+    local_bytes: int | None
+    double_bytes: int | None
+    shared_bytes: int | None
+    puts_per_month: int
+    gets_per_month: int
+    lists_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+    data_puts_per_month: int
+    data_gets_per_month: int
+    data_bytes_in_per_month: int
+    data_bytes_out_per_month: int
+    metered_months: float
+
+
+class CostShow(Strict):
+    """``tiered cost show``."""
+
+    schema_version: int
+    prices: PricesUsed
+    dollars_per_month: float | None
+    metered_since_ms: int | None
+    rate_since_ms: int | None
+    unread: list[UnreadPartitions]
+    topics: list[TopicCost]
+
+
+class Lever(Strict):
+    """A single change and what it saves a month."""
+
+    changes: str
+    saved_dollars: float
+
+
+class Line(Strict):
+    """A break-even line; `value` null is for ever."""
+
+    what: str
+    value: float | None
+    limit: float | None
+    unit: str
+    verdict: str
+
+
+class Basis(Strict):
+    """What a topic's figures rest on; `warning` where that is too little to foretell a month from."""
+
+    topic: str
+    basis: list[str]
+    warning: str | None
+
+
+class CostVariant(Strict):
+    """Dollars and requests a month under some settings; null is as it is."""
+
+    changes: str
+    stored_bytes: int
+    storage_dollars: float
+    requests_dollars: float
+    retrieval_dollars: float
+    early_deletion_dollars: float
+    disk_dollars: float
+    dollars_per_month: float
+    saved_dollars: float
+    retention_ms: int | None
+    local_retention_ms: int | None
+    segment_bytes: int | None
+    part_bytes: int | None
+    compression: str | None
+    storage_class: str | None
+    read_share: float | None
+    index_dollars: float
+    waiting_dollars: float
+    double_storage_dollars: float
+    idle_dollars: float
+    local_bytes: int
+    objects: int
+    puts_per_month: int
+    posts_per_month: int
+    gets_per_month: int
+    heads_per_month: int
+    lists_per_month: int
+    deletes_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+
+
+class CostSimulate(Strict):
+    """``tiered cost simulate``; the first of `variants` is the settings as they are, in their steady state. `outside`
+    is what no simulation counts."""
+
+    schema_version: int
+    prices: PricesUsed
+    levers: list[Lever]
+    break_evens: list[Line]
+    measured: list[Basis]
+    outside: list[str]
+    unread: list[UnreadPartitions]
+    variants: list[CostVariant]
+
+
+class Advice(Strict):
+    """One piece of advice; `segments` 0 for a setting."""
+
+    topic: str
+    change: str
+    size_bytes: int
+    saved_dollars: float
+    once_dollars: float
+    payback_months: float | None
+    reason: str
+    segments: int
+    command: str
+
+
+class CostAdvise(Strict):
+    """``tiered cost advise``."""
+
+    schema_version: int
+    prices: PricesUsed
+    unread: list[UnreadPartitions]
+    advice: list[Advice]
+
+
+class AppliedPartition(Strict):
+    """How many of a partition's decisions were done, and how many nobody needs any more."""
+
+    topic: str
+    partition: int
+    done: int
+    skipped: int
+    size_bytes: int
+
+
+class PlanApplied(Strict):
+    """``tiered apply`` of a plan."""
+
+    schema_version: int
+    partitions: list[AppliedPartition]
+
+
+class AdvisedStep(Strict):
+    """A step of saved advice: `due` of `parts` parts are still to be done. Dollars a month, once for `once_dollars`."""
+
+    topic: str
+    change: str
+    parts: int
+    due: int
+    size_bytes: int
+    requests: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+    reason: str
+
+
+class AdviceApplied(Strict):
+    """``tiered apply`` of advice."""
+
+    schema_version: int
+    dry_run: bool
+    steps: list[AdvisedStep]
+
+
+class PlannedDecision(Strict):
+    """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes; null where
+    the prices cannot be read."""
+
+    what: str
+    size_bytes: int
+    requests: int
+    once: float | None
+    reason: str
+    decision: str
+    topic: str
+    partition: int
+    puts: int
+    gets: int
+    lists: int
+    deletes: int
+    bytes_in: int
+    dollars: float | None
+    early_deletion_dollars: float | None
+    dollars_per_month: float | None
+
+
+class PlannedTotal(Strict):
+    """All decisions of one kind."""
+
+    count: int
+    size_bytes: int
+    requests: int
+    once: float | None
+    dollars_per_month: float | None
+    decision: str
+
+
+class PutOff(Strict):
+    """A segment that is not copied, cleaned or dropped yet. `code` is stable; `until_ms` null: no time is known."""
+
+    action: str
+    code: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    why: str
+    until_ms: int | None
+
+
+class _PlanFacts(Strict):
+    schema_version: int
+    prices: PricesUsed | None
+    now_dollars_per_month: float | None
+    then_dollars_per_month: float | None
+    dollars_once: float | None
+    now_disk_bytes: int | None
+    then_disk_bytes: int | None
+    at_ms: int | None
+    unread: list[UnreadPartitions]
+    deferrals: list[PutOff]
+
+
+class PlanShow(_PlanFacts):
+    """``tiered plan``; `at_ms` null for now."""
+
+    decisions: list[PlannedDecision]
+
+
+class PlanSummary(_PlanFacts):
+    """``tiered plan --summary``."""
+
+    totals: list[PlannedTotal]
+
+
+class StatusPrices(Strict):
+    """Which prices the dollars are of."""
+
+    as_of: str
+    region: str
+    storage_class: str
+
+
+class StuckThing(Strict):
+    """Something that does not go on; `rounds` of the manager at work met it, 0 for what was seen just now."""
+
+    where: str
+    topic: str | None
+    partition: int | None
+    kind: str
+    what: str
+    since_ms: int | None
+    rounds: int
+    next: str
+
+
+class _Figures(Strict):
+    """Null where nothing could be opened."""
+
+    local_segments: int | None
+    local_bytes: int | None
+    remote_segments: int | None
+    remote_bytes: int | None
+    lag_segments: int | None
+    lag_bytes: int | None
+    lag_since_ms: int | None
+    at_risk_bytes: int | None
+    dollars_per_month: float | None
+    overdue_bytes: int | None
+    is_tiered: bool | None
+    is_paused: bool | None
+    paused_since_ms: int | None
+    pause_reason: str | None
+    problems: list[str]
+
+
+class TopicFigures(_Figures):
+    """A topic; `offsets` from log start to log end, gaps counted."""
+
+    topic: str
+    partitions: int
+    offsets: int | None
+
+
+class PartitionFigures(_Figures):
+    """A partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int | None
+    local_start_offset: int | None
+    remote_next_offset: int | None
+    next_offset: int | None
+    cleaner_offset: int | None
+    unlinked_bytes: int | None
+
+
+class SyncFigures(Strict):
+    """Whether disk and bucket agree about a partition; null where the bucket has no head of it. `state` is one of
+    unknown, hole, ahead, other writer, behind, in sync, no head, not tiered."""
+
+    topic: str
+    partition: int
+    state: str
+    local_start_offset: int
+    local_next_offset: int
+    local_epoch: int | None
+    remote_start_offset: int | None
+    remote_next_offset: int | None
+    head_sequence: int | None
+    seen_sequence: int | None
+    epoch: int | None
+    writer_id: str | None
+    is_own_writer: bool | None
+    committed_ms: int | None
+    lag_offsets: int | None
+    has_new_settings: bool | None
+    problem: str | None
+
+
+class _StatusFacts(Strict):
+    """`deleted_topics` have no figures; what the bucket has of them is paid for until it is gone, see cost show."""
+
+    schema_version: int
+    prices: StatusPrices | None
+    now_ms: int
+    is_at_work: bool
+    last_round_ms: int | None
+    stuck: list[StuckThing]
+    deleted_topics: list[str]
+    unread: list[UnreadPartitions]
+    deferrals: list[PutOff]
+    sync: list[SyncFigures] | None
+
+
+class Status(_StatusFacts):
+    """``tiered status``."""
+
+    topics: list[TopicFigures]
+
+
+class StatusByPartition(_StatusFacts):
+    """``tiered status -p``."""
+
+    partitions: list[PartitionFigures]
+
+
+class TierNote(Strict):
+    """How the tiers stood at a time, of one topic or (null) of all together. Null: the bucket was not seen then."""
+
+    topic: str | None
+    at_ms: int
+    local_bytes: int
+    remote_bytes: int | None
+    lag_bytes: int | None
+    at_risk_bytes: int | None
+    dollars_per_month: float | None
+    missing_partitions: int
+
+
+class StatusHistory(Strict):
+    """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
+
+    schema_version: int
+    since_ms: int
+    until_ms: int
+    notes: list[TierNote]
+
+
+class PausedTopic(Strict):
+    """A topic whose uploads are paused; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
+
+    topic: str
+    is_of_all: bool
+    reason: str
+    paused_since_ms: int | None
+
+
+class Paused(Strict):
+    """``tiered pause`` and ``tiered resume``: what is paused now."""
+
+    schema_version: int
+    paused: list[PausedTopic]
+
+
+class DoctorFinding(Strict):
+    """What one check found; `state` is ok, warning, error or skipped, `next` empty where nothing is to be done."""
+
+    check: str
+    state: str
+    what: str
+    next: str
+
+
+class Doctor(Strict):
+    """``tiered doctor``."""
+
+    schema_version: int
+    findings: list[DoctorFinding]
+
+
+class MeasuredOne(Strict):
+    """One figure beside its reference; `ratio` 1.0 is as fast as that. Null where it was not measured."""
+
+    name: str
+    what: str
+    reference: str
+    count: int
+    size_bytes: int
+    seconds: float
+    bytes_per_second: float
+    ms_each: float
+    reference_seconds: float | None
+    ratio: float | None
+    latencies_ms: dict[str, float] | None
+    reference_latencies_ms: dict[str, float] | None
+
+
+class RequestsSent(Strict):
+    """Requests and bytes, in the classes that are billed."""
+
+    puts: int
+    gets: int
+    lists: int
+    deletes: int
+    bytes_in: int
+    bytes_out: int
+
+
+class BenchMeasured(Strict):
+    """``tiered bench``; `requests` null where the bucket was a folder beside the log."""
+
+    schema_version: int
+    machine: dict[str, str]
+    directory: str
+    bucket: str
+    is_complete: bool
+    requests: RequestsSent | None
+    measured: list[MeasuredOne]
+
+
+class ProgressEvent(Strict):
+    """A line on stderr under ``--progress json``: how far a command is, or with `message` words of it.
+
+    `done` and `total` only grow; the last event of kind `progress` has `is_last`.
+    """
+
+    schema_version: int
+    kind: Literal["progress", "message"]
+    operation: str
+    done: int
+    total: int
+    unit: str
+    rate_per_second: float
+    eta_ms: int | None
+    waits_for: str | None
+    is_last: bool
+    message: str | None
+
+
+SCHEMAS: dict[str, type[msgspec.Struct]] = {
+    "bench": BenchMeasured,
+    "cost-show": CostShow,
+    "cost-simulate": CostSimulate,
+    "cost-advise": CostAdvise,
+    "cost-advise-plan": SavedAdvice,  # the file of --out
+    "apply": PlanApplied,
+    "apply-advice": AdviceApplied,
+    "plan": PlanShow,
+    "plan-summary": PlanSummary,
+    "doctor": Doctor,
+    "pause": Paused,
+    "status": Status,
+    "status-history": StatusHistory,
+    "status-partitions": StatusByPartition,
+    "progress": ProgressEvent,
+    **DAILY,
+    **RECORDS,
+    **COMPACTION,
+    **WORK,
+}
+# Every command that prints JSON: the pages of which one is its output, by what was asked for.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "cost show": ("cost-show",),
+    "cost simulate": ("cost-simulate",),
+    "cost advise": ("cost-advise",),
+    "plan": ("plan", "plan-summary"),
+    "apply": ("apply", "apply-advice"),
+    "doctor": ("doctor",),
+    "pause": ("pause",),
+    "resume": ("pause",),
+    "status": ("status", "status-partitions", "status-history"),
+    **DAILY_COMMANDS,
+    **RECORDS_COMMANDS,
+    **COMPACTION_COMMANDS,
+    **WORK_COMMANDS,
+}
+
+
+def schema_text(name: str) -> str:
+    """The JSON Schema of a command's output, as the page in the docs has it."""
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=1).decode() + "\n"

@@ -1,0 +1,44 @@
+"""What all types of `tiered.cli.schemas.schemas` share."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """An object with these fields and no other."""
+
+
+class Versioned(Strict):
+    """What ``-o json`` prints."""
+
+    schema_version: int
+
+
+class UnreadPartitions(Strict):
+    """Partitions of which a tier could not be read, for one cause: their figures of that tier are null."""
+
+    cause: str
+    kind: str
+    count: int
+    partitions: list[str]
+
+
+class Where(Strict):
+    """A row about a partition."""
+
+    topic: str
+    partition: int
+
+
+class Priced(Versioned):
+    """Work and its price; a dry run plans it only."""
+
+    dry_run: bool
+    dollars: float
+
+
+class Done(Versioned):
+    """Work; a dry run plans it only."""
+
+    dry_run: bool

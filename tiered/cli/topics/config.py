@@ -1,0 +1,162 @@
+"""``tiered config``: what a setting does and is here, what is wrong with settings, and all of them for elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, emit, output_option, write_lines
+from tiered.cli.session import Session
+from tiered.config.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiered.config.property_table import Property
+    from tiered.topics.config_export import KafkaConfigs
+
+
+@click.group("config")
+def config() -> None:
+    """What settings there are, what they are here, what is wrong with them, and all of them for elsewhere."""
+
+
+@config.command("explain")
+@click.argument("setting", metavar="SETTING")
+@click.option("-t", "--topic", metavar="TOPIC", help="As it holds for this topic; default: for one without its own.")
+@output_option()
+@click.pass_obj
+def explain(session: Session, setting: str, topic: str | None, output: str) -> None:
+    """What SETTING does, how it is written, what it is here and where that comes from. Needs no store and no log."""
+    from tiered.config.properties import Source, find_property
+
+    known = find_property(setting)
+    own = session.topics().get(topic).properties if topic else None
+    effective = {each.name: each for each in session.config().explain(topic or "", own)}[known.name]
+    facts = {
+        "setting": known.name,
+        "value": effective.value,
+        "origin": effective.origin,
+        "default": known.default,
+        "expected": known.expected,
+        "example": f"-X {known.name}={example_of(known)}",
+        "variable": known.environment_variable,
+        "kafka": known.name if known.source is Source.KAFKA else "none, it is ours",
+        "of": "topic" if known.is_per_topic else "manager",
+        "meaning": known.doc.replace("`", ""),
+    }
+    if output == "table":
+        for name, value in facts.items():
+            click.echo(f"{name:<9} {value}")
+        return
+    emit("settings", [facts], [Column(name) for name in facts], output)
+
+
+@config.command("lint")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--properties", "file", metavar="FILE", type=click.Path(), help="A Kafka broker's file instead.")
+@output_option()
+@click.pass_obj
+def lint(session: Session, topics: tuple[str, ...], file: str | None, output: str) -> int:
+    """What is wrong with tiered.toml, the environment and topics' settings, and what bites. Exit 3 with a finding."""
+    if file is not None:
+        from tiered.health.broker_file import lint_broker_file
+
+        if topics:
+            raise click.UsageError("--properties is about a file; leave out the topics")
+        found = lint_broker_file(file)
+    else:
+        import os
+
+        from tiered.health.lint import lint_place
+
+        found = lint_place(
+            session.config_path(), overrides=session.overrides, environ=os.environ, topics=topics or None
+        )
+    rows = [
+        {
+            "severity": str(each.severity),
+            "where": each.where,
+            "key": each.key,
+            "what": each.what,
+            "next_step": each.next_step,
+            "topics": list(each.topics) if output in ("json", "jsonl") else " ".join(each.topics),
+        }
+        for each in found
+    ]
+    emit("findings", rows, _FINDINGS, output)
+    session.say(counted(len(found), "finding") if found else "nothing is wrong")
+    return Exit.FINDINGS if found else Exit.DONE
+
+
+_FORMATS = ("toml", "kafka-configs", "json", "properties")
+
+
+@config.command("export")
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="toml", show_default=True, help="For whom.")
+@click.option("-t", "--topic", "names", multiple=True, metavar="TOPIC", help="Only these topics; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Also what is as built in.")
+@click.option("--bootstrap", default="localhost:9092", show_default=True, metavar="ADDRESS", help="For kafka-configs.")
+@click.pass_obj
+def export(session: Session, form: str, names: tuple[str, ...], everything: bool, bootstrap: str) -> None:
+    """The settings as they hold here, for another place (toml) or for Kafka. Needs no store and no log."""
+    from tiered.topics import config_export
+
+    if form == "properties" and len(names) > 1:
+        raise click.UsageError("one file of properties is of one topic; give one -t, or none for the defaults")
+    known, registry = session.config(), session.topics()
+    topics = [registry.get(name) for name in names] if names else registry.all()
+    if form == "toml":
+        exported = config_export.export_config(known, topics, everything=everything)
+        click.echo(config_export.as_toml(known, exported), nl=False)
+        return
+    of_broker = form == "properties" and not names
+    configs = (
+        config_export.broker_properties(known, everything=everything)
+        if of_broker
+        else config_export.kafka_configs(known, topics, everything=everything)
+    )
+    _print_configs(form, configs, bootstrap)
+    if configs.left_out:
+        session.say(f"left out, for Kafka has no such setting there: {', '.join(configs.left_out)}")
+
+
+def _print_configs(form: str, configs: KafkaConfigs, bootstrap: str) -> None:
+    from tiered.topics.config_export import as_properties, kafka_commands
+
+    if form == "json":
+        rows: list[Mapping[str, object]] = [
+            {"topic": topic, "configs": dict(settings)} for topic, settings in configs.topics.items()
+        ]
+        emit("topics", rows, (Column("topic"), Column("configs")), "json")
+    elif form == "kafka-configs":
+        write_lines(kafka_commands(configs, bootstrap))
+    else:
+        for settings in configs.topics.values():
+            click.echo(as_properties(settings), nl=False)
+
+
+def example_of(known: Property) -> str:
+    """A value that this setting takes, and another than its default where there is one at hand."""
+    from tiered.config.properties import Kind
+
+    if known.kind is Kind.BOOL:
+        return "false" if known.default == "true" else "true"
+    if known.choices:
+        return next((choice for choice in known.choices if choice != known.default), known.default)
+    usual = {Kind.MS: ("7d", 7 * 86_400_000), Kind.BYTES: ("512MiB", 512 << 20)}.get(known.kind)
+    if usual is None or (known.maximum is not None and known.maximum < usual[1]):
+        return known.default
+    return usual[0]
+
+
+_FINDINGS = (
+    Column("severity", "SEVERITY"),
+    Column("where", "WHERE"),
+    Column("key"),
+    Column("what", "WHAT"),
+    Column("next_step", "NEXT"),
+    Column("topics", "TOPICS"),
+)

@@ -1,0 +1,87 @@
+"""``tiered pause`` and ``tiered resume``: uploads wait, nothing is lost, no gap is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.config.units import format_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from policies.rules import Pause
+
+
+@click.command("pause")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for those who look at the status.")
+@click.option("--list", "lists", is_flag=True, help="Only show what is paused.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be paused then.")
+@output_option()
+@click.pass_obj
+def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, dry_run: bool, output: str) -> None:
+    """Send nothing of the topics (none named: of all) to the bucket until `tiered resume`.
+
+    Beside a manager at work, which heeds it within a round. Closed segments wait on the disk; nothing leaves it that is
+    not in the bucket. Prints what is paused now.
+    """
+    from local.storage import DiskStorage
+    from tiered.node.upload_pause import foretell_pause, pause_uploads, paused_topics
+
+    if lists and (topics or reason):
+        raise click.UsageError("--list only shows what is paused; leave out the topics and --reason")
+    at_ms = now_ms()
+    places = [(DiskStorage(), root) for root in session.config().data_dirs]
+    do = foretell_pause if dry_run else pause_uploads
+    found = paused_topics(places) if lists else do(places, topics or None, now_ms=at_ms, reason=reason)
+    _show(session, found, output, at_ms)
+    if dry_run:
+        session.say("nothing changed")
+    elif found:
+        session.say("closed segments wait on the disk meanwhile: tiered status shows how much is at risk")
+
+
+@click.command("resume")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--dry-run", is_flag=True, help="Only show what would still be paused then.")
+@output_option()
+@click.pass_obj
+def resume(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
+    """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
+    from local.storage import DiskStorage
+    from tiered.node.upload_pause import foretell_resume, resume_uploads
+
+    places = [(DiskStorage(), root) for root in session.config().data_dirs]
+    do = foretell_resume if dry_run else resume_uploads
+    _show(session, do(places, topics or None), output, now_ms())
+    if dry_run:
+        session.say("nothing changed")
+
+
+def _show(session: Session, found: Mapping[str, Pause], output: str, at_ms: int) -> None:
+    rows: list[Row] = [
+        {
+            "topic": name,
+            "paused_since_ms": each.since_ms,
+            "lasted": None if each.since_ms is None else max(0, at_ms - each.since_ms) // 1000 * 1000,
+            "is_of_all": each.is_of_all,
+            "reason": each.reason,
+        }
+        for name, each in sorted(found.items())
+    ]
+    emit("paused", rows, _COLUMNS, output)
+    if not rows:
+        session.say("no topic is paused")
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("lasted", "FOR", format_ms, is_number=True, only_table=True),
+    Column("is_of_all", "WITH ALL", lambda value: "yes" if value else "no"),
+    Column("reason", "REASON"),
+    Column("paused_since_ms"),
+)

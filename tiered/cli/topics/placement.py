@@ -1,0 +1,125 @@
+"""``tiered placement``: which brokers of a described fleet would hold a topic's replicas. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.render import Column, emit
+from tiered.cli.session import Session
+
+if TYPE_CHECKING:
+    from policies.placement import Broker
+
+
+@click.command("placement")
+@click.argument("file", required=False, metavar="[FILE|-]", type=click.Path(allow_dash=True))
+@click.option("--brokers", metavar="ID[:RACK],...", help="The fleet, in place of FILE.")
+@click.option("--topic", default="topic", show_default=True, metavar="NAME", help="The name in the JSON.")
+@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N", help="Of the topic.")
+@click.option("-r", "--replication-factor", type=click.IntRange(min=1), required=True, metavar="R", help="Of each.")
+@click.option("--start", type=click.IntRange(min=0), metavar="N", help="Where the leaders begin; default: drawn.")
+@click.option("--shift", type=click.IntRange(min=0), metavar="N", help="How far followers stand off; default: drawn.")
+@click.option(
+    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to print."
+)
+@click.pass_obj
+def placement(
+    session: Session,
+    file: str | None,
+    brokers: str | None,
+    topic: str,
+    partitions: int,
+    replication_factor: int,
+    start: int | None,
+    shift: int | None,
+    output: str,
+) -> None:
+    """Assign replicas as Kafka does: leaders in turn, followers on the next brokers, racks spread as far as they go.
+
+    FILE holds one broker a line, or several between commas: ID or ID:RACK. The JSON is what Kafka's
+    kafka-reassign-partitions takes.
+    """
+    from local.names import check_topic
+    from policies.placement import alternate_racks, assign_replicas
+
+    fleet = parse_fleet(_text(file, brokers))
+    check_topic(topic)
+    # Drawn as Kafka draws them; said, so that the same assignment can be asked for again.
+    draw = random.Random().randrange  # noqa: S311 - no secret hangs on it
+    start = draw(len(fleet)) if start is None else start
+    shift = draw(len(fleet)) if shift is None else shift
+    assigned = assign_replicas(
+        fleet, partitions=partitions, replication_factor=replication_factor, start_index=start, shift=shift
+    )
+    order = ",".join(str(each.broker_id) for each in alternate_racks(fleet))
+    session.say(f"brokers in turn: {order} --start {start} --shift {shift}")
+    if output == "json":
+        click.echo(json.dumps(reassignment(topic, assigned)))
+    else:
+        racks = {each.broker_id: each.rack for each in fleet}
+        emit("partitions", [_row(number, replicas, racks) for number, replicas in assigned.items()], _COLUMNS, output)
+
+
+def parse_fleet(text: str) -> list[Broker]:
+    """``0:rack1,1:rack2`` or one a line; what follows ``#`` is left out. Raises InvalidRequest."""
+    from policies.placement import Broker
+
+    fleet = []
+    for line in text.splitlines():
+        for word in filter(None, (part.strip() for part in line.partition("#")[0].split(","))):
+            number, colon, rack = word.partition(":")
+            if not re.fullmatch(r"[0-9]{1,9}", number.strip()) or (colon and not rack.strip()):
+                raise InvalidRequest("describing brokers", text=repr(word), expected="an id such as 0, or 0:rack1")
+            fleet.append(Broker(broker_id=int(number), rack=rack.strip() or None))
+    if not fleet:
+        raise InvalidRequest(
+            "describing brokers, there is none", expected="'0:rack1,1:rack2' or a file with one a line"
+        )
+    return fleet
+
+
+def reassignment(topic: str, assigned: Mapping[int, Sequence[int]]) -> dict[str, object]:
+    """The file of ``kafka-reassign-partitions --reassignment-json-file``."""
+    rows = [{"topic": topic, "partition": number, "replicas": list(each)} for number, each in assigned.items()]
+    return {"version": 1, "partitions": rows}
+
+
+def _text(file: str | None, brokers: str | None) -> str:
+    if (file is None) == (brokers is None):
+        raise InvalidRequest("describing brokers, either --brokers or a file, not both and not neither")
+    if brokers is not None or file is None:
+        return brokers or ""
+    from tiered.config.user_files import read_given
+
+    hint = "one broker a line, such as 0:rack1"
+    body = sys.stdin.buffer.read() if file == "-" else read_given(file, "describing brokers", hint)
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("describing brokers, not utf-8", file=file) from None
+
+
+def _row(number: int, replicas: Sequence[int], racks: Mapping[int, str | None]) -> dict[str, object]:
+    told = [racks[each] for each in replicas]
+    return {
+        "partition": number,
+        "leader": replicas[0],
+        "replicas": ",".join(map(str, replicas)),
+        "racks": ",".join(str(each) for each in told) if None not in told else None,
+    }
+
+
+_COLUMNS = (
+    Column("partition", "PARTITION", is_number=True),
+    Column("leader", "LEADER", is_number=True),
+    Column("replicas", "REPLICAS"),
+    Column("racks", "RACKS"),
+)

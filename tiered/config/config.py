@@ -1,0 +1,377 @@
+"""The configuration: ``tiered.toml``, the environment and the command line, layered, and every key checked.
+
+```toml
+[local]
+dir = "data"                              # relative to this file; or several, a disk each: dirs = ["/disk1/logs", ...]
+[remote]
+url = "s3://bucket/prefix"
+options = { profile = "prod" }            # a name, never a secret
+key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tiered.config.key_rings`)
+[defaults]
+"retention.ms" = "30d"
+[topics."orders*"]
+"local.retention.ms" = "6h"
+```
+
+Precedence for a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings (those it was
+created with) → ``[topics]`` globs, a later one over an earlier → ``[defaults]`` → built in. Of the directory and the
+store's URL ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from urllib.parse import quote
+
+from local.errors import AccessDenied, InvalidRequest, NotFound
+from tiered.config.key_rings import FILE_VARIABLE, KEYS_VARIABLE
+from tiered.config.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
+from tiered.config.secrets import check_no_secret
+from tiered.config.topic_settings import check_combination, log_settings, resolve_rules
+
+__all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rules"]
+
+FILE = "tiered.toml"
+DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
+_OTHER_VARIABLES = (DIRECTORY_VARIABLE, URL_VARIABLE, FILE_VARIABLE, KEYS_VARIABLE)
+KEYS = {
+    "local": ("dir", "dirs", "cordoned"),
+    "remote": ("url", "options", "key_ring"),
+}  # the keys of the other sections are in the property table
+SECTIONS = (*KEYS, "defaults", "topics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One effective setting and where it came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a manager is opened with. Settings are text that has been checked to parse.
+
+    `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others, `cordoned_dirs` those of all
+    that take no new partition. `remote_options` go to the store as they are and hold no secret unless the endpoint is
+    loopback. `key_ring` is an absolute path. `changed_ns` is when the file that was read was last changed.
+    """
+
+    data_dir: str
+    remote_url: str | None = None
+    remote_options: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    path: str | None = None
+    more_data_dirs: tuple[str, ...] = ()
+    cordoned_dirs: frozenset[str] = frozenset()
+    key_ring: str | None = None
+    changed_ns: int = field(default=0, compare=False)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None = None,
+        overrides: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        local_dir: str | None = None,
+    ) -> Config:
+        """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
+
+        `local_dir` is for a caller without a file. Raises NotFound for a file that is not there, InvalidRequest for
+        anything in it, in `environ` or in `overrides` that is unknown, malformed or a secret.
+        """
+        body, changed_ns = _read(path) if path is not None else ({}, 0)
+        _check_sections(body, path)
+        local, remote = _table(body, "local", path), _table(body, "remote", path)
+        environ = environ if environ is not None else {}
+        url = environ.get(URL_VARIABLE) or _string(remote, "url", "remote", path)
+        options = _table(remote, "options", path)
+        check_no_secret(url, options, path)
+        root = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
+        instead = environ.get(DIRECTORY_VARIABLE) or local_dir
+        dirs = [instead] if instead else _directories(local, path)
+        data_dirs = _absolute(dirs, root, path)
+        ring = _string(remote, "key_ring", "remote", path)
+        cordoned = _absolute([] if instead else _strings(local, "cordoned", "local", path), root, path)
+        _check_cordoned(cordoned, data_dirs, path)
+        topics = _table(body, "topics", path)
+        config = cls(
+            data_dir=data_dirs[0],
+            more_data_dirs=tuple(data_dirs[1:]),
+            cordoned_dirs=frozenset(cordoned),
+            remote_url=url,
+            key_ring=os.path.abspath(os.path.join(root, ring)) if ring else None,
+            remote_options=options,
+            defaults=_settings(_table(body, "defaults", path), {"section": "defaults", "file": path}),
+            topics={
+                glob: _settings(_table(topics, glob, path), {"section": f"topics.{glob}", "file": path}, per_topic=True)
+                for glob in topics
+            },
+            environment=_from_environment(environ),
+            overrides=_settings(overrides or {}, {"option": "-X"}),
+            path=path,
+            changed_ns=changed_ns,
+        )
+        check_combination(config.topic_properties(""), may_tier=url is not None)
+        return config
+
+    @property
+    def data_dirs(self) -> tuple[str, ...]:
+        """Every log directory (Kafka's ``log.dirs``), absolute, in the order of configuration."""
+        return (self.data_dir, *self.more_data_dirs)
+
+    @property
+    def recovery_threads_per_dir(self) -> int:
+        """How many logs of a directory are loaded at the same time."""
+        return int(self.topic_properties("")["num.recovery.threads.per.data.dir"])
+
+    @property
+    def dir_free_bytes_min(self) -> int:
+        """Below this many free bytes a directory takes no new partition."""
+        return self._manager_bytes("log.dir.free.bytes.min")
+
+    @property
+    def dir_free_share_min(self) -> float:
+        """Nor below this share of its file system, 0..1."""
+        return float(self.topic_properties("")["log.dir.free.share.min"])
+
+    @property
+    def task_interval_ms(self) -> int:
+        """How long the loop rests when there was nothing to do."""
+        return self._manager_ms("remote.log.manager.task.interval.ms")
+
+    def bytes_of(self, name: str) -> int:
+        """A size among the manager's settings."""
+        return self._manager_bytes(name)
+
+    def ms_of(self, name: str) -> int:
+        """A duration among the manager's settings."""
+        return self._manager_ms(name)
+
+    @property
+    def tier_threads(self) -> tuple[int, int]:
+        """How many partitions copy at the same time, and how many wait for the store for anything else."""
+        values = self.topic_properties("")
+        copiers, expirers = (values[f"remote.log.manager.{kind}.thread.pool.size"] for kind in ("copier", "expiration"))
+        return int(copiers), int(expirers)
+
+    @property
+    def fetch_cache_bytes(self) -> int:
+        """Memory for what was fetched from the store."""
+        return self._manager_bytes("remote.fetch.cache.bytes")
+
+    @property
+    def fetch_cache_dir(self) -> str:
+        """Where it stays over restarts, absolute; empty for nowhere. Relative paths begin where tiered.toml lies.
+
+        Raises InvalidRequest for a place among the logs: a Kafka broker refuses a folder there that it can't name.
+        """
+        path = self.topic_properties("")["remote.fetch.cache.dir"]
+        if not path:
+            return ""
+        path = os.path.abspath(os.path.join(os.path.dirname(self.path or ""), path))
+        for root in self.data_dirs:
+            if os.path.commonpath([os.path.abspath(root), path]) == os.path.abspath(root):
+                raise InvalidRequest(
+                    "reading a setting, inside a log directory", key="remote.fetch.cache.dir", value=path, log_dir=root
+                )
+        return path
+
+    @property
+    def fetch_cache_dir_bytes(self) -> int:
+        """How much stays there at most."""
+        return self._manager_bytes("remote.fetch.cache.dir.max.bytes")
+
+    @property
+    def is_single_writer(self) -> bool:
+        """The operator's word that no other manager ever writes to the store."""
+        return self.topic_properties("")["remote.single.writer"].lower() == "true"
+
+    def topic_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Every effective setting of a topic as text, `own` being those it was created with.
+
+        Raises InvalidRequest for an own setting that is unknown or malformed.
+        """
+        return DEFAULTS | self.given_properties(topic, own)
+
+    def given_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+        """As `topic_properties`, without the built-in defaults: every setting that some layer names."""
+        given: dict[str, str] = {}
+        for _, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+            given |= layer
+        return given
+
+    def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
+        """Every effective setting and its origin, in the order of the property table."""
+        effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
+        for origin, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+            effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
+        return list(effective.values())
+
+    def _manager_bytes(self, name: str) -> int:
+        value = parse(name, self.topic_properties("")[name])
+        assert isinstance(value, int), "a size parses to a whole number"
+        return value
+
+    def _manager_ms(self, name: str) -> int:
+        value = parse(name, self.topic_properties("")[name])
+        assert isinstance(value, int), "a duration parses to a whole number"
+        return value
+
+    def _layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """The layers over the built-in defaults, lowest first."""
+        yield f"{self.path} [defaults]", self.defaults
+        for glob, settings in self.topics.items():
+            if fnmatchcase(topic, glob):
+                yield f'{self.path} [topics."{glob}"]', settings
+        yield f"topic {topic}", own
+        yield "environment", self.environment
+        yield "-X", self.overrides
+
+
+def file_url(directory: str) -> str:
+    """The ``file://`` URL of an absolute directory, quoted. Raises InvalidRequest for a name that is not UTF-8."""
+    try:
+        return "file://" + quote(directory, errors="strict")
+    except UnicodeEncodeError:
+        raise InvalidRequest("writing a file url, the directory's name is not utf-8", directory=directory) from None
+
+
+def last_changed_ns(path: str | int) -> int:
+    """When a file was last changed; 0 for a pipe, which its readers change. Raises OSError."""
+    found = os.stat(path)
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else 0
+
+
+def _read(path: str) -> tuple[dict[str, object], int]:
+    """What is in there, and when it was last changed: looked up first, so that what changes meanwhile is seen later."""
+    try:
+        with open(path, "rb") as file:
+            changed_ns = last_changed_ns(file.fileno())
+            body = file.read()
+        return tomllib.loads(body.decode("utf-8-sig")), changed_ns
+    except FileNotFoundError:
+        raise NotFound("reading the configuration, no such file", file=path) from None
+    except UnicodeDecodeError as error:
+        wrong = "reading the configuration, not utf-8 text: save it as utf-8"
+        raise InvalidRequest(wrong, byte=f"0x{body[error.start]:02x}", at=error.start, file=path) from None
+    except tomllib.TOMLDecodeError as error:
+        what = "it is json: write toml, dir = 'data' below [local]" if body.lstrip()[:1] == b"{" else _lower(str(error))
+        raise InvalidRequest(f"reading the configuration, {what}", file=path) from None
+    except PermissionError:
+        raise AccessDenied("reading the configuration", file=path, cause="eacces") from None
+    except OSError as error:
+        raise InvalidRequest(f"reading the configuration, {_lower(error.strerror or 'failed')}", file=path) from None
+
+
+def _check_sections(body: Mapping[str, object], path: str | None) -> None:
+    for section, content in body.items():
+        if section not in SECTIONS:
+            hint = nearest(section, SECTIONS)
+            raise InvalidRequest(
+                "reading the configuration, unknown section", section=section, file=path, did_you_mean=hint
+            )
+        for key in content if section in KEYS and isinstance(content, dict) else ():
+            if key not in KEYS[section]:
+                hint = nearest(key, KEYS[section])
+                raise InvalidRequest(
+                    "reading the configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
+                )
+
+
+def _table(body: Mapping[str, object], name: str, path: str | None) -> dict[str, object]:
+    content = body.get(name, {})
+    if not isinstance(content, dict):
+        raise InvalidRequest("reading the configuration, not a table", section=name, file=path)
+    return content
+
+
+def _string(table: Mapping[str, object], key: str, section: str, path: str | None) -> str | None:
+    value = table.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        wrong = "not a text" if value != "" else "the text is empty: say something, or leave the key out"
+        raise InvalidRequest(f"reading the configuration, {wrong}", key=key, section=section, file=path)
+    return value
+
+
+def _strings(table: Mapping[str, object], key: str, section: str, path: str | None) -> list[str]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise InvalidRequest("reading the configuration, not a list of texts", key=key, section=section, file=path)
+    return value
+
+
+def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
+    """Either ``dir`` or ``dirs``, as written."""
+    one, several = _string(local, "dir", "local", path), _strings(local, "dirs", "local", path)
+    if "dirs" in local and (one or not several):
+        raise InvalidRequest("reading the configuration, either dir or dirs, with at least one in it", file=path)
+    return several or [one or "data"]
+
+
+def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[str]:
+    """Raises InvalidRequest for one that is named twice, or that lies inside another, or that no path can name."""
+    if any("\0" in each for each in directories):
+        raise InvalidRequest("reading the configuration, a directory's name with a zero in it", file=path)
+    found = [os.path.abspath(os.path.join(root, each)) for each in directories]
+    real = sorted(os.path.realpath(each) + "/" for each in found)
+    for before, after in pairwise(real):
+        if after.startswith(before):
+            raise InvalidRequest(
+                "reading the configuration, a log directory twice or inside another", directory=after[:-1], file=path
+            )
+    return found
+
+
+def _check_cordoned(cordoned: Sequence[str], data_dirs: Sequence[str], path: str | None) -> None:
+    for each in cordoned:
+        if each not in data_dirs:
+            raise InvalidRequest("reading the configuration, cordoned is no log directory", directory=each, file=path)
+
+
+def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:
+    """Properties as text, each known and well formed."""
+    settings: dict[str, str] = {}
+    for name, value in table.items():
+        find_property(name, where, per_topic=per_topic)
+        text = str(value)
+        parse(name, text, where)
+        settings[name] = canonical(name, text)
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``TIERED_RETENTION_MS`` and its kin. A variable that is nearly one of them is refused, others are not ours."""
+    settings: dict[str, str] = {}
+    for variable, text in environ.items():
+        row = ENVIRONMENT.get(variable)
+        if row is not None:
+            parse(row.name, text, {"variable": variable})
+            settings[row.name] = canonical(row.name, text)
+        elif variable.startswith("TIERED_") and variable not in _OTHER_VARIABLES:
+            _refuse_misspelt(variable)
+    return settings
+
+
+def _refuse_misspelt(variable: str) -> None:
+    import difflib
+
+    near = difflib.get_close_matches(variable, list(ENVIRONMENT), n=1, cutoff=0.9)
+    if near:
+        raise InvalidRequest("reading the environment, unknown variable", variable=variable, did_you_mean=near[0])
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

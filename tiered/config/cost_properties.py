@@ -1,0 +1,17 @@
+"""The properties of cost: rows of the table of properties, beside the others because those are many."""
+
+from __future__ import annotations
+
+from tiered.config.property_table import Kind, Property, Source
+
+COST_TABLE = (
+    Property(
+        name="cost.prices",
+        kind=Kind.TEXT,
+        default="",
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="A JSON file with prices that differ from the built-in ones, relative to tiered.toml "
+        "('tiered cost prices' prints all of them to begin with); nothing takes those built in.",
+    ),
+)

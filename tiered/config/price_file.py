@@ -1,0 +1,129 @@
+"""The prices that hold here: those built in, with what the user's file says over them.
+
+The file is JSON and names only what differs:
+
+```json
+{"as_of": "2026-11-01", "region": "eu-central-1", "disk_per_gb_month": 0.095,
+ "classes": {"STANDARD": {"storage_bands": [[50000, 0.0245], [null, 0.0235]], "put_per_1000": 0.0054}}}
+```
+
+A class that is not built in has to say `storage_bands`, `put_per_1000`, `get_per_1000` and `list_per_1000`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from local.errors import InvalidRequest, LogError, NotFound
+from local.storage import DiskStorage, Storage
+from policies.cost.prices import BUILT_IN, STANDARD, Prices, PriceTable
+
+if TYPE_CHECKING:
+    from tiered.config.config import Config
+
+SETTING = "cost.prices"
+_log = logging.getLogger(__name__)
+_KEYS = ("as_of", "region", "disk_per_gb_month", "classes")
+# What msgspec knows of prices is made at import: made in two threads at once it ends the process (0.22).
+msgspec.json.Decoder(Prices)
+_OF_CLASS = tuple(each.name for each in fields(Prices) if each.name not in ("as_of", "region", "storage_class"))
+
+
+def configured_prices(config: Config) -> PriceTable:
+    """The table of `cost.prices`, a path relative to tiered.toml; the built-in one where nothing is set.
+
+    Raises NotFound and InvalidRequest, naming the file.
+    """
+    path = config.topic_properties("")[SETTING]
+    return load_prices(os.path.abspath(os.path.join(os.path.dirname(config.path or ""), path))) if path else BUILT_IN
+
+
+def told_prices(config: Config) -> PriceTable | None:
+    """As `configured_prices`, for who can do without: None, and a warning in the log, where they cannot be read."""
+    try:
+        return configured_prices(config)
+    except LogError as error:
+        _log.warning("dollars are not told: error=%s", error)
+        return None
+
+
+def new_class(config: Config) -> str:
+    """What new segments are put in; where nothing is said S3 takes the standard one."""
+    found = config.topic_properties("")["remote.storage.class"]
+    return STANDARD if found == "default" else found
+
+
+def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BUILT_IN) -> PriceTable:
+    """`base` with what the file at `path` says. Raises NotFound, and InvalidRequest for what is no such file."""
+    disk = storage or DiskStorage()
+    try:
+        body = msgspec.json.decode(disk.read(path), type=dict[str, object])
+        return with_prices(base, body)
+    except NotFound:
+        raise NotFound("reading prices, no such file", file=path) from None
+    except msgspec.MsgspecError as error:
+        text = str(error)
+        raise InvalidRequest(f"reading prices, {text[:1].lower()}{text[1:]}", file=path) from None
+    except InvalidRequest as error:
+        raise InvalidRequest(error.attempt, file=path, **error.facts) from None
+
+
+def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
+    """`base` with the prices of `body`, an object as the module text shows. Raises InvalidRequest, msgspec's errors."""
+    _check_keys(body, _KEYS)
+    classes = msgspec.convert(body.get("classes", {}), dict[str, dict[str, object]])
+    as_of = msgspec.convert(body.get("as_of", base.as_of), str)
+    region = msgspec.convert(body.get("region", base.region), str)
+    known = {name: replace(each, as_of=as_of, region=region) for name, each in base.classes.items()}
+    for name, said in classes.items():
+        _check_keys(said, _OF_CLASS, storage_class=name)
+        before = asdict(known[name]) if name in known else {"storage_class": name, "as_of": as_of, "region": region}
+        merged = {**before, **said}
+        if name in known and "unverified" not in said:
+            # What the user said is looked at, by the user.
+            merged["unverified"] = tuple(each for each in known[name].unverified if each not in said)
+        known[name] = _checked(msgspec.convert(merged, Prices))
+    disk = msgspec.convert(body.get("disk_per_gb_month", base.disk_per_gb_month), float, strict=False)
+    return PriceTable(as_of=as_of, region=region, classes=known, disk_per_gb_month=disk)
+
+
+def price_rows(table: PriceTable) -> dict[str, object]:
+    """The table as the object that a file of prices is, whole: what to begin one's own with."""
+    classes = {
+        name: {key: value for key, value in asdict(each).items() if key in _OF_CLASS}
+        for name, each in table.classes.items()
+    }
+    return {
+        "as_of": table.as_of,
+        "region": table.region,
+        "disk_per_gb_month": table.disk_per_gb_month,
+        "classes": classes,
+    }
+
+
+def _checked(prices: Prices) -> Prices:
+    numbers = [getattr(prices, name) for name in _OF_CLASS]
+    numbers += [number for pair in (*prices.storage_bands, *prices.later_bands) for number in pair]
+    if any(isinstance(each, (int, float)) and each < 0 for each in numbers):
+        raise InvalidRequest("reading prices, a negative number", storage_class=prices.storage_class)
+    if not prices.storage_bands or prices.storage_bands[-1][0] is not None:
+        raise InvalidRequest(
+            "reading prices, the last of storage_bands has to be [null, price]", storage_class=prices.storage_class
+        )
+    return prices
+
+
+def _check_keys(said: Mapping[str, object], known: tuple[str, ...], **where: object) -> None:
+    from tiered.config.properties import nearest
+
+    for key in said:
+        if key not in known:
+            raise InvalidRequest(
+                "reading prices, unknown key", key=key, **where, did_you_mean=nearest(key, known) or ",".join(known)
+            )

@@ -1,0 +1,126 @@
+"""Every property a topic or the manager can have, looked up and parsed; the table is `tiered.config.property_table`.
+
+Values are text until they are parsed here, so a setting reads the same in the file, in the environment and after
+``-X``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from local.errors import ErrorCode, InvalidRequest
+from tiered.config.broker_names import BROKER_NAMES
+from tiered.config.broker_only import broker_only
+from tiered.config.clock_properties import CLOCK_TABLE
+from tiered.config.cost_properties import COST_TABLE
+from tiered.config.disk_properties import DISK_TABLE
+from tiered.config.property_table import TABLE, Kind, Property, Source, Value
+from tiered.config.tier_properties import TIER_TABLE
+from tiered.config.units import parse_bytes, parse_ms
+
+__all__ = [
+    "DEFAULTS",
+    "ENVIRONMENT",
+    "PROPERTIES",
+    "Kind",
+    "Property",
+    "Source",
+    "Value",
+    "canonical",
+    "find_property",
+    "nearest",
+    "parse",
+]
+
+PROPERTIES: dict[str, Property] = {
+    row.name: row for row in (*TABLE, *TIER_TABLE, *COST_TABLE, *DISK_TABLE, *CLOCK_TABLE)
+}
+ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in PROPERTIES.values()}
+DEFAULTS: dict[str, str] = {row.name: row.default for row in PROPERTIES.values()}
+_NOWHERE: Mapping[str, object] = {}
+
+
+def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topic: bool = False) -> Property:
+    """The row of that name. Raises InvalidRequest with the nearest known name; `where` joins the facts."""
+    row = PROPERTIES.get(name)
+    if row is None and name in BROKER_NAMES:
+        meant = PROPERTIES[BROKER_NAMES[name]]
+        facts = {**where, "did_you_mean": meant.name, "expected": repr(meant.expected)}
+        raise InvalidRequest("reading a setting, a name of kafka's brokers and not of topics", key=name, **facts)
+    if row is None and (known := broker_only(name)) is not None:
+        what = "reading a setting, one of kafka's brokers without effect here"
+        raise InvalidRequest(what, key=name, why=repr(known.words), **where)
+    if row is None:
+        raise InvalidRequest(
+            "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)
+        )
+    if per_topic and not row.is_per_topic:
+        text = "reading a setting, it is the manager's and not a topic's"
+        raise InvalidRequest(text, key=name, **where).with_code(ErrorCode.SETTING_OF_MANAGER)
+    return row
+
+
+def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value:
+    """The value of one setting. Raises InvalidRequest naming the key, the text and what was expected."""
+    row = find_property(name, where)
+    value = _sound(name, text)
+    if value is None:
+        raise InvalidRequest("reading a setting", key=name, value=repr(text), expected=repr(row.expected), **where)
+    return value
+
+
+def canonical(name: str, text: str) -> str:
+    """A well-formed value in the one spelling that is stored: switches and choices as the table has them."""
+    row = PROPERTIES[name]
+    if row.kind is Kind.BOOL:
+        return text.strip().lower()
+    return str(_parse(row, text)) if row.kind is Kind.ENUM else text.strip()
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a typist most likely meant, if any is close."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+@lru_cache(maxsize=4096)
+def _sound(name: str, text: str) -> Value | None:
+    """None where it is malformed or out of range. Remembered: hundreds of topics have the same few settings."""
+    value = _parse(PROPERTIES[name], text)
+    return value if value is not None and _is_in_range(PROPERTIES[name], value) else None
+
+
+def _parse(row: Property, text: str) -> Value | None:
+    match row.kind:
+        case Kind.MS:
+            return parse_ms(text)
+        case Kind.BYTES:
+            return parse_bytes(text)
+        case Kind.INT:
+            return _number(int, text)
+        case Kind.FLOAT:
+            return _number(float, text)
+        case Kind.BOOL:
+            return {"true": True, "false": False}.get(text.strip().lower())
+        case Kind.ENUM:
+            return next((choice for choice in row.choices if choice.lower() == text.strip().lower()), None)
+        case Kind.SET:
+            chosen = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
+            return chosen if chosen <= set(row.choices) else None
+        case Kind.TEXT:
+            return text.strip()
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _is_in_range(row: Property, value: Value) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return True
+    return (row.minimum is None or value >= row.minimum) and (row.maximum is None or value <= row.maximum)

@@ -1,0 +1,280 @@
+"""Advice made into steps, and the steps done: `save_advice`, then `check_advice` or `apply_advice`.
+
+Of each step it can be told from the state alone how it stands. A setting that is as it was is due, one that has the
+advised value is done. A segment with its ULID is due; one of the same offsets in the advised class is done. Anything
+else has changed, and then nothing at all is done. So nothing is written down on the way:
+
+| a crash after | leaves | what the same file does then |
+|---|---|---|
+| some settings | those altered | goes on with the others |
+| some uploads | objects that no head names | moves those segments again |
+| some heads | those segments moved | goes on with the others |
+| the last step | all of it done | nothing |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import Conflict, InvalidRequest
+from policies.cost.prices import STANDARD
+from policies.cost.storage_cost import request_cost
+from remote.manifest.catalog import RemotePartitionName
+from remote.segments.encryption import NO_KEYS, KeyRing
+from tiered.config.price_file import configured_prices
+from tiered.config.properties import canonical, parse
+from tiered.cost.advice_file import AlterStep, MovedSegment, RecodeStep, SavedAdvice, Step, saved_advice
+from tiered.cost.topic_cost import all_rows
+from tiered.jobs.rewriting import GROUPS_A_HEAD, Only, cost_of, plan_recode, run_rewrite
+from tiered.plans.plan_basis import basis_changes, plan_basis
+from tiered.stores.object_encoding import Keeping
+
+if TYPE_CHECKING:
+    from policies.cost.cost_advice import CostAdvice, Move
+    from policies.cost.prices import PriceTable
+    from remote.segment_entry import RemoteSegment
+    from remote.store import ObjectStore
+    from tiered.cost.cost_advising import AdvisedCosts
+    from tiered.manager.manager import LogManager
+    from tiered.partition.partition import Partition
+
+CHANGED = "applying saved advice, the state has changed since it was made: run 'tiered cost advise --out' again"
+NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """How a step stands: `due` of `parts` parts are still to be done (segments of a move, 1 for a setting)."""
+
+    step: Step
+    parts: int
+    due: int
+
+    @property
+    def is_done(self) -> bool:
+        return self.due == 0
+
+
+# -- making ------------------------------------------------------------------------------------------------------------
+
+
+def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedAdvice:
+    """The advice as steps: settings first, then moves. Changes nothing.
+
+    Of several values of one setting the one that saves most. A setting that could not be altered, as it contradicts
+    others or the environment or ``-X`` outranks it, is left out; so are moves unless the bucket `has_classes`.
+    """
+    alters: dict[tuple[str, str], AlterStep] = {}
+    moves: list[RecodeStep] = []
+    for each in advised.advice:  # the largest saving first
+        if each.move is not None and has_classes:
+            moves.append(_recode_step(manager, each, each.move, advised.prices, now_ms))
+        elif each.setting is not None and (each.topic, each.setting[0]) not in alters:
+            step = _alter_step(manager, each, *each.setting, now_ms)
+            alters |= {(each.topic, step.key): step} if step is not None else {}
+    steps: tuple[Step, ...] = (*alters.values(), *(each for each in moves if each.segments))
+    basis = plan_basis(manager, manager.config, {each.topic for each in steps}, advised.prices)
+    own = {_basis_name(each) for each in alters.values()}
+    return saved_advice(steps, {name: text for name, text in basis.items() if name not in own}, now_ms)
+
+
+def _alter_step(manager: LogManager, advice: CostAdvice, key: str, value: str, now_ms: int) -> AlterStep | None:
+    value = canonical(key, value)
+    try:
+        if manager.plan_altered_topic(advice.topic, {key: value}, now_ms=now_ms).outranked:
+            return None
+    except InvalidRequest:
+        return None
+    puts = manager.topic(advice.topic).partition_count
+    return AlterStep(
+        topic=advice.topic,
+        key=key,
+        before=_effective(manager, advice.topic, key),
+        value=value,
+        reason=advice.reason,
+        puts=puts,
+        gets=0,
+        once_dollars=request_cost(puts=puts),
+        now_dollars=advice.now_dollars,
+        then_dollars=advice.then_dollars,
+    )
+
+
+def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: PriceTable, now_ms: int) -> RecodeStep:
+    only = Only(min_bytes=move.min_bytes, since_ms=move.since_ms, until_ms=move.until_ms)
+    moved: list[MovedSegment] = []
+    puts, gets, dollars = 0, 0, 0.0
+    for held in manager.partitions([advice.topic]):
+        rows = [each for each in _rows(held) if only(each) and (each.storage_class or STANDARD) != move.to]
+        moved += [_moved(held, each) for each in rows]
+        costs = [cost_of([each], _kept_in(each, move.to), prices, replaced_ms=now_ms) for each in rows]
+        heads = -(-len(rows) // GROUPS_A_HEAD)
+        puts += sum(each.puts for each in costs) + heads
+        gets += sum(each.gets for each in costs)
+        dollars += sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None))
+    return RecodeStep(
+        topic=advice.topic,
+        storage_class=move.to,
+        segments=tuple(moved),
+        reason=advice.reason,
+        puts=puts,
+        gets=gets,
+        once_dollars=dollars,
+        now_dollars=advice.now_dollars,
+        then_dollars=advice.then_dollars,
+    )
+
+
+def _moved(held: Partition, row: RemoteSegment) -> MovedSegment:
+    return MovedSegment(
+        partition=held.name.partition,
+        base_offset=row.base_offset,
+        next_offset=row.next_offset,
+        ulid=row.ulid,
+        stored_bytes=row.stored_bytes,
+    )
+
+
+def _kept_in(row: RemoteSegment, storage_class: str) -> Keeping:
+    return Keeping(codec=row.codec, key_id=row.key_id, storage_class=storage_class)
+
+
+def _rows(held: Partition) -> Iterator[RemoteSegment]:
+    """The log's, without its views'."""
+    return (row for row in all_rows(held) if row.data_key.startswith("data/"))
+
+
+def _effective(manager: LogManager, topic: str, key: str) -> str:
+    return manager.config.topic_properties(topic, manager.topic(topic).properties)[key]
+
+
+def _basis_name(step: AlterStep) -> str:
+    return f"{step.topic} {step.key}"
+
+
+# -- doing -------------------------------------------------------------------------------------------------------------
+
+
+def check_advice(manager: LogManager, saved: SavedAdvice) -> list[StepState]:
+    """How each step stands. Raises Conflict, naming what is another now, where one can be neither done nor due, or
+    what all rest on has changed."""
+    topics = {each.topic for each in saved.steps}
+    own = {_basis_name(each) for each in saved.steps if isinstance(each, AlterStep)}
+    basis = plan_basis(manager, manager.config, topics, configured_prices(manager.config))
+    others = basis_changes(saved.basis, {name: text for name, text in basis.items() if name not in own})
+    others.sort(key=lambda each: " topic id " not in each)  # another topic has other settings as well
+    states: list[StepState] = []
+    changed: list[str] = []
+    known = {each.name for each in manager.topics()}
+    for step in saved.steps:
+        if step.topic in known:  # one that is gone is named with the basis: its id
+            state, wrong = _altered(manager, step) if isinstance(step, AlterStep) else _recoded(manager, step)
+            states.append(state)
+            changed += wrong
+    if others or changed:
+        facts = {"settings": "; ".join(others[:NAMED_MAX])} if others else {}
+        facts |= {"changed": "; ".join(changed[:NAMED_MAX]), "changes": str(len(changed))} if changed else {}
+        raise Conflict(CHANGED, **facts)
+    return states
+
+
+def _altered(manager: LogManager, step: AlterStep) -> tuple[StepState, list[str]]:
+    has = _effective(manager, step.topic, step.key)
+    is_done = parse(step.key, has) == parse(step.key, step.value)
+    is_due = parse(step.key, has) == parse(step.key, step.before)
+    wrong = [] if is_done or is_due else [f"{_basis_name(step)} {step.before} -> {has}"]
+    return StepState(step=step, parts=1, due=0 if is_done else 1), wrong
+
+
+def _recoded(manager: LogManager, step: RecodeStep) -> tuple[StepState, list[str]]:
+    rows: dict[tuple[int, int, int], RemoteSegment] = {}
+    for held in manager.partitions([step.topic]):
+        rows |= {(held.name.partition, row.base_offset, row.next_offset): row for row in _rows(held)}
+    due, wrong = 0, []
+    for each in step.segments:
+        row = rows.get((each.partition, each.base_offset, each.next_offset))
+        if row is not None and row.ulid == each.ulid:
+            due += 1
+        elif row is None or (row.storage_class or STANDARD) != step.storage_class:
+            wrong.append(f"{step.topic}/{each.partition} segment {each.base_offset}")
+    return StepState(step=step, parts=len(step.segments), due=due), wrong
+
+
+def apply_advice(
+    manager: LogManager,
+    saved: SavedAdvice,
+    store: ObjectStore,
+    *,
+    now_ms: Callable[[], int],
+    keys: KeyRing = NO_KEYS,
+    target_of: Callable[[str], ObjectStore] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[StepState]:
+    """Do what is still due, in order; what is due after it, by step. `manager` is open for writing.
+
+    `store` is its bucket. `target_of(storage_class)` opens the same with objects going to that class, and is closed
+    here; without, they go where `store` puts them. All of them are opened before anything is done.
+
+    A move stops early, to be gone on with, when told to and while as many objects wait for deletion as may. Nothing is
+    done where the state has changed: raises Conflict as `check_advice`, and what its parts raise; what was done by then
+    stays done.
+    """
+    states, found = check_advice(manager, saved), []
+    with ExitStack() as opened:
+        targets: dict[str, ObjectStore | None] = {}
+        for state in states:
+            if isinstance(state.step, RecodeStep) and state.due and state.step.storage_class not in targets:
+                target = target_of(state.step.storage_class) if target_of is not None else None
+                targets[state.step.storage_class] = target
+                if target is not None:
+                    opened.callback(target.close)
+        for state in states:
+            step, due = state.step, state.due
+            if due and not should_stop():
+                if isinstance(step, AlterStep):
+                    manager.alter_topic(step.topic, {step.key: step.value}, now_ms=now_ms())
+                    due = 0
+                else:
+                    target = targets[step.storage_class]
+                    due -= _move(manager, step, store, target, now_ms=now_ms, keys=keys, should_stop=should_stop)
+            found.append(StepState(step=step, parts=state.parts, due=due))
+    return found
+
+
+def _move(
+    manager: LogManager,
+    step: RecodeStep,
+    store: ObjectStore,
+    target: ObjectStore | None,
+    *,
+    now_ms: Callable[[], int],
+    keys: KeyRing,
+    should_stop: Callable[[], bool],
+) -> int:
+    """How many segments were moved."""
+    wanted: Mapping[int, set[str]] = {each.partition: set() for each in step.segments}
+    for each in step.segments:
+        wanted[each.partition].add(each.ulid)
+    moved, topic_id = 0, manager.topic(step.topic).topic_id
+    for partition, ulids in sorted(wanted.items()):
+        if should_stop():
+            break
+        name = RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition)
+
+        def is_meant(row: RemoteSegment, ulids: set[str] = ulids) -> bool:
+            return row.ulid in ulids
+
+        plan = plan_recode(
+            store,
+            name,
+            now_ms=now_ms(),
+            storage_class=step.storage_class,
+            only=is_meant,
+            settings=manager.config.topic_properties,
+        )
+        done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)
+        moved += done.rows_before
+    return moved

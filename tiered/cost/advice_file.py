@@ -1,0 +1,159 @@
+"""Advice on costs kept in a file, as steps that ``tiered apply`` does: settings altered, segments moved to a class.
+
+A step says all that it is about, so that it is known of each whether it is still due, done already, or rests on what
+has become another (`tiered.cost.advice_applying`). Settings are those that `policies.cost.cost_advice` proposes and no
+others: whatever such a file says, no record is lost by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from local.errors import InvalidRequest
+from policies.cost.cost_advice import SETTINGS
+from tiered.config.user_files import write_given
+
+SCHEMA_VERSION = 1
+KIND = "tiered-advice"
+WRITING = "writing the advice"
+READING = "reading saved advice"
+
+
+class AlterStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="alter"):
+    """A topic's setting, `before` as it held when it was advised. Dollars a month are the topic's, with this change
+    alone; `puts` go to the bucket once, one for each partition."""
+
+    topic: str
+    key: str
+    before: str
+    value: str
+    reason: str
+    puts: int
+    gets: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+
+    @property
+    def size_bytes(self) -> int:
+        return 0
+
+    @property
+    def change(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+class MovedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A segment by its half-open offsets and its ULID."""
+
+    partition: int
+    base_offset: int
+    next_offset: int
+    ulid: str
+    stored_bytes: int
+
+
+class RecodeStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="recode"):
+    """Segments of a topic to another storage class: what is sent and paid once, and what they cost a month."""
+
+    topic: str
+    storage_class: str
+    segments: tuple[MovedSegment, ...]
+    reason: str
+    puts: int
+    gets: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.stored_bytes for each in self.segments)
+
+    @property
+    def change(self) -> str:
+        return f"{len(self.segments)} segment{'s' if len(self.segments) != 1 else ''} to {self.storage_class}"
+
+
+Step = AlterStep | RecodeStep
+
+
+class SavedAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps in the order in which they are done, and what they rest on (`tiered.plans.plan_basis`)."""
+
+    schema_version: int
+    kind: str
+    made_ms: int
+    fingerprint: str
+    basis: dict[str, str]
+    steps: tuple[Step, ...]
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_FILE = msgspec.json.Decoder(SavedAdvice)
+
+
+class _Any(msgspec.Struct):
+    kind: str = ""
+
+
+_ANY = msgspec.json.Decoder(_Any)
+
+
+def saved_advice(steps: tuple[Step, ...], basis: Mapping[str, str], made_ms: int) -> SavedAdvice:
+    """With its fingerprint."""
+    return SavedAdvice(
+        schema_version=SCHEMA_VERSION,
+        kind=KIND,
+        made_ms=made_ms,
+        fingerprint=_fingerprint(steps, basis),
+        basis=dict(basis),
+        steps=steps,
+    )
+
+
+def _fingerprint(steps: tuple[Step, ...], basis: Mapping[str, str]) -> str:
+    """16 hex digits of all that is to be done and what it rests on."""
+    body = msgspec.json.encode([steps, sorted(basis.items())])
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
+
+
+def encode_advice(saved: SavedAdvice) -> bytes:
+    """JSON for people and programs; `decode_advice` reads it back."""
+    return msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n"
+
+
+def is_advice(body: bytes) -> bool:
+    """Whether a file says that it is advice, not the plan of a round."""
+    try:
+        return _ANY.decode(body).kind == KIND
+    except msgspec.MsgspecError:
+        return False
+
+
+def decode_advice(body: bytes) -> SavedAdvice:
+    """The inverse. Raises InvalidRequest for what is no such file, was changed by hand, or asks for a setting that is
+    never advised."""
+    try:
+        saved = _FILE.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(
+            f"{READING}, it is none or was damaged; make it with 'tiered cost advise --out FILE'", cause=error
+        ) from None
+    if (saved.kind, saved.schema_version) != (KIND, SCHEMA_VERSION):
+        raise InvalidRequest(f"{READING}, of another kind", kind=saved.kind, version=saved.schema_version)
+    for step in saved.steps:
+        if isinstance(step, AlterStep) and step.key not in SETTINGS:
+            raise InvalidRequest(f"{READING}, a setting that is never advised", setting=step.key)
+    if saved.fingerprint != _fingerprint(saved.steps, saved.basis):
+        raise InvalidRequest(f"{READING}, its fingerprint is not that of its steps: it was changed by hand")
+    return saved
+
+
+def write_advice(saved: SavedAdvice, path: str) -> None:
+    """Put the file at `path`, whole; one that is there is replaced. Raises as
+    `tiered.config.user_files.write_given`."""
+    write_given(path, encode_advice(saved), WRITING)

@@ -1,0 +1,171 @@
+"""How fast records come to a topic: measured on rows and segments, or given, and how far that may be trusted.
+
+A month is foretold from what came, so what came has to be long enough to stand for a month. A history below
+`HISTORY_LEAST_MS` has neither a night nor a quiet hour in it: a month foretold from some minutes is a thousand times
+wrong. So such a topic has no figures until the caller gives its rate.
+
+Of a compacted log the oldest records that are left tell nothing of when it began: those before them came too, and are
+gone. Offsets stay. So how many came between two records that are left, and in what time, is known (`by_offsets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from local.errors import InvalidRequest
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.segment.segment import Segment
+from policies.cost.storage_cost import DAY_MS
+from remote.store import Body
+from tiered.config.units import format_bytes, format_ms, parse_bytes
+
+RATE_MS = 30 * DAY_MS  # how far back a rate is measured
+HISTORY_LEAST_MS = DAY_MS  # of less no month is foretold
+BATCH_MS_EXACT = 1000  # batches further apart than that lose nothing by whole milliseconds
+_UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of the log, of either tier; `min_ms` and `max_ms` are its oldest and its newest record."""
+
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """Bytes that come for one partition in a ms, before compaction; over how long that was seen, None where given."""
+
+    bytes_per_ms: float
+    said: str
+    seen_ms: int | None
+
+    def warning(self, topic: str) -> str | None:
+        """Why nothing is foretold from it, and what helps; None for a history of a day or more, and a given rate."""
+        if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
+            return None
+        seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "no span of time between records"
+        return (
+            f"{topic}: no figures: {seen} to measure the arrival rate on, less than the {format_ms(HISTORY_LEAST_MS)} "
+            f"that a month is foretold from; next: give the rate, as --rate {topic}=20GiB/d"
+        )
+
+
+def arrival(
+    pieces: Sequence[Piece], samples: Sequence[Segment], batch_bytes: float, compacted_share: float, partitions: int
+) -> Arrival:
+    """By the rows of late, else by the newest segments.
+
+    Rows follow one another, so what came is all of them over the time from the oldest to the newest record; between n
+    batches lie n - 1 pauses, hence one batch less.
+    """
+    newest = max((piece.max_ms for piece in pieces), default=0)
+    late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
+    span = max((piece.max_ms for piece in late), default=0) - min((piece.min_ms for piece in late), default=0)
+    if span > 0:
+        came = sum(piece.size_bytes for piece in late) / compacted_share / partitions
+        rate = max(came - batch_bytes, came / 2) / span
+        return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(span)} in the bucket", seen_ms=span)
+    known = [(size, span) for size, span in map(_span, samples) if span > 0]
+    if not known:
+        return Arrival(bytes_per_ms=0.0, said="no arrival rate: all records have one time", seen_ms=0)
+    seen = sum(span for _, span in known)
+    rate = sum(size for size, _ in known) / seen
+    longest = max(span for _, span in known)
+    return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(longest)} in local segments", seen_ms=longest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """At `at_ms` the records of a partition below `next_offset` had come."""
+
+    next_offset: int
+    at_ms: int
+
+
+def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
+    """What came of a log whose older records are compacted away: offsets by time, times the bytes of a record.
+
+    `marks` of each partition, in any order; all those of one that holds nothing are none, and it counts as idle. None
+    where no partition has marks of two times. A time that is behind that of a smaller offset stands for nothing.
+    """
+    newest = max((mark.at_ms for each in marks for mark in each), default=0)
+    late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
+    begun = [each[0] for each in late if each]
+    known = [(each[-1].next_offset - each[0].next_offset, newest - each[0].at_ms) for each in late if len(each) > 1]
+    span = max((newest - each.at_ms for each in begun), default=0)
+    if not (came := sum(offsets for offsets, ms in known if ms > 0)):
+        return None
+    rate = came / sum(ms for offsets, ms in known if ms > 0) * record_bytes * len(begun) / len(marks)
+    return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(span)}, by offsets", seen_ms=span)
+
+
+def first_mark(beginning: Body) -> Mark | None:
+    """The mark that the first batch of a segment is; None for no batch, and one without records."""
+    first = read_header(beginning[:HEADER_BYTES])
+    if first is None or not first.record_count or first.max_timestamp_ms < 0:
+        return None
+    return Mark(next_offset=first.last_offset + 1, at_ms=first.max_timestamp_ms)
+
+
+def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
+    """What somebody said who knows; of the whole topic."""
+    said = f"arrival rate as given, {format_bytes(round(bytes_per_day))} a day"
+    return Arrival(bytes_per_ms=bytes_per_day / DAY_MS / partitions, said=said, seen_ms=None)
+
+
+def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
+    """(bytes of a batch, ms from one to the next) of a steady stream; nothing comes for RATE_MS without a rate.
+
+    The ms are whole, so of a busy partition the bytes give way: a batch of 16 KiB every 1.6 ms would else be a quarter
+    less than what comes.
+    """
+    size = max(1, round(batch_bytes))
+    if not bytes_per_ms:
+        return size, RATE_MS
+    every_ms = max(1, round(size / bytes_per_ms))
+    return (size if every_ms >= BATCH_MS_EXACT else max(1, round(bytes_per_ms * every_ms))), every_ms
+
+
+def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
+    """``20GiB/d`` or ``orders=10MiB/s`` as bytes a day by topic, None for one without a name. Raises InvalidRequest."""
+    found: dict[str | None, float] = {}
+    for text in texts:
+        topic, named, rate = text.rpartition("=")
+        size, _, unit = rate.partition("/")
+        of = parse_bytes(size.strip())
+        if of is None or of <= 0 or unit.strip() not in _UNITS_MS or (named and not topic.strip()):
+            raise InvalidRequest("reading --rate, not bytes by time as 20GiB/d or orders=10MiB/s", text=repr(text))
+        name = topic.strip() if named else None
+        if name in found:
+            raise InvalidRequest("reading --rate, given twice", topic=name)
+        found[name] = of * DAY_MS / _UNITS_MS[unit.strip()]
+    return found
+
+
+def rates_of(rates: Mapping[str | None, float], topics: Sequence[str]) -> dict[str, float]:
+    """By topic. Raises InvalidRequest for a rate without a name where there are several topics, or of another topic."""
+    if None in rates and (len(topics) != 1 or len(rates) > 1):
+        raise InvalidRequest("giving a rate, for which topic is not said: as TOPIC=20GiB/d", topics=",".join(topics))
+    strange = sorted(str(name) for name in rates if name is not None and name not in topics)
+    if strange:
+        raise InvalidRequest(
+            "giving a rate, of a topic that is not simulated", topic=strange[0], topics=",".join(topics)
+        )
+    return {topics[0] if name is None else name: rate for name, rate in rates.items()}
+
+
+def _shown(span_ms: int) -> str:
+    return f"{span_ms / DAY_MS:.1f} days" if span_ms >= DAY_MS else format_ms(span_ms)
+
+
+def _span(segment: Segment) -> tuple[int, int]:
+    """(bytes, ms) of a local segment, by its first batch and its largest timestamp."""
+    first = read_header(segment.read(0, min(segment.size_bytes, HEADER_BYTES)))
+    largest = segment.max_timestamp_ms
+    if first is None or largest is None:
+        return segment.size_bytes, 0
+    return segment.size_bytes, max(0, largest - first.base_timestamp_ms)

@@ -1,0 +1,99 @@
+"""What would make the bill of a manager's topics smaller (`policies.cost.cost_advice`), from their own history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from policies.cost.cost_advice import CostAdvice, KeptSegment, advise_costs
+from policies.cost.prices import STANDARD, PriceTable
+from remote.segment_entry import RemoteSegment
+from tiered.config.price_file import configured_prices
+from tiered.cost.cost_history import Measured, measured_streams
+from tiered.cost.topic_cost import all_rows
+from tiered.manager.manager import LogManager
+from tiered.partition.partition import Partition
+from tiered.status.unknown_figures import unread_partitions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedCosts:
+    """The advice, the largest saving first, and what it rests on. `unread`: their topics are left out, and why."""
+
+    advice: tuple[CostAdvice, ...]
+    measured: tuple[Measured, ...]
+    prices: PriceTable
+    unread: Mapping[TopicPartition, LogError] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat fields of each."""
+        return [
+            {
+                "topic": each.topic,
+                "change": each.change,
+                "saved_dollars": each.saved_dollars,
+                "once_dollars": each.once_dollars,
+                "payback_months": each.payback_months if each.saved_dollars > 0 else None,
+                "segments": each.segments,
+                "size_bytes": each.size_bytes,
+                "reason": each.reason,
+                "command": each.command,
+            }
+            for each in self.advice
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+
+def cost_advice(
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    least_dollars: float = 0.01,
+    rates: Mapping[str | None, float] | None = None,
+) -> AdvisedCosts:
+    """What saves at least `least_dollars` a month for each tiered topic (None: all). Changes nothing.
+
+    `rates` as in `tiered.cost.cost_simulation.simulate_costs`. Raises NotFound for a topic that is not there.
+    """
+    prices = configured_prices(manager.config)
+    found = measured_streams(manager, now_ms, topics, rates=rates)
+    streams = [each.stream for each in found if each.stream is not None]
+    segments = {stream.topic: kept_segments(manager, stream.topic, now_ms) for stream in streams}
+    advice = advise_costs(streams, segments, prices, least_dollars=least_dollars)
+    unread = unread_partitions(manager, topics)
+    return AdvisedCosts(advice=tuple(advice), measured=tuple(found), prices=prices, unread=unread)
+
+
+def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegment]:
+    """Every segment of a topic in the bucket, as moving it asks about; views are made anew and left out."""
+    return [
+        _kept(held, row, now_ms)
+        for held in manager.partitions([topic])
+        for row in all_rows(held)
+        if row.data_key.startswith("data/")
+    ]
+
+
+def _kept(held: Partition, row: RemoteSegment, now_ms: int) -> KeptSegment:
+    limit = held.rules.log_limits.ms
+    newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
+    return KeptSegment(
+        stored_bytes=row.stored_bytes,
+        storage_class=row.storage_class or STANDARD,
+        lived_ms=max(0, now_ms - row.committed_ms),
+        left_ms=None if limit is None else max(0, newest + limit - now_ms),
+        is_settled=row.next_offset <= held.log.local_log_start_offset,
+        newest_ms=newest,
+    )

@@ -1,0 +1,313 @@
+"""A topic as it was: how fast records come, and what compaction, compression and the index make of them.
+
+Everything is measured: rates and ratios on the rows of the bucket and the segments of the disk, batches and
+compression on samples of real segments (the newest on the disk; where there are none, in the bucket), what a head takes
+on the newest head, reads on what the meter kept. Where there is nothing to measure `Workload`'s defaults stand, and
+`basis` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
+from typing import Any
+
+import msgspec
+
+from local.errors import LogError
+from local.format.batch_header import read_header
+from local.names import TopicPartition
+from local.segment.segment import Segment
+from local.segment.segment_info import SegmentInfo
+from policies.cost.scenarios import Stream
+from policies.cost.simulation import Reads, Workload
+from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
+from policies.formatting import counted, format_ms
+from remote.keys import topic_directory
+from remote.manifest.manifest import Head, encode_line
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import CHUNK_BYTES, ZSTD
+from remote.segments.object_encoding import Seal
+from remote.store import Body
+from remote.store.middleware.metered_store import RequestCounts
+from tiered.config.price_file import new_class
+from tiered.cost.arrival_rate import Mark, Piece, arrival, by_offsets, first_mark, given_arrival, rates_of, steady
+from tiered.cost.topic_cost import all_rows
+from tiered.manager.manager import LogManager
+from tiered.node.problem_groups import flat
+from tiered.partition.partition import Partition
+from tiered.status.unknown_figures import unread_partitions
+from tiered.stores.persistent_meter import RequestHistory
+
+SAMPLES_MAX = 4  # segments that are looked into
+SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
+_ZSTD = Seal(codec=ZSTD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A stream, and what it rests on. None for a topic of which nothing can be foretold.
+
+    `warning` says why not, and what helps: its history is shorter than a day, or a tier could not be read. It is None
+    for a topic in which nothing has ever been stored.
+    """
+
+    topic: str
+    stream: Stream | None
+    basis: tuple[str, ...]
+    warning: str | None = None
+    is_unread: bool = False
+
+
+def measured_streams(
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    may_ask: bool = True,
+    rates: Mapping[str | None, float] | None = None,
+) -> list[Measured]:
+    """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing.
+
+    Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing. `rates` are
+    bytes a day by topic, in the place of what would be measured; None names the only topic. A topic of which a tier
+    could not be read has no stream.
+    """
+    history = manager.request_history()
+    wanted = None if topics is None else set(topics)
+    for name in wanted or ():
+        manager.topic(name)
+    chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
+    names = sorted(each.name for each in chosen)
+    given = rates_of(rates, names) if rates else {}
+    unread = {name.topic: error for name, error in unread_partitions(manager, names).items()}
+    return [
+        _unread(name, unread[name])
+        if name in unread
+        else measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name))
+        for name in names
+    ]
+
+
+def _unread(topic: str, error: LogError) -> Measured:
+    warning = f"{topic}: left out, a tier of it could not be read: {flat(error)}"
+    return Measured(topic=topic, stream=None, basis=("a tier could not be read",), warning=warning, is_unread=True)
+
+
+def measured(
+    manager: LogManager,
+    topic: str,
+    now_ms: int,
+    history: RequestHistory | None,
+    *,
+    may_ask: bool = True,
+    bytes_per_day: float | None = None,
+) -> Measured:
+    """One topic. Its partitions are taken together and every one of them as the average."""
+    held = manager.partitions([topic])
+    rows_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
+    rows = [row for each in rows_of.values() for row in each]
+    pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
+              for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
+    samples = list(_samples(held))
+    if not held or not (pieces or samples):
+        return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
+    shares = _shares(rows, held[0])
+    settings = held[0].log.settings
+    beginnings: list[tuple[TopicPartition, Body]]
+    beginnings = [(name, segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))) for name, segment in samples]
+    beginnings = beginnings or (list(_remote_samples(held)) if may_ask else [])
+    looked_at = [data for _, data in beginnings]
+    batch_bytes, zstd = _batches(looked_at)
+    if bytes_per_day is None:
+        marks = [_marks(each, rows_of[each.name], beginnings) for each in held]
+        compacted = by_offsets(marks, _record_bytes(rows)) if shares[0] < 1 else None
+        local = [segment for _, segment in samples]
+        arriving = compacted or arrival(pieces, local, batch_bytes, shares[0], len(held))
+    else:
+        arriving = given_arrival(bytes_per_day, len(held))
+    size, every_ms = steady(batch_bytes, arriving.bytes_per_ms)
+    workload = Workload(
+        batch_bytes=size,
+        batch_ms=every_ms,
+        segment_bytes=settings.segment_bytes,
+        segment_ms=settings.roll_ms,
+        compacted_share=shares[0],
+        stored_share=shares[1],
+        tick_ms=manager.config.task_interval_ms,
+    )
+    workload = _with_index(workload, rows, _heads(held))
+    if (warning := arriving.warning(topic)) is not None:
+        return Measured(topic=topic, stream=None, basis=(arriving.said,), warning=warning)
+    read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
+    if read:
+        workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
+    stream = Stream(
+        topic=topic,
+        partitions=len(held),
+        workload=workload,
+        rules=held[0].rules,
+        storage_class=new_class(manager.config),
+        read_share=read,
+        zstd_share=zstd,
+    )
+    where = "on the disk" if samples else "in the bucket"
+    basis: tuple[str, ...] = (
+        arriving.said,
+        f"{counted(len(rows), 'segment')} in the bucket",
+        f"{counted(len(looked_at), 'segment')} sampled {where}",
+    )
+    if read:
+        basis = (*basis, f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days")
+    basis += _caveats(held, pieces, now_ms)
+    older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
+    if older:
+        basis = (*basis, f"{older} older ones not asked for")
+    return Measured(topic=topic, stream=stream, basis=basis)
+
+
+def _marks(
+    held: Partition, rows: Iterable[RemoteSegment], beginnings: Iterable[tuple[TopicPartition, Body]]
+) -> list[Mark]:
+    """Where the segments of both tiers end, and where the ones that were looked into begin."""
+    ends: list[RemoteSegment | SegmentInfo] = [*rows, *held.log.segments()]
+    found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
+             for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
+    firsts = [first_mark(data) for name, data in beginnings if name == held.name]
+    return [*found, *(each for each in firsts if each is not None)]
+
+
+def _record_bytes(rows: Iterable[RemoteSegment]) -> float:
+    """On the average, with its part of a batch; 0 without records."""
+    known = [(row.size_bytes, row.record_count) for row in rows]
+    return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
+
+
+def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
+    """What a month of the future has of its own."""
+    ends = [piece.max_ms for piece in pieces]
+    ends += [
+        info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
+    ]
+    idle_ms, limits = now_ms - max(ends, default=now_ms), held[0].rules.log_limits
+    return (
+        *([f"nothing came for {format_ms(idle_ms)}, shown as if it went on"] if idle_ms > DAY_MS else []),
+        *(["kept without a limit, shown as after a year"] if limits.ms is limits.bytes is None else []),
+    )
+
+
+def _heads(held: Sequence[Partition]) -> list[Head]:
+    return [head for each in held if (head := each.head()) is not None]
+
+
+def _rows_at_hand(held: Partition) -> tuple[RemoteSegment, ...]:
+    """The newest rows, which lie in the head itself."""
+    head = held.head()
+    return (*head.segments, *head.view_rows) if head is not None else ()
+
+
+def head_costs(head: Head) -> dict[str, Any]:
+    """What a head takes in the bucket, and each of its rows, waiting objects and pages: fields of `Workload`."""
+    bare = replace(head, segments=(), unlinked=(), spills=(), views=())
+    base = float(_encoded(bare))
+    found: dict[str, Any] = {"head_base_bytes": base}
+    if head.segments:
+        found |= _row_costs(bare, head.segments)
+    if head.unlinked:
+        with_rows = replace(bare, segments=head.segments)
+        more = _encoded(replace(with_rows, unlinked=head.unlinked)) - _encoded(with_rows)
+        found["unlinked_bytes"] = max(1.0, more / len(head.unlinked))
+    if head.spills:
+        found["spill_bytes"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
+        pages = sum(spill.segment_count for spill in head.spills)
+        found["page_row_bytes"] = sum(spill.page_bytes for spill in head.spills) / pages
+    return found
+
+
+def _row_costs(bare: Head, rows: tuple[RemoteSegment, ...]) -> dict[str, Any]:
+    """What 1, 2, 4, ... and all rows take: the first ones most, for compression has seen nothing like them yet."""
+    base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
+    curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
+    found: dict[str, Any] = {"first_rows": curve}
+    if len(curve) > 1:
+        (fewer, before), (all_of_them, together) = curve[-2:]
+        found["row_bytes"] = max(1.0, (together - before) / (all_of_them - fewer))
+    return found
+
+
+def _encoded(head: Head) -> int:
+    return len(encode_line(msgspec.json.encode(head)))
+
+
+def _with_index(workload: Workload, rows: Sequence[RemoteSegment], heads: Sequence[Head]) -> Workload:
+    """Of indexes the part that goes with bytes is the average; of heads the largest one is the one to measure."""
+    if rows:
+        share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
+        workload = replace(workload, index_base_bytes=0.0, index_share=share)
+    if heads:
+        of = head_costs(max(heads, key=lambda head: head.segment_count))
+        workload = replace(workload, **of)
+    return workload
+
+
+def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, float]:
+    """What compaction left of the records (a share of bytes is taken to be the same), and compression of the bytes."""
+    size = sum(row.size_bytes for row in rows)
+    stored = sum(row.stored_bytes for row in rows) / size if size else 1.0
+    cleaned = [row for row in rows if row.cleaned_through is not None]
+    offsets = sum(row.next_offset - row.base_offset for row in cleaned)
+    kept = sum(row.record_count for row in cleaned)
+    compacted = max(kept, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
+    return min(1.0, compacted), stored
+
+
+def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:
+    """The newest closed segments on the disk, of different partitions where there are several; else active ones."""
+    closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
+    newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
+    for partition, info in newest[:SAMPLES_MAX]:
+        yield partition.name, partition.log.segment(info.base_offset)
+
+
+def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition, Body]]:
+    """The beginnings of a few of the newest remote segments; two GETs each, unless they are cached."""
+    for partition in held[:SAMPLES_MAX]:
+        head = partition.head()
+        if partition.remote is not None and head is not None and head.segments:
+            yield partition.name, partition.remote.read(head.segments[-1], 0, SAMPLE_BYTES)
+
+
+def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
+    """(average bytes of a batch, what zstd leaves), of the beginning of each sample."""
+    bytes_seen = batches = packed = 0
+    for data in samples:
+        at = 0
+        while (header := read_header(data, at)) is not None and at + header.size_bytes <= len(data):
+            at += header.size_bytes
+            batches += 1
+        bytes_seen += at
+        packed += sum(
+            len(_ZSTD.close(0, data[start : min(at, start + CHUNK_BYTES)])) for start in range(0, at, CHUNK_BYTES)
+        )
+    if not batches:
+        return 64 << 10, None
+    return bytes_seen / batches, min(1.0, packed / bytes_seen)
+
+
+def _reads(
+    manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
+) -> tuple[float, int, int]:
+    """(share of the stored bytes read in a month, bytes that a GET of data brought, ms that this was metered for)."""
+    directory = topic_directory(topic, manager.topic(topic).topic_id)
+    counts, period_ms = history.recent(directory, now_ms) if history is not None else (RequestCounts(), 0)
+    stored = sum(row.stored_bytes for row in rows)
+    if not stored or not counts.data_bytes_out:
+        return 0.0, Reads(every_ms=DAY_MS).range_bytes, period_ms
+    months = max(period_ms, DAY_MS) / DAY_MS / DAYS_PER_MONTH
+    uploads = counts.puts - counts.data_puts  # each upload of a segment asks once for the size of its data
+    gets = max(1, counts.data_gets - min(counts.data_gets - 1, counts.heads // 2 if uploads else 0))
+    return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets), period_ms
+
+
+__all__ = ["Measured", "head_costs", "measured", "measured_streams"]

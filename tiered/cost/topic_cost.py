@@ -1,0 +1,210 @@
+"""What the topics of a manager cost: the facts from both tiers and from the meter, then the bill
+(`policies.cost.bill`).
+
+All rows are looked at, those in pages too; that costs a GET for each page that is not known yet. The size of the heads
+is that of the newest one times how many are kept. Requests are those that managers of this directory kept
+(`tiered.stores.persistent_meter`), of late; what others read by themselves (Spark jobs, `open_remote`) is on the bill
+but not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from policies.cost.bill import KINDS, Requests, TopicBill, TopicFacts, bills
+from policies.cost.prices import PriceTable
+from policies.cost.storage_usage import Lying, together
+from remote.keys import is_foreign, topic_directory
+from remote.segment_entry import RemoteSegment
+from remote.store.middleware.metered_store import RequestCounts
+from tiered.config.price_file import configured_prices
+from tiered.manager.manager import LogManager
+from tiered.partition.partition import Partition
+from tiered.status.storage_cost import lying_for
+from tiered.status.unknown_figures import unread_partitions
+from tiered.stores.persistent_meter import RequestHistory
+from tiered.topics.deleted_topic_usage import lying_of_deleted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """A bill for each topic by name; of all topics also one for what is left of each deleted one, ``orders (deleted)``.
+
+    `since_ms` is when metering began, `rate_since_ms` from when on requests stand for a month (or since the topic's own
+    first one); both None where nothing was kept.
+
+    `unread` are the partitions of which a tier could not be read, and why: what hangs on it is None in the rows, and
+    so is the total. `unread_deleted` are those of deleted topics.
+    """
+
+    bills: tuple[TopicBill, ...]
+    prices: PriceTable
+    since_ms: int | None
+    rate_since_ms: int | None
+    upto_ms: int
+    unread: Mapping[TopicPartition, LogError]
+    unopened: frozenset[str] = frozenset()
+    unread_deleted: Mapping[TopicPartition, LogError] = field(default_factory=dict)
+
+    @property
+    def all_unread(self) -> dict[TopicPartition, LogError]:
+        """`unread_deleted` and `unread`; of two topics of one name the one that is not deleted."""
+        return {**self.unread_deleted, **self.unread}
+
+    @property
+    def problems(self) -> dict[TopicPartition, str]:
+        """Why partitions are without figures."""
+        deleted = {name: f"deleted: {error}" for name, error in self.unread_deleted.items()}
+        return {**deleted, **{name: str(error) for name, error in self.unread.items()}}
+
+    @property
+    def total(self) -> float | None:
+        """Dollars a month, all topics; None where a tier of one of them could not be read."""
+        return None if self.all_unread else sum(each.total for each in self.bills)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat fields for each topic, dollars unrounded."""
+        topics = {name.topic for name in self.unread} | {deleted_label(name.topic) for name in self.unread_deleted}
+        return [
+            bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
+            for each in self.bills
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame, a line for each topic. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+
+def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:
+    """What each topic (None: all) costs a month. Changes nothing. Raises NotFound for a topic that is not there."""
+    prices = configured_prices(manager.config)
+    history = manager.request_history()
+    names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics()]
+    for name in names:
+        manager.topic(name)
+    everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics()]
+    left, unread = _deleted_facts(manager, prices)
+    if topics is None:
+        names += [each.topic for each in left]
+    missing = unread_partitions(manager, names)
+    opened = {each.name for each in manager.partitions()}
+    found = {each.topic: each for each in bills(everything, prices, left)}
+    return CostReport(
+        bills=tuple(found[name] for name in sorted(names)),
+        prices=prices,
+        since_ms=history.since_ms if history is not None else None,
+        rate_since_ms=history.rate_since_ms(now_ms) if history is not None else None,
+        upto_ms=now_ms,
+        unread=missing,
+        unread_deleted=unread if topics is None else {},
+        unopened=frozenset(name.topic for name in missing if name not in opened),
+    )
+
+
+def topic_facts(
+    manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
+) -> TopicFacts:
+    """Both tiers of one topic, and what was sent for it."""
+    held = manager.partitions([topic])
+    rows = {each.name: list(all_rows(each)) for each in held}
+    local_bytes = both_bytes = 0
+    for snapshot in manager.snapshots(now_ms, [topic]):
+        for segment in snapshot.segments:
+            local_bytes += segment.size_bytes
+            if snapshot.is_committed(segment.base_offset, segment.next_offset):
+                both_bytes += segment.size_bytes
+    asked = manager.topic(topic)
+    directory = topic_directory(topic, asked.topic_id)
+    counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
+    return TopicFacts(
+        topic=topic,
+        lying=together(lying_for(each, prices, rows[each.name]) for each in held),
+        local_bytes=local_bytes,
+        both_bytes=both_bytes,
+        segments=sum(map(len, rows.values())),
+        shared_bytes=sum(row.stored_bytes for each in rows.values() for row in each if is_foreign(row.data_key)),
+        requests=as_requests(counts) if counts is not None else None,
+        period_ms=period_ms,
+    )
+
+
+def deleted_label(topic: str) -> str:
+    """How a bill names what is left of a deleted topic."""
+    return f"{topic} (deleted)"
+
+
+def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
+    """What is left in the bucket of deleted topics, by name, and why that cannot be told of others."""
+    lying: dict[str, list[Lying]] = {}
+    unread: dict[TopicPartition, LogError] = {}
+    for each in manager.deleted_partitions():
+        topic = deleted_label(each.name.topic)
+        if each.error is not None:
+            unread[each.name] = each.error
+            lying.setdefault(topic, [])
+        elif each.head is not None:
+            lying.setdefault(topic, []).append(lying_of_deleted(each.head, prices))
+    return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
+
+
+def all_rows(held: Partition) -> Iterable[RemoteSegment]:
+    """Every row of a partition with objects in the bucket: the log's, oldest first, and its views'."""
+    head = held.head()
+    if head is None or held.metadata is None:
+        return
+    for spill in head.spills:
+        yield from held.metadata.page_rows(spill)
+    yield from head.segments
+    yield from head.view_rows
+
+
+def as_requests(counts: RequestCounts) -> Requests:
+    """What the policies know of a meter's counts."""
+    return Requests(**{each.name: getattr(counts, each.name) for each in fields(Requests)})
+
+
+# Fields of a bill that only one tier can tell; the requests were metered here.
+_OF_REMOTE = (
+    "dollars_per_month",
+    *(f"{kind}_dollars" for kind in KINDS if kind not in ("requests", "disk")),
+    "double_storage_dollars",
+    "idle_dollars",
+    "segments",
+    "remote_bytes",
+    "double_bytes",
+    "shared_bytes",
+)
+_OF_DISK = ("disk_dollars", "local_bytes")
+
+
+def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
+    """One bill as flat fields; dollars a month, requests a month. None for what hangs on a tier that was not read."""
+    row = _whole_row(bill)
+    unknown = (*(() if is_remote_read else _OF_REMOTE), *(() if is_local_read else _OF_DISK))
+    return {**row, **dict.fromkeys(unknown)}
+
+
+def _whole_row(bill: TopicBill) -> dict[str, object]:
+    return {
+        "topic": bill.topic,
+        "dollars_per_month": bill.total,
+        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS},
+        "double_storage_dollars": bill.double,
+        "idle_dollars": bill.idle,
+        "segments": bill.segments,
+        "remote_bytes": bill.data_bytes,
+        "local_bytes": bill.local_bytes,
+        "double_bytes": bill.both_bytes,
+        "shared_bytes": bill.shared_bytes,
+        **{f"{each.name}_per_month": round(getattr(bill.month_requests, each.name)) for each in fields(Requests)},
+        "metered_months": bill.months,
+    }

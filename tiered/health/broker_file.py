@@ -1,0 +1,285 @@
+"""A Kafka broker's ``server.properties``, or a file of topic settings, as settings of ours; and what is wrong in it.
+
+Read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a comment, a
+backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. A broker's values are bare numbers,
+and some of its names count hours or minutes; of several names for one setting the finest counts (Kafka's
+ServerTopicConfigSynonyms). What concerns the broker alone (listeners, quotas, replicas) has no effect here:
+`without_effect` names each and says why (`tiered.config.broker_only`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from local.errors import InvalidRequest
+from tiered.config.broker_names import BROKER_NAMES
+from tiered.config.broker_only import broker_only, names_of_logs
+from tiered.config.config import Setting
+from tiered.config.properties import DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
+from tiered.health.lint import LintFinding, Severity
+from tiered.health.lint_rules import Subject, hints
+
+_UNITS = {"hours": 3_600_000, "minutes": 60_000}
+_ORDER = {
+    "log.flush.scheduler.interval.ms": 1,
+    "log.retention.check.interval.ms": 1,
+}  # the others' last word tells: ms before minutes before hours
+_SYSTEM = "remote.log.storage.system.enable"
+_SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level"))
+_OF_BROKERS = frozenset(
+    ("broker.id", "node.id", "process.roles", "listeners", "log.dir", "log.dirs", "zookeeper.connect")
+)
+_BLANKS = " \t\f"  # Java's; a line ends at CR, LF or both, and at nothing else
+_LINE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_NUMBER = re.compile(r"-?[0-9]+")
+_READING = "reading a broker's properties"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the file: what it says."""
+
+    line: int
+    name: str
+    value: str
+
+
+def read_entries(path: str) -> list[Entry]:
+    """The entries of the file at `path`, in order. Raises as `tiered.config.user_files.read_given`, InvalidRequest for
+    bytes that are no text and as `parse_entries`."""
+    from tiered.config.user_files import read_given
+
+    body = read_given(path, _READING, "name the server.properties of a broker")
+    if b"\0" in body:
+        raise InvalidRequest(f"{_READING}, it is no text", file=path)
+    try:
+        return list(parse_entries(body.decode("iso-8859-1")))
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, file=path, **error.facts) from None
+
+
+def parse_entries(text: str) -> Iterator[Entry]:
+    """As `java.util.Properties.load` reads them. Raises InvalidRequest for an escape that it refuses."""
+    for first, line in _joined(text):
+        found = _LINE.fullmatch(line)
+        if found is not None:
+            yield Entry(first, _unescaped(found[1], first), _unescaped(found[2], first).rstrip())
+
+
+def _joined(text: str) -> Iterator[tuple[int, str]]:
+    """The lines with entries and the number of the first line of each; a backslash at the end joins it to the next."""
+    pending: str | None = None
+    first = 0
+    for number, raw in enumerate(_LINE_END.split(text), 1):
+        line = raw.lstrip(_BLANKS)
+        if pending is None and (not line or line[0] in "#!"):
+            continue
+        first = number if pending is None else first
+        is_joined = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        whole = (pending or "") + (line[:-1] if is_joined else line)
+        if is_joined:
+            pending = whole
+            continue
+        pending = None
+        yield first, whole
+    if pending is not None:
+        yield first, pending
+
+
+def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
+    """What the entries set, under our names, for ``[defaults]``: the finest name of each setting, hours as ms.
+
+    Raises InvalidRequest for a value that Kafka would not take and for settings that contradict each other, under the
+    names that the entries have.
+    """
+    from tiered.config.topic_settings import check_combination
+
+    meant = _meant(entries)
+    settings = {name: _value(entry, name) for name, entry in meant.items()}
+    try:
+        check_combination(settings, may_tier=True)
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, **_as_written(error.facts, meant)) from None
+    return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """An entry that sets nothing here, and why."""
+
+    entry: Entry
+    why: str
+
+
+def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
+    """Every entry that sets nothing, in the order of the file, with the reason or what does the same."""
+    meant = _meant(entries)
+    found = []
+    for each in entries:
+        name = _our_name(each.name)
+        if name is None:
+            known = broker_only(each.name)
+            why = known.words if known is not None else "it is not a setting of tiered"
+        elif meant[name] is not each:
+            why = f"{meant[name].name} in line {meant[name].line} is above it"
+        else:
+            continue
+        found.append(Ignored(entry=each, why=why))
+    return found
+
+
+def lint_broker_file(path: str) -> list[LintFinding]:
+    """Everything that is wrong or bites in the file at `path`. Raises as `read_entries`."""
+    entries = read_entries(path)
+    is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
+    found = list(_twice(path, entries))
+    found += [told for each in entries for told in _of_entry(path, each, is_broker=is_broker)]
+    if any(each.severity is Severity.ERROR for each in found):
+        return found
+    meant = _meant(entries)
+    effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
+    for name, entry in meant.items():
+        effective[name] = Setting(name=name, value=_value(entry, name), origin=f"{path}:{entry.line}")
+    found += _of_kafka(path, {each.name: each for each in entries}, effective)
+    try:
+        subject = Subject.of("", effective)
+    except InvalidRequest as error:
+        key = next((key for key in error.facts if key in meant), "")
+        where = effective[key].origin if key else path
+        told = error.restated(error.attempt, **_as_written(error.facts, meant))
+        name = meant[key].name if key else ""
+        return [*found, _finding(Severity.ERROR, where, name, " ".join(str(told).split()), "change one of the two")]
+    for hint in hints(subject):
+        where = next((effective[key].origin for key in hint.keys if key in meant), path)
+        step = hint.step.removeprefix("-X ")
+        found.append(_finding(Severity.WARNING, where, hint.keys[0], hint.what, step))
+    return found
+
+
+def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The entry that counts for each setting of ours."""
+    meant: dict[str, Entry] = {}
+    for each in entries:
+        name = _our_name(each.name)
+        if name is not None and (name not in meant or _rank(each.name) <= _rank(meant[name].name)):
+            meant[name] = each
+    return meant
+
+
+def _as_written(facts: Mapping[str, object], meant: Mapping[str, Entry]) -> dict[str, object]:
+    """The facts of an error that names settings of ours, under the names and with the values of the file."""
+    return {
+        meant[name].name if name in meant else name: meant[name].value if name in meant else value
+        for name, value in facts.items()
+    }
+
+
+def _our_name(name: str) -> str | None:
+    row = PROPERTIES.get(name)
+    return name if row is not None and row.source is Source.KAFKA else BROKER_NAMES.get(name)
+
+
+def _rank(name: str) -> int:
+    """0 for the finest name of a setting."""
+    return _ORDER.get(name, {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0))
+
+
+def _value(entry: Entry, name: str) -> str:
+    """The value as ours. Raises InvalidRequest."""
+    text, unit = entry.value, _UNITS.get(entry.name.rpartition(".")[2])
+    if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
+        expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
+        raise InvalidRequest(
+            "reading properties, not as kafka writes it", key=entry.name, value=text, expected=expected
+        )
+    value = str(int(text) * unit) if unit and int(text) > 0 else text
+    try:
+        parse(name, value)
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, **{**error.facts, "key": entry.name, "value": repr(text)}) from None
+    return value
+
+
+def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[LintFinding]:
+    where, name = f"{path}:{entry.line}", _our_name(entry.name)
+    if name is None:
+        yield from _unknown(where, entry.name)
+        return
+    try:
+        _value(entry, name)
+    except InvalidRequest as error:
+        expected = str(error.facts.get("expected", "")).strip("'")
+        yield _finding(
+            Severity.ERROR, where, entry.name, f"{entry.name}={entry.value} is not what it takes: {expected}", "mend it"
+        )
+    if is_broker and entry.name in PROPERTIES and PROPERTIES[entry.name].is_per_topic and entry.name not in _SAME:
+        meant = next((known for known, ours in BROKER_NAMES.items() if ours == name and _rank(known) == 0), None)
+        step = f"write {meant}" if meant else "set it on the topics"
+        what = f"{entry.name} is a name of topics: a broker ignores it" + (f"; did you mean {meant}?" if meant else "")
+        yield _finding(Severity.ERROR, where, entry.name, what, step)
+
+
+def _unknown(where: str, name: str) -> Iterator[LintFinding]:
+    """A name that is nearly a known one, or one of the log's that Kafka has not."""
+    import difflib
+
+    others = names_of_logs()
+    known = {*BROKER_NAMES, *others, *(each for each, row in PROPERTIES.items() if row.source is Source.KAFKA)}
+    if broker_only(name) is not None:
+        return
+    if name.startswith("log."):
+        meant = nearest(name, known)
+    else:
+        meant = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), None)
+        if meant is None:
+            return
+    told = f"unknown key: {name}" + (f"; did you mean {meant}?" if meant else "")
+    yield _finding(Severity.ERROR, where, name, told, f"write {meant}" if meant else "take it out")
+
+
+def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
+    """One setting said again, under the same name or another one."""
+    meant = _meant(entries)
+    for each in entries:
+        name = _our_name(each.name)
+        if name is not None and meant[name] is not each:
+            counts = meant[name]
+            what = f"{each.name} counts for nothing: {counts.name} in line {counts.line} is above it"
+            yield _finding(Severity.WARNING, f"{path}:{each.line}", each.name, what, "take one of them out")
+
+
+def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[LintFinding]:
+    """What Kafka itself wants of a broker that tiers."""
+    system = entries.get(_SYSTEM)
+    if system is None or system.value.lower() != "true":
+        return
+    where, manager = f"{path}:{system.line}", "remote.log.storage.manager.class.name"
+    if manager not in entries:
+        what = f"{_SYSTEM}=true without {manager}: the broker does not start"
+        yield _finding(Severity.ERROR, where, _SYSTEM, what, f"set {manager}")
+    if "compact" in effective["cleanup.policy"].value:
+        what = "kafka's brokers refuse remote.storage.enable=true on compacted topics, and this is their default"
+        step = "tier compacted topics with tiered adopt, which cleans them in a copy"
+        yield _finding(Severity.WARNING, effective["cleanup.policy"].origin, "cleanup.policy", what, step)
+
+
+def _finding(severity: Severity, where: str, key: str, what: str, step: str) -> LintFinding:
+    return LintFinding(severity=severity, where=where, key=key, what=what, next_step=step)
+
+
+def _unescaped(text: str, line: int) -> str:
+    """Raises InvalidRequest for ``\\u`` without four hex digits."""
+
+    def character(found: re.Match[str]) -> str:
+        if found[1] == "u":
+            raise InvalidRequest(f"{_READING}, four hex digits follow \\u", line=line, text=repr(text))
+        if len(found[1]) > 1:
+            return chr(int(found[1][1:], 16))
+        return {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(found[1], found[1])
+
+    units = _ESCAPE.sub(character, text)
+    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # pairs become one character

@@ -1,0 +1,156 @@
+"""A bucket decoded to the last record: every head, every object, every batch, held against what the rows say.
+
+`remote.check.partition_check` looks at names, heads, sizes and checksums; this module looks inside the segments, as the
+room above batches and buckets can. A row must say of its segment exactly what its bytes say: that all of them are whole
+batches with the right CRC, all offsets inside ``[base, next)``, the number of records, the smallest and the largest
+timestamp, the leader epoch of every batch; and its indexes must point at these batches. Of a segment that was never
+cleaned the transaction index must know every transaction that is aborted in it, and none that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from local import kernels
+from local.errors import Corrupt
+from local.format.batch_header import CONTROL, TRANSACTIONAL
+from local.format.columns import BatchTable
+from local.index import txn_index
+from local.log import producer_snapshot
+from local.log.checkpoints import parse_entries
+from local.records.batch import read_marker
+from local.records.batch_runs import BatchRuns, Run
+from local.verify.findings import Finding, Severity, damaged, worst
+from local.verify.index_checks import check_offset_index, check_time_index, places_of
+from remote.check.partition_check import BucketReport, check_partition
+from remote.fetch.segment_check import ReadRange
+from remote.manifest.catalog import list_partitions
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import IndexBundle
+from remote.store import ObjectStore
+
+
+def check_bucket(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketReport]:
+    """Every partition of a store, in order. Raises what the store raises when it cannot be reached."""
+    return [check_partition(store, name.prefix, check_contents, keys=keys) for name in list_partitions(store)]
+
+
+def damage(reports: list[BucketReport]) -> list[Finding]:
+    """What is worse than a warning."""
+    return [each for report in reports for each in report.findings if worst([each]) is Severity.CORRUPT]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the bytes of one segment said."""
+
+    records: int = 0
+    timestamps: list[int] = field(default_factory=list)
+    tables: list[tuple[int, BatchTable]] = field(default_factory=list)
+    open_producers: set[int] = field(default_factory=set)  # with data of a transaction that no marker has ended
+    aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
+    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, of all markers that may abort
+
+    def min_max(self) -> tuple[int | None, int | None]:
+        return min(self.timestamps, default=None), max(self.timestamps, default=None)
+
+
+def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
+    """What is wrong inside one segment. Raises Corrupt where its bytes do not have their checksums."""
+    seen = _Seen()
+    walk = BatchRuns(read, row.size_bytes)
+    for run in walk:
+        if run.damage is not None:
+            yield _wrong(path, row, run.damage, at=run.position)
+        else:
+            seen.tables.append((run.position, run.table))
+            yield from _of_run(path, row, run, seen)
+            _take_transactions(run, seen)
+    if walk.problem is not None:
+        yield _wrong(path, row, f"{walk.problem}: bytes={row.size_bytes - walk.position}", at=walk.position)
+    yield from _of_row(path, row, seen)
+    yield from _of_indexes(path, row, bundle, seen)
+
+
+def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Finding]:
+    table = run.table
+    first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
+    if first < row.base_offset or last >= row.next_offset:
+        yield _wrong(path, row, f"a batch outside its row: first={first} last={last}", at=run.position)
+    epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
+    for offset, epoch in epochs.items():
+        told = [each for each, start in row.epochs if start <= offset]
+        if epoch >= 0 and (not told or told[-1] != epoch):  # -1 is Kafka's "unknown"
+            yield _wrong(path, row, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}")
+            break
+    try:
+        for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
+            seen.records += len(columns)
+            known = columns.timestamps[columns.timestamps >= 0]
+            seen.timestamps += [int(known.min()), int(known.max())] if len(known) else []
+    except Corrupt as error:
+        yield damaged(error, path)
+
+
+def _take_transactions(run: Run, seen: _Seen) -> None:
+    """Which transactions the run's markers abort, as far as the segment tells."""
+    flags = run.table.attributes
+    for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
+        producer = int(run.table.producer_ids[at])
+        if not flags[at] & CONTROL:
+            seen.open_producers.add(producer)
+            continue
+        marker = read_marker(run.data, int(run.table.positions[at]))
+        where = producer, int(run.table.last_offsets[at])
+        if marker is None or not marker.is_commit:
+            seen.ends.add(where)
+        if marker is not None and not marker.is_commit and producer in seen.open_producers:
+            seen.aborted.add(where)
+        seen.open_producers.discard(producer)
+
+
+def _of_transactions(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    if row.cleaned_through is not None or row.made_by is not None:
+        return  # a pass keeps markers and entries as long as they are of use, each by a rule of its own
+    known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
+    for producer, offset in sorted(seen.aborted - known):
+        yield _wrong(path, row, f"an aborted transaction is missing: producer_id={producer} marker_at={offset}")
+    for producer, offset in sorted(known - seen.ends):
+        yield _wrong(path, row, f"no such transaction was aborted: producer_id={producer} marker_at={offset}")
+
+
+def _of_row(path: str, row: RemoteSegment, seen: _Seen) -> Iterator[Finding]:
+    low, high = seen.min_max()
+    facts = {
+        "record_count": (row.record_count, seen.records),
+        "min_timestamp_ms": (row.min_timestamp_ms, low),
+        "max_timestamp_ms": (row.max_timestamp_ms, high),
+    }
+    for name, (says, found) in facts.items():
+        if says != found:
+            yield _wrong(path, row, f"the row says something else than its bytes: {name}={says} found={found}")
+
+
+def _of_indexes(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    places, base, where = places_of(seen.tables, row.size_bytes), row.base_offset, path.removesuffix(row.data_key)
+    where += row.indexes_key
+    yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
+    yield from check_time_index(bytes(bundle.time), base, places, path=where)
+    try:
+        txn_index.check(bundle.txn, base, path=where)
+        yield from _of_transactions(where, row, bundle, seen)
+        if len(bundle.producers):
+            producer_snapshot.decode(bundle.producers, path=where)
+        if len(bundle.epochs):
+            parse_entries(bytes(bundle.epochs), where, 2)
+    except Corrupt as error:
+        yield damaged(error, where)
+
+
+def _wrong(path: str, row: RemoteSegment, what: str, at: int | None = None) -> Finding:
+    offsets = (row.base_offset, row.next_offset)
+    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at, offsets=offsets)

@@ -1,0 +1,132 @@
+"""What is wrong with a node, found by looking: each finding says what to do next.
+
+Checks run one after the other and none ends another: what a check raises is its finding. They write nothing but, unless
+told not to, one small file in each log directory and a few objects under the probe's prefix in the store, which they
+remove. What they look at they look at beside a manager at work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.storage import DiskStorage, Storage
+from tiered.node.lock_holder import lock_holder
+from tiered.node.next_steps import next_step
+
+if TYPE_CHECKING:
+    from remote.store import ObjectStore
+    from tiered.config.config import Config
+
+
+class State(Enum):
+    """How bad it is. SKIPPED: it could not be looked at, or was not to be."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found. `next_step` is empty where nothing is to be done."""
+
+    check: str
+    state: State
+    what: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The machine as the checks see it. `clock_ms` is the wall clock, `files_max` the limit of open files (None: not
+    known), `lock_holder` the process that holds a lock file (None: nobody that can be seen)."""
+
+    storage: Storage
+    clock_ms: Callable[[], int]
+    files_max: int | None
+    lock_holder: Callable[[str], int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    """What is looked at. `store` None: none is configured. `may_write`: the checks that write for a moment may.
+
+    `is_away` tells whether the store was asked and has answered nothing.
+    """
+
+    config: Config
+    around: Surroundings
+    store: ObjectStore | None = None
+    may_write: bool = True
+    is_away: Callable[[], bool] = lambda: False
+
+
+Check = Callable[[Patient], Iterable[Finding]]
+
+
+def examine(config: Config, *, may_write: bool = True, around: Surroundings | None = None) -> Iterator[Finding]:
+    """Every finding as it is made, the machine first, then the store, then what lies in both. Closes what it opens."""
+    from tiered.health.doctor_node import NODE_CHECKS
+    from tiered.health.doctor_store import PARTITION_CHECKS, STORE_CHECKS
+    from tiered.stores.short_deadline_store import BriefStore
+
+    patient = Patient(config=config, around=around or surroundings(), may_write=may_write)
+    yield from run_checks(patient, NODE_CHECKS)
+    if config.remote_url is None:
+        yield Finding(check="store", state=State.SKIPPED, what="no store is configured: nothing is tiered")
+        yield from run_checks(patient, PARTITION_CHECKS)
+        return
+    try:
+        store = BriefStore.of(config)
+    except (LogError, ImportError) as error:
+        yield failed("store", error)
+        return
+    assert store is not None, "there is a url"
+    patient = replace(patient, store=store.as_store, is_away=lambda: store.is_away)
+    try:
+        yield from run_checks(patient, STORE_CHECKS)
+        yield from run_checks(patient, PARTITION_CHECKS)
+    finally:
+        store.close()
+
+
+def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
+    """What each check finds; one that raises has found that."""
+    for name, check in checks:
+        try:
+            yield from check(patient)
+        except (LogError, OSError, ImportError) as error:
+            yield failed(name, error)
+
+
+def failed(check: str, error: BaseException) -> Finding:
+    """An error as a finding."""
+    step = "see what it names, and its cause"
+    if isinstance(error, ImportError):
+        step = f"pip install {error.name or 'the package'}"
+    elif isinstance(error, LogError):
+        step = next_step(error)
+    return Finding(check=check, state=State.ERROR, what=" ".join(str(error).split()), next_step=step)
+
+
+def surroundings() -> Surroundings:
+    """This machine."""
+    return Surroundings(
+        storage=DiskStorage(),
+        clock_ms=lambda: time.time_ns() // 1_000_000,
+        files_max=_files_max(),
+        lock_holder=lock_holder,
+    )
+
+
+def _files_max() -> int | None:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,78 @@
+"""Segments of the bucket whose bytes lie on this machine's disk as well: the good copy that a damaged one is made from.
+
+Not every local segment will do: a cleaning may have taken records out of it since, so that it holds less than the row
+says. Only the very same bytes count, by the range, the size and the CRC32C that the row has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from local.errors import LogError, NotFound
+from local.format.crc32c import crc32c
+from local.log import Log
+from remote.manifest.catalog import RemotePartitionName
+from remote.segment_entry import RemoteSegment
+from tiered.manager.manager import LogManager
+
+_READ_BYTES = 8 << 20
+_log = logging.getLogger(__name__)
+
+
+class LocalCopies:
+    """What the logs of a manager hold; a read-only one will do. Reads a segment whole, each time it is asked for.
+
+    The manager is opened when somebody asks for the first time, for that reads every log's directory; where it cannot
+    be opened there are no copies, and a warning says so. A context manager that closes it.
+    """
+
+    def __init__(self, open_manager: Callable[[], LogManager]) -> None:
+        self._open_manager = open_manager
+        self._opened: LogManager | None = None
+        self._is_tried = False
+
+    def __enter__(self) -> LocalCopies:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool:
+        log = self.log(name)
+        return log is not None and has_same_bytes(log, row)
+
+    def log(self, name: RemotePartitionName) -> Log | None:
+        """The partition's log; None where this machine has none, or another topic of that name."""
+        manager = self._manager()
+        try:
+            if manager is None or manager.topic(name.topic).topic_id != name.topic_id:
+                return None
+            return manager.partition(name.topic_partition).log
+        except LogError:
+            return None
+
+    def _manager(self) -> LogManager | None:
+        if not self._is_tried:
+            self._is_tried = True
+            try:
+                self._opened = self._open_manager()
+            except LogError as error:
+                _log.warning("the disk is not looked at for good copies: error=%s", error)
+        return self._opened
+
+
+def has_same_bytes(log: Log, row: RemoteSegment) -> bool:
+    """Whether a sealed local segment is the row's, byte for byte. One that vanishes or cannot be read is none."""
+    try:
+        infos = [info for info in log.segments()[:-1] if info.base_offset == row.base_offset]
+        if not infos or infos[0].next_offset != row.next_offset or infos[0].size_bytes != row.size_bytes:
+            return False
+        segment = log.segment(row.base_offset)
+        checksum = 0
+        for at in range(0, row.size_bytes, _READ_BYTES):
+            checksum = crc32c(segment.read(at, min(_READ_BYTES, row.size_bytes - at)), checksum)
+        return checksum == row.content_crc32c
+    except (NotFound, LogError):
+        return False

@@ -1,0 +1,97 @@
+"""Forks in a repair: partitions that name one object are damaged together, and one may hold what heals the other.
+
+A repaired segment has a new name, and only the row of one partition is put in its place; a fork's rows go on naming
+what is damaged, as does the origin where a fork was repaired. So a report about one of them is taken for a report about
+all that name the object: its home, the forks that the home's pins tell of. Each is repaired by itself, a row at a time.
+
+Where neither the disk nor the bucket has the bytes under the partition's own name, its relatives are asked: their logs
+on this machine's disk, then their rows of the same offsets, size and checksum that name another object which is whole.
+
+Reads alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from local.errors import Corrupt, NotFound
+from remote.gc.fork_references import forks_of
+from remote.gc.pins import list_pins
+from remote.keys import foreign_key, home_of, parse_partition, parse_topic_directory
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectStore
+
+IsWhole = Callable[[RemotePartitionName, RemoteSegment], bool]
+
+
+class Relatives:
+    """Who shares objects with whom in a bucket, asked for once each."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._forks: dict[str, tuple[RemotePartitionName, ...]] = {}
+        self._rows: dict[RemotePartitionName, tuple[RemoteSegment, ...]] = {}
+
+    def naming(self, name: RemotePartitionName, row: RemoteSegment) -> Iterator[tuple[RemotePartitionName, str]]:
+        """The other partitions whose newest head names an object of this row, with the ulid of the row that does."""
+        objects = self._objects(name, row)
+        for other in self._of(name, row):
+            for each in self.rows(other):
+                if objects & self._objects(other, each):
+                    yield other, each.ulid
+
+    def same_bytes(
+        self, name: RemotePartitionName, row: RemoteSegment, is_whole: IsWhole
+    ) -> tuple[RemotePartitionName, RemoteSegment] | None:
+        """A relative's row that has this one's bytes in objects of its own which are whole."""
+        objects = self._objects(name, row)
+        for other in self._of(name, row):
+            for each in self.rows(other):
+                if _is_same(each, row) and not objects & self._objects(other, each) and is_whole(other, each):
+                    return other, each
+        return None
+
+    def on_disk(self, name: RemotePartitionName, row: RemoteSegment, copies: IsWhole) -> RemotePartitionName | None:
+        """The relative whose log on this machine's disk has the row's bytes."""
+        return next((other for other in self._of(name, row) if copies(other, row)), None)
+
+    def rows(self, name: RemotePartitionName) -> Sequence[RemoteSegment]:
+        """Those of the newest head; none of a partition that cannot be read or was deleted."""
+        if name not in self._rows:
+            self._rows[name] = ()
+            log = MetadataLog(self._store, name.prefix)
+            try:
+                head = log.load(exact=True)
+                if head is not None and head.deleted_ms is None:
+                    self._rows[name] = tuple(log.ask(head, lambda index: list(index.rows())))
+            except (Corrupt, NotFound):
+                pass  # its own repair tells
+        return self._rows[name]
+
+    def _of(self, name: RemotePartitionName, row: RemoteSegment) -> Iterable[RemotePartitionName]:
+        homes = {home_of(key) for key in self._objects(name, row)}
+        found = [_named(home) for home in sorted(homes)]
+        found += [fork for home in sorted(homes) for fork in self._forks_of(home)]
+        return [each for each in dict.fromkeys(found) if each is not None and each != name]
+
+    def _forks_of(self, home: str) -> tuple[RemotePartitionName, ...]:
+        if home not in self._forks:
+            prefixes = sorted(forks_of(list_pins(self._store, home)))
+            self._forks[home] = tuple(name for each in prefixes if (name := _named(each)) is not None)
+        return self._forks[home]
+
+    def _objects(self, name: RemotePartitionName, row: RemoteSegment) -> set[str]:
+        return {foreign_key(name.prefix, key) for key in (row.data_key, row.indexes_key)}
+
+
+def _is_same(one: RemoteSegment, other: RemoteSegment) -> bool:
+    facts = [(row.base_offset, row.next_offset, row.size_bytes, row.content_crc32c) for row in (one, other)]
+    return facts[0] == facts[1]
+
+
+def _named(prefix: str) -> RemotePartitionName | None:
+    directory, _, number = prefix.rstrip("/").partition("/")
+    topic, partition = parse_topic_directory(directory), parse_partition(number)
+    return RemotePartitionName(*topic, partition) if topic is not None and partition is not None else None

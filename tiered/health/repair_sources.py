@@ -1,0 +1,335 @@
+"""Where the good copy of something damaged comes from: the disk, the bucket's own bytes, older heads, other objects.
+
+| damaged | good copy |
+|---|---|
+| a segment's objects | the same bytes in a sealed segment of this machine's log |
+| its indexes, or what the row says of it | its data, whose batches have their CRCs; the rest is made from them |
+| a page of rows | an older head that still holds them; else the objects that the rows are about |
+
+What only the damaged thing knew is not made up. Without its indexes an object that is compressed or encrypted cannot
+be taken apart, and aborted transactions and producers cannot be told from a segment alone: then there is no good copy.
+
+Reads alone. Memory: the headers of one segment's batches, its bytes range by range, the rows of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from local.errors import AccessDenied, Corrupt, NotFound
+from local.format.columns import BatchTable
+from local.format.crc32c import crc32c
+from local.index.index_building import IndexRows
+from local.records.batch_runs import BatchRuns
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key
+from remote.manifest.manifest import Head, SpillRow
+from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_lookup import Pages
+from remote.manifest.manifest_page import Rows, summary_contradiction
+from remote.manifest.page_spill import waiting_keys
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.chunk_table import RAW
+from remote.segments.encryption import KeyRing
+from remote.segments.index_bundle import IndexBundle, decode_bundle, encode_bundle
+from remote.segments.object_encoding import CODECS, open_ring
+from remote.segments.segment_upload import SegmentToCopy
+from remote.segments.segment_upload_stream import SegmentFacts
+from remote.store import Body, ObjectStore
+from tiered.partition.segment_inspection import SegmentWatch
+
+INTERVAL_BYTES = 4096
+HEADS_MAX = 512  # older heads looked into for a page's rows
+
+Read = Callable[[int, int], Body]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bytes:
+    """A segment's bytes and what came with them; `bundle` None where its indexes are lost."""
+
+    read: Read
+    size_bytes: int
+    bundle: IndexBundle | None
+
+
+def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
+    """The segment as its own data has it, indexes and facts made anew. `is_last`: no row of the partition lies above.
+
+    Raises Corrupt, saying why, where the bucket has no good copy.
+    """
+    row = with_own_names(row)
+    found = _indexed(store, prefix, row, keys) or _raw(store, prefix, row)
+    tables = _tables(found)
+    rows = IndexRows()
+    for table in tables:
+        rows.add(table)
+    made = rows.indexes(row.base_offset, INTERVAL_BYTES)
+    indexes = bytes(made.offset), bytes(made.time)
+    epochs = row.epochs if _fit(row.epochs, tables) else _epochs_of(tables, row.base_offset)
+    txn, producers, lineage = _side_files(found.bundle, row, tables, is_last=is_last)
+    return SegmentToCopy(
+        base_offset=row.base_offset,
+        next_offset=row.next_offset,
+        size_bytes=found.size_bytes,
+        epochs=epochs,
+        offset_index=indexes[0],
+        time_index=indexes[1],
+        txn_index=txn,
+        producer_snapshot=producers,
+        leader_epochs=lineage,
+        cleaned_through=row.cleaned_through,
+        read=found.read,
+        inspect=partial(
+            SegmentWatch, full_key(prefix, row.data_key), row.base_offset, row.next_offset, epochs, indexes
+        ),
+    )
+
+
+def with_own_names(row: RemoteSegment) -> RemoteSegment:
+    """The row with the names of its own objects, by the one that says its offsets. Raises Corrupt where none does."""
+    for key in (row.indexes_key, row.data_key):
+        says = parse_data_key(own_part(key))
+        if says is None:
+            continue
+        home = key.removesuffix(own_part(key))  # of a fork's row: the partition whose object it is
+        is_same = (says.base_offset, says.last_offset + 1) == (row.base_offset, row.next_offset)
+        if is_same or row.is_named(says.base_offset, says.last_offset, says.ulid):
+            names = says.base_offset, says.last_offset, says.epoch, says.ulid
+            is_zstd, is_encrypted = row.codec != CODECS[RAW], row.key_id is not None
+            data = data_key(*names, is_zstd=is_zstd, is_encrypted=is_encrypted)
+            data = key if key == row.data_key else home + data
+            return replace(row, ulid=says.ulid, data_key=data, indexes_key=home + indexes_key(*names))
+    raise Corrupt("repairing a segment, its row says other offsets than its objects' names", ulid=row.ulid)
+
+
+def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing) -> _Bytes | None:
+    """By the indexes object, whatever the row says of sizes and checksums; None where that one is damaged or gone."""
+    try:
+        body = store.get(full_key(prefix, row.indexes_key))
+        cipher = open_ring(row, prefix, keys)
+        bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
+    except (Corrupt, NotFound, AccessDenied):
+        return None
+    true = as_indexed(row, bundle, len(body))
+    remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+    return _Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle)
+
+
+def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> RemoteSegment:
+    """The row with the sizes, checksums and codec that its indexes say."""
+    table = bundle.chunks
+    return replace(
+        row,
+        size_bytes=table.size_bytes,
+        stored_bytes=table.stored_bytes,
+        data_crc32c=table.whole_crc,
+        segment_crc32c=None if table.is_as_it_is else table.segment_crc,
+        codec=CODECS[table.codec],
+        indexes_bytes=indexes_bytes,
+    )
+
+
+def _raw(store: ObjectStore, prefix: str, row: RemoteSegment) -> _Bytes:
+    """The object that is the segment itself, by the row's size and checksum."""
+    key = full_key(prefix, row.data_key)
+    if row.codec != "none" or row.key_id is not None:
+        raise Corrupt("repairing a segment, its chunks cannot be told apart without its indexes", object=key)
+    checksum = 0
+    try:
+        for at in range(0, row.size_bytes, RANGE_BYTES):
+            checksum = crc32c(store.get_range(key, at, min(RANGE_BYTES, row.size_bytes - at)), checksum)
+    except NotFound as error:
+        raise Corrupt("repairing a segment, its object is not there", object=key) from error
+    if checksum != row.data_crc32c:
+        raise Corrupt("repairing a segment, its data is damaged too", object=key)
+    return _Bytes(read=partial(store.get_range, key), size_bytes=row.size_bytes, bundle=None)
+
+
+def _tables(found: _Bytes) -> list[BatchTable]:
+    walk = BatchRuns(_as_view(found.read), found.size_bytes)
+    tables = []
+    for run in walk:
+        if run.damage is not None:
+            raise Corrupt(f"repairing a segment, {run.damage}", at=run.position)
+        tables.append(run.table)
+    if walk.problem is not None:
+        raise Corrupt(f"repairing a segment, {walk.problem}", at=walk.position)
+    return tables
+
+
+def _as_view(read: Read) -> Callable[[int, int], memoryview]:
+    return lambda start, length: memoryview(read(start, length))
+
+
+def _fit(epochs: Sequence[tuple[int, int]], tables: Sequence[BatchTable]) -> bool:
+    """Whether these say every batch's leader epoch."""
+    for table in tables:
+        for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
+            told = [each for each, start in epochs if start <= offset]
+            if not told or (epoch >= 0 and told[-1] != epoch):
+                return False
+    return True
+
+
+def _epochs_of(tables: Sequence[BatchTable], base_offset: int) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for table in tables:
+        for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
+            if not found or found[-1][0] != epoch:
+                found.append((max(epoch, 0), offset if found else base_offset))
+    return tuple(found)
+
+
+def _side_files(
+    bundle: IndexBundle | None, row: RemoteSegment, tables: Sequence[BatchTable], *, is_last: bool
+) -> tuple[bytes, bytes, bytes]:
+    """Transaction index, producers, lineage: as they were, or empty where they must have been."""
+    if bundle is not None:
+        return bytes(bundle.txn), bytes(bundle.producers), bytes(bundle.epochs)
+    if row.aborted_bytes:
+        raise Corrupt("repairing a segment, its aborted transactions are known to its indexes alone", ulid=row.ulid)
+    if is_last and any((table.producer_ids >= 0).any() for table in tables):
+        raise Corrupt("repairing the last segment, its producers are known to its indexes alone", ulid=row.ulid)
+    return b"", b"", b""
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of_page(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> tuple[Rows, str]:
+    """The rows of a page that cannot be read, and where they were found: they sum up to what the head says of it.
+
+    Raises Corrupt where there is no good copy.
+    """
+    if (rows := _from_older_heads(store, prefix, head, spill)) is not None:
+        return rows, "older head"
+    rows = _from_objects(store, prefix, head, spill)
+    if (wrong := _unlike(spill, rows)) is not None:
+        raise Corrupt("repairing a page, its objects say something else than the head", page=spill.key, found=wrong)
+    return rows, "objects"
+
+
+def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows | None:
+    chain, pages = HeadChain(store, prefix), Pages(store, prefix)
+    for sequence in range(head.sequence - 1, max(head.void_upto, head.sequence - HEADS_MAX), -1):
+        older = None
+        with suppress(Corrupt):
+            older = chain.read(sequence)
+        if older is None or (spill.seal_key_id is not None and older.seal_key_id is None):
+            continue  # what is not sealed proves nothing of a sealed page
+        with suppress(Corrupt, NotFound):
+            rows = [
+                row
+                for each in older.spills
+                if _touch(each, spill) and _is_proof(each, spill)
+                for row in pages.rows(each)
+            ]
+            rows += [row for row in older.segments if _touch(row, spill)]
+            if rows and summary_contradiction(spill, tuple(rows)) is None:
+                return tuple(rows)
+    return None
+
+
+def _is_proof(page: SpillRow, of: SpillRow) -> bool:
+    return page.seal_key_id is not None or of.seal_key_id is None
+
+
+def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
+    return part.base_offset < spill.next_offset and spill.base_offset < part.next_offset
+
+
+def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows:
+    """A row for each pair of objects in the page's range that nothing else accounts for, made from their bytes."""
+    if spill.seal_key_id is not None:
+        raise Corrupt("repairing a page, it was sealed, and objects alone prove nothing: forgeries", page=spill.key)
+    gone = set(waiting_keys(head, Pages(store, prefix).rows))
+    rows: list[RemoteSegment] = []
+    for info in store.list(prefix + DATA):
+        key = info.key.removeprefix(prefix)
+        says = parse_data_key(key)
+        if says is None or says.suffix == ".indexes" or key in gone:
+            continue
+        if spill.base_offset <= says.base_offset and says.last_offset < spill.next_offset:
+            rows.append(_row_of(store, prefix, key, spill, info.modified_ms or 0))
+    rows.sort(key=lambda row: row.base_offset)
+    if any(one.next_offset > other.base_offset for one, other in pairwise(rows)):
+        raise Corrupt("repairing a page, several objects claim the same offsets", page=spill.key)
+    if not rows:
+        raise Corrupt("repairing a page, there are no objects of its rows", page=spill.key)
+    return tuple(rows)
+
+
+def _row_of(store: ObjectStore, prefix: str, key: str, spill: SpillRow, modified_ms: int) -> RemoteSegment:
+    says = parse_data_key(key)
+    assert says is not None
+    if says.suffix.endswith(".enc"):
+        raise Corrupt("repairing a page, the data keys of its segments were in it alone", page=spill.key, object=key)
+    beside = key.removesuffix(says.suffix) + ".indexes"
+    try:
+        body = store.get(prefix + beside)
+    except NotFound as error:
+        raise Corrupt("repairing a page, a segment has no indexes", page=spill.key, object=key) from error
+    bundle = decode_bundle(body)
+    bare = RemoteSegment(
+        ulid=says.ulid,
+        base_offset=says.base_offset,
+        next_offset=says.last_offset + 1,
+        size_bytes=0,
+        stored_bytes=0,
+        record_count=0,
+        max_timestamp_ms=None,
+        min_timestamp_ms=None,
+        epochs=(),
+        data_crc32c=0,
+        data_key=key,
+        indexes_key=beside,
+        indexes_bytes=0,
+        indexes=_ranges(bundle, len(body)),
+        cleaned_through=spill.cleaned_through,
+        committed_ms=modified_ms,
+    )
+    true = as_indexed(bare, bundle, len(body))
+    remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0)
+    tables = _tables(_Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle))
+    true = replace(true, epochs=_epochs_of(tables, true.base_offset))
+    facts = _facts(remote, true)
+    return replace(
+        true,
+        record_count=facts.record_count,
+        max_timestamp_ms=facts.max_timestamp_ms,
+        min_timestamp_ms=facts.min_timestamp_ms,
+    )
+
+
+def _facts(remote: RemotePartition, row: RemoteSegment) -> SegmentFacts:
+    watch = SegmentWatch(row.data_key, row.base_offset, row.next_offset, row.epochs)
+    walk = BatchRuns(lambda start, length: remote.read(row, start, length), row.size_bytes)
+    for run in walk:
+        watch.take(run.data)
+    return watch.facts()
+
+
+def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
+    """Where the sections lie, as `encode_bundle` puts them."""
+    body, ranges = encode_bundle(bundle)
+    if len(body) != body_bytes:
+        raise Corrupt("repairing a page, an indexes object is laid out in another way", size_bytes=body_bytes)
+    return ranges
+
+
+def _unlike(spill: SpillRow, rows: Rows) -> str | None:
+    """In what the rows differ from the page, but for what only rows know."""
+    names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
+    sums = {
+        "base_offset": rows[0].base_offset,
+        "next_offset": rows[-1].next_offset,
+        "segment_count": len(rows),
+        **{name: sum(getattr(row, name) for row in rows) for name in names[3:]},
+    }
+    return next((f"{name}={sums[name]}" for name in names if sums[name] != getattr(spill, name)), None)

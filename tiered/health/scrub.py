@@ -1,0 +1,267 @@
+"""Scrubbing a bucket: is everything that the heads name there, and is every byte of it what was stored?
+
+| depth | looks at | reads |
+|---|---|---|
+| shallow | heads and their chain, pages, tiling, names, existence, sizes, what nothing names | metadata, one listing |
+| deep | that, and each chunk's and batch's CRC, the rows' facts, the indexes against the data | every readable byte |
+
+Three steps, so that the middle one can be done anywhere (threads here, tasks of a cluster elsewhere):
+
+1. `plan_scrub` surveys each partition, which **is** the shallow scrub, and lists a `SegmentJob` for every segment.
+2. `scrub_segment` does one job. It needs nothing but the store and the keys, writes nothing, and may be repeated.
+3. `report_of` drops what concerns rows that expired or were replaced meanwhile, looks for good copies, and sums up.
+
+`run_scrub` does 2 in threads and remembers in a file what is done, so that a scrub of days can be stopped (a job is
+cut nowhere else than between two) and goes on where it was. What a job found is kept with it: a finding is not lost by
+an interruption. Surveys are made anew every time. Nothing in the bucket is changed by any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from local.errors import LogError, Unavailable
+from local.format.crc32c import crc32c
+from local.verify.findings import Finding, Severity
+from remote.check.partition_check import BucketReport, is_still_named, serves, survey_partition
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.fetch.segment_check import check_segment, unreadable
+from remote.keys import full_key, parse_data_key, parse_view_key
+from remote.manifest.catalog import RemotePartitionName
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
+from tiered.health.bucket_check import check_contents
+from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, Weight
+from tiered.health.scrub_state import ScrubState, SegmentResult
+from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
+
+THREADS = 4
+_WEIGHTS: dict[Severity, Weight] = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CORRUPT: "corrupt"}
+LocalCopy = Callable[[RemotePartitionName, RemoteSegment], bool]  # does this machine's disk hold the same bytes?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentJob:
+    """One segment to look into; it can be pickled."""
+
+    prefix: str
+    row: RemoteSegment
+
+    @property
+    def name(self) -> str:
+        return full_key(self.prefix, self.row.data_key)
+
+    @property
+    def identity(self) -> str:
+        """Of this partition's row as it is: a fork and its source have the same objects, and rows of their own."""
+        told = crc32c(msgspec.json.encode(self.row))
+        return f"{self.name} of {self.prefix} {self.row.base_offset} {told:08x}"
+
+    @property
+    def read_bytes(self) -> int:
+        return self.row.stored_bytes + self.row.indexes_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubPlan:
+    """`surveys` by partition; `jobs` is empty for a shallow scrub."""
+
+    store_url: str
+    is_deep: bool
+    surveys: Mapping[RemotePartitionName, BucketReport]
+    jobs: tuple[SegmentJob, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the jobs are going to read."""
+        return sum(job.read_bytes for job in self.jobs)
+
+
+def plan_scrub(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    *,
+    deep: bool,
+    settings: SettingsOf = own_settings,
+    missing: Sequence[RemotePartitionName] = (),
+) -> ScrubPlan:
+    """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
+
+    A partition that cannot be surveyed is a finding, and the others are surveyed. The partitions `missing` have no
+    object: each is a finding where its topic was not deleted. Raises what the store raises where it is out of reach, or
+    refuses every partition.
+    """
+    surveys: dict[RemotePartitionName, BucketReport] = {}
+    refused: list[LogError] = []
+    for name in names:
+        try:
+            surveys[name] = survey_partition(store, name.prefix)
+        except Unavailable:
+            raise
+        except LogError as error:
+            refused.append(error)
+            surveys[name] = BucketReport(prefix=name.prefix, findings=[unreadable(error, name.prefix)])
+    if refused and len(refused) == len(surveys):
+        raise refused[0]
+    deleted = {name.topic_id for name, each in surveys.items() if each.head and each.head.deleted_ms is not None}
+    surveys |= {name: _without_manifest(name) for name in missing if name.topic_id not in deleted}
+    for name, survey in surveys.items():
+        survey.findings += _plaintext(name, survey, settings)
+    jobs = tuple(
+        SegmentJob(prefix=name.prefix, row=row) for name, survey in surveys.items() for row in survey.rows if deep
+    )
+    return ScrubPlan(store_url=store.url, is_deep=deep, surveys=surveys, jobs=jobs)
+
+
+def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
+    """Read one segment and its indexes to the last byte. Raises Unavailable when the store is out of reach.
+
+    A segment that the store refuses while it serves others is a finding.
+    """
+    remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
+    try:
+        found = check_segment(store, remote, job.row, check_contents)
+    except LogError as error:
+        if isinstance(error, Unavailable) and not serves(store, job.prefix):
+            raise
+        indexes = full_key(job.prefix, job.row.indexes_key)
+        found = [unreadable(error, indexes if error.facts.get("key") == indexes else job.name, job.row)]
+    return SegmentResult(name=job.identity, read_bytes=job.read_bytes, findings=tuple(found))
+
+
+def run_scrub(
+    store: ObjectStore,
+    plan: ScrubPlan,
+    *,
+    keys: KeyRing = NO_KEYS,
+    state: ScrubState | None = None,
+    threads: int = THREADS,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda read_bytes: None,
+) -> list[SegmentResult] | None:
+    """The results of all jobs, those that `state` knows among them; None when it was told to stop before the end.
+
+    `progress` hears of the bytes of each job. Raises Unavailable; what is done by then is in `state`.
+    """
+    done = state.results(job.identity for job in plan.jobs) if state is not None else {}
+    for result in done.values():
+        progress(result.read_bytes)
+    due = iter([job for job in plan.jobs if job.identity not in done])
+    with ThreadPoolExecutor(threads, thread_name_prefix="scrub") as pool:
+        while not should_stop():
+            turn = list(islice(due, threads))
+            for result in pool.map(lambda job: scrub_segment(job, store, keys), turn):
+                done[result.name] = result
+                if state is not None:
+                    state.note(result)
+                progress(result.read_bytes)
+            if not turn:
+                return [done[job.identity] for job in plan.jobs]
+    return None
+
+
+def report_of(
+    store: ObjectStore,
+    plan: ScrubPlan,
+    results: Sequence[SegmentResult],
+    *,
+    started_ms: int,
+    now_ms: int,
+    local_copy: LocalCopy = lambda name, row: False,
+) -> ScrubReport:
+    """What a scrub found, worst first. `local_copy` says of a damaged segment whether a disk has the same bytes."""
+    jobs = {job.identity: job for job in plan.jobs}
+    by_prefix = {name.prefix: name for name in plan.surveys}
+    found = []
+    for name, survey in plan.surveys.items():
+        # Rows that are damaged may name one object twice: the offsets tell which of them is meant.
+        by_place = {
+            (full_key(name.prefix, key), (row.base_offset, row.next_offset)): row
+            for row in (*survey.rows, *survey.suspects)
+            for key in (row.data_key, row.indexes_key)
+        }
+        for each in survey.findings:
+            row = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
+            found.append(_told(name, each, row, local_copy))
+    for result in results:
+        job = jobs[result.name]
+        if result.findings and is_still_named(store, job.prefix, job.row):
+            found += [_told(by_prefix[job.prefix], each, job.row, local_copy) for each in result.findings]
+    found.sort(key=lambda each: (-Severity[each.severity.upper()], each.topic, each.partition, each.object))
+    return ScrubReport(
+        store=plan.store_url,
+        is_deep=plan.is_deep,
+        started_ms=started_ms,
+        finished_ms=now_ms,
+        read_bytes=sum(result.read_bytes for result in results if not result.is_unread),
+        unread_segments=sum(result.is_unread for result in results),
+        unread_bytes=sum(result.read_bytes for result in results if result.is_unread),
+        unread_partitions=sum(survey.is_unread for survey in plan.surveys.values()),
+        partitions=[_partition(name, survey) for name, survey in plan.surveys.items()],
+        findings=found,
+    )
+
+
+def _told(name: RemotePartitionName, found: Finding, row: RemoteSegment | None, local_copy: LocalCopy) -> Found:
+    is_bad = found.severity is Severity.CORRUPT and row is not None
+    is_of_log = row is not None and parse_data_key(row.data_key) is not None
+    has_copy = is_bad and is_of_log and row is not None and local_copy(name, row)
+    return Found(
+        severity=_WEIGHTS[found.severity],
+        topic=name.topic,
+        topic_id=name.topic_id,
+        partition=name.partition,
+        object=found.path.removeprefix(name.prefix),
+        what=found.what,
+        at=found.at,
+        length=found.length,
+        base_offset=found.offsets[0] if found.offsets else None,
+        next_offset=found.offsets[1] if found.offsets else None,
+        ulid=row.ulid if row is not None else _ulid(found.path.removeprefix(name.prefix)),
+        good_copy="local" if has_copy else None,
+    )
+
+
+def _without_manifest(name: RemotePartitionName) -> BucketReport:
+    what = "no manifest and no other object of this partition, between others of its topic: its records may be lost"
+    found = Finding(severity=Severity.WARNING, path=name.prefix, what=what, is_unread=True)
+    return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
+
+
+def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
+    """One warning for all entries that are plaintext where the settings of their topic name an encryption key."""
+    key = None if survey.head is None else settings(name.topic, survey.head.properties).get(KEY_ID)
+    entries = sorted((row for row in survey.rows if row.key_id is None), key=lambda row: row.base_offset)
+    if not key or not entries:
+        return []
+    size = sum(row.stored_bytes for row in entries)
+    what = f"plaintext segments where the topic has {KEY_ID}={key}: segments={len(entries)} bytes={size}"
+    what += f" (encrypt them: tiered rewrite recode {name.topic} --key-id {key})"
+    between = entries[0].base_offset, max(row.next_offset for row in entries)
+    return [Finding(severity=Severity.WARNING, path=name.prefix, what=what, offsets=between)]
+
+
+def _ulid(key: str) -> str | None:
+    says = parse_data_key(key) or parse_view_key(key)
+    return says.ulid if says is not None else None
+
+
+def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScrub:
+    head = survey.head
+    return PartitionScrub(
+        topic=name.topic,
+        topic_id=name.topic_id,
+        partition=name.partition,
+        sequence=head.sequence if head is not None else None,
+        epoch=head.epoch if head is not None else None,
+        segments=None if survey.is_unread else head.segment_count if head is not None else 0,
+        size_bytes=survey.size_bytes,
+        objects={kind.value: count for kind, count in survey.counts().items()},
+    )

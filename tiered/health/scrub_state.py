@@ -1,0 +1,117 @@
+"""How far a deep scrub is: a file of lines, one for each segment that was read to its end, appended as it goes.
+
+The first line says which store is scrubbed. A crash may lose the last lines or tear one: those segments are read again.
+So nothing is synced, and a line that cannot be read ends the file for us. Results are known by all that their jobs
+were: the object's name is never used twice, but forks have it too, and a row may be mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os.path import dirname
+
+import msgspec
+
+from local.errors import InvalidRequest, NotFound
+from local.names import TEMPORARY
+from local.storage import Storage
+from local.verify.findings import Finding
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentResult:
+    """What was found in one segment. `name` is what its job is known by (`tiered.health.scrub.SegmentJob.identity`);
+    `read_bytes` are those of its objects."""
+
+    name: str
+    read_bytes: int
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the segment could not be opened."""
+        return any(each.is_unread for each in self.findings)
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_RESULT = msgspec.json.Decoder(SegmentResult)
+
+
+class _First(msgspec.Struct, frozen=True):
+    tiered_scrub: int
+    store: str
+    started_ms: int
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_FIRST = msgspec.json.Decoder(_First)
+
+
+class ScrubState:
+    """A context manager that closes the file. One thread at a time."""
+
+    def __init__(self, storage: Storage, path: str, store_url: str, *, now_ms: int, resume: bool) -> None:
+        """With `resume` what an earlier scrub of the same store left there is gone on with, where there is any.
+
+        Raises InvalidRequest for a file that is another store's.
+        """
+        self._storage, self._path = storage, path
+        self._done: dict[str, SegmentResult] = {}
+        self.started_ms = now_ms
+        self.is_resumed = resume and self._read(store_url)
+        if dirname(path):
+            storage.make_directory(dirname(path))
+        # Written anew, for a torn line would run into the next one; aside, for a crash now must not lose it.
+        self._file = storage.create(path + TEMPORARY)
+        self._append(_First(VERSION, store_url, self.started_ms))
+        for line in self._done.values():
+            self._append(line)
+        storage.rename(path + TEMPORARY, path)
+
+    def results(self, names: Iterable[str]) -> dict[str, SegmentResult]:
+        """What is known of these jobs."""
+        return {name: self._done[name] for name in names if name in self._done}
+
+    def note(self, result: SegmentResult) -> None:
+        """A segment was read to its end."""
+        self._append(result)
+
+    def remove(self) -> None:
+        """The scrub is over: its report has everything."""
+        self.close()
+        self._storage.unlink(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> ScrubState:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self.close()
+
+    def _append(self, line: _First | SegmentResult) -> None:
+        self._file.append(msgspec.json.encode(line) + b"\n")
+
+    def _read(self, store_url: str) -> bool:
+        try:
+            lines = self._storage.read(self._path).split(b"\n")[:-1]
+            first = _FIRST.decode(lines[0]) if lines else None
+        except (NotFound, msgspec.DecodeError):
+            return False
+        if first is None or first.tiered_scrub != VERSION:
+            return False
+        if first.store != store_url:
+            facts = {"path": self._path, "store": store_url, "found": first.store}
+            raise InvalidRequest("going on with a scrub, the state is another store's", **facts)
+        self.started_ms = first.started_ms
+        for text in lines[1:]:
+            try:
+                line = _RESULT.decode(text)
+            except msgspec.DecodeError:
+                break
+            self._done[line.name] = line
+        return True

@@ -1,0 +1,100 @@
+"""The compacted views beside a log held against their catalog: for `tiered verify`. Nothing is written.
+
+| file | with |
+|---|---|
+| ``view-catalog`` | its checksum and its own rules |
+| a part, its indexes | the size, the CRC-32C and the offsets in the catalog; every batch's CRC |
+| any other file below ``view`` | named by the catalog; one that is not is left over, the next start removes it |
+
+Another process may switch a view meanwhile. So what seems wrong is looked at again with the catalog read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from local import kernels
+from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound
+from local.format.crc32c import crc32c
+from local.log.view_directory import view_files
+from local.names import VIEW_CATALOG, parse_partition_directory
+from local.storage import Storage, join
+from local.verify.findings import Finding, Severity, damaged, told, unreadable, worst
+from remote.manifest.view_catalog import ViewCatalog, decode_catalog
+from remote.segment_entry import RemoteSegment
+from remote.segments.index_bundle import decode_bundle
+
+_LOOKS = 3
+
+
+def verify_views(storage: Storage, path: str) -> list[Finding]:
+    """What is wrong with the views in a log directory or in a partition's; nothing for any other path."""
+    path = path.rstrip("/") or "/"
+    if not storage.is_directory(path):
+        return []
+    try:
+        if parse_partition_directory(path.rpartition("/")[2]) is not None:
+            return _verify_partition(storage, path)
+        partitions = [join(path, name) for name in storage.list(path) if parse_partition_directory(name) is not None]
+    except (DiskFailed, AccessDenied) as error:
+        return [unreadable(error, path)]
+    return [
+        finding for each in partitions if storage.is_directory(each) for finding in _verify_partition(storage, each)
+    ]
+
+
+def _verify_partition(storage: Storage, directory: str) -> list[Finding]:
+    found: list[Finding] = []
+    for _ in range(_LOOKS):
+        found = list(_findings(storage, directory))
+        if worst(found) is not Severity.CORRUPT:
+            break
+    return found
+
+
+def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
+    path = join(directory, VIEW_CATALOG)
+    try:
+        there = view_files(storage, directory)
+        catalog = decode_catalog(storage.read(path), path=path) if storage.exists(path) else ViewCatalog()
+    except Corrupt as error:
+        yield damaged(error, path)
+        return
+    except NotFound:
+        return
+    except (DiskFailed, AccessDenied) as error:
+        yield unreadable(error, path)
+        return
+    for view in catalog.views:
+        for row in view.rows:
+            yield from _of_part(storage, directory, row)
+    waiting = {each.key for each in catalog.unlinked}
+    for key in there:
+        if key in waiting:
+            yield told(Severity.INFO, join(directory, key), "waits for its removal")
+        elif key not in catalog.named_keys:
+            what = "no view names it: left over from a run that was cut short; the next start removes it"
+            yield told(Severity.INFO, join(directory, key), what)
+
+
+def _of_part(storage: Storage, directory: str, row: RemoteSegment) -> Iterator[Finding]:
+    path = join(directory, row.data_key)
+    try:
+        body = storage.map(path)
+        if (found := crc32c(body)) != row.data_crc32c or len(body) != row.stored_bytes:
+            facts = {"expected_bytes": row.stored_bytes, "found_bytes": len(body)}
+            expected = f"{row.data_crc32c:08x}"
+            raise Corrupt("a part of a view differs from its catalog", **facts, expected=expected, found=f"{found:08x}")
+        table = kernels.scan_batches(body, verify=True)
+        if table.valid_bytes != len(body) or int(table.last_offsets[-1]) >= row.next_offset:
+            raise Corrupt("a part of a view is not whole batches of its offsets", at=table.valid_bytes)
+        path = join(directory, row.indexes_key)
+        decode_bundle(storage.read(path))
+    except NotFound:
+        yield told(Severity.CORRUPT, path, "a view names it and it is not there: drop the view and build it anew")
+    except Corrupt as error:
+        yield damaged(error, path)
+    except (DiskFailed, AccessDenied) as error:
+        yield unreadable(error, path)
+    except LogError as error:
+        yield told(Severity.CORRUPT, path, str(error))

@@ -1,0 +1,205 @@
+"""Batches and records as typed rows, named and ordered as Kafka's `DumpLogSegments` prints them.
+
+Once written as JSON the fields have Kafka's names (``baseOffset``, ``partitionLeaderEpoch``). The rows are msgspec
+structs and no dataclasses, since a segment gives ten million of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from local.errors import Corrupt
+from local.format.batch_header import CODEC_BITS, BatchHeader
+from local.format.columns import Columns
+from local.format.compression import Codec
+from local.names import TopicPartition
+from local.records.batch_runs import DISORDER, Run
+from tiered.inspect.decoders import Decoder, utf8
+
+SEQUENCE_MAX = 2**31 - 1
+_CONTROL_TYPES = (
+    "ABORT",
+    "COMMIT",
+    "LEADER_CHANGE",
+    "SNAPSHOT_HEADER",
+    "SNAPSHOT_FOOTER",
+    "KRAFT_VERSION",
+    "KRAFT_VOTERS",
+)
+
+# (key, value) of a record as they are to be shown.
+DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]
+
+
+class BatchRow(msgspec.Struct, frozen=True, rename="camel"):
+    """One batch. `position` is None where the bytes come from more than one file."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    base_sequence: int
+    last_sequence: int
+    producer_id: int
+    producer_epoch: int
+    partition_leader_epoch: int
+    is_transactional: bool
+    is_control: bool
+    delete_horizon_ms: int | None
+    position: int | None
+    timestamp_type: str
+    max_timestamp: int
+    size: int
+    magic: int
+    compresscodec: str
+    crc: int
+    isvalid: bool
+
+
+class HeaderRow(msgspec.Struct, frozen=True):
+    """One header of a record; `value` as the value decoder gives it."""
+
+    key: str
+    value: object
+
+
+class ControlRow(msgspec.Struct, frozen=True, rename="camel"):
+    """What a control record says. `coordinator_epoch` is None for what is no transaction's end."""
+
+    type: str
+    coordinator_epoch: int | None
+
+
+class RecordRow(msgspec.Struct, frozen=True, rename="camel"):
+    """One record. Sizes are -1 for null; `control` is None for a user's record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: object
+    value: object
+    headers: list[HeaderRow]
+    key_size: int
+    value_size: int
+    sequence: int
+    batch: BatchRow
+    control: ControlRow | None = None
+
+
+def batch_rows(run: Run, chosen: NDArray[np.bool_] | None = None, *, with_position: bool = True) -> Iterator[BatchRow]:
+    """The batches of a run, or those that are chosen."""
+    for row in range(len(run.table)) if chosen is None else np.flatnonzero(chosen).tolist():
+        yield batch_row(run, row, with_position=with_position)
+
+
+def batch_row(run: Run, row: int, *, with_position: bool = True) -> BatchRow:
+    """One batch of a run."""
+    position = run.position + int(run.table.positions[row]) if with_position else None
+    return _batch_row(run.table.row(row), position, is_valid=run.damage in (None, DISORDER))
+
+
+def record_rows(
+    columns: Columns,
+    partition: TopicPartition,
+    decode: DecodeRecord,
+    headers: Decoder = utf8,
+    *,
+    position: int | None = None,
+) -> Iterator[RecordRow]:
+    """The records of decoded batches; `position` is where the bytes of `columns.table` lie in the file."""
+    topic, number = partition.topic, partition.partition
+    batches: dict[int, tuple[BatchRow, int]] = {}
+    ordinals = columns.batch_ordinals.tolist()
+    for (offset, timestamp, kind, key, value, fields), row in zip(columns.records(), ordinals, strict=True):
+        known = batches.get(row)
+        if known is None:
+            header = columns.table.row(row)
+            at = None if position is None else position + int(columns.table.positions[row])
+            known = batches[row] = (_batch_row(header, at, is_valid=True), header.base_offset)
+        batch, base_offset = known
+        shown_key, shown_value = decode(key, value)
+        yield RecordRow(
+            topic,
+            number,
+            offset,
+            timestamp,
+            int(kind),
+            shown_key,
+            shown_value,
+            [HeaderRow(name, None if body is None else headers(body)) for name, body in fields] if fields else [],
+            -1 if key is None else len(key),
+            -1 if value is None else len(value),
+            sequence_of(batch.base_sequence, offset - base_offset),
+            batch,
+            _control(key, value) if batch.is_control else None,
+        )
+
+
+def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
+    """Both decoded by themselves; null stays null."""
+
+    def decode(raw_key: bytes | None, raw_value: bytes | None) -> tuple[object, object]:
+        return None if raw_key is None else key(raw_key), None if raw_value is None else value(raw_value)
+
+    return decode
+
+
+def decode_coordinator(
+    read: Callable[[bytes | None, bytes | None], tuple[object, object]],
+) -> DecodeRecord:
+    """As `local.records.coordinator_records` reads them; what is no such record is shown as text."""
+
+    def decode(key: bytes | None, value: bytes | None) -> tuple[object, object]:
+        try:
+            return read(key, value)
+        except Corrupt:
+            return as_text(key, value)
+
+    return decode
+
+
+def sequence_of(base_sequence: int, delta: int) -> int:
+    """A record's sequence number; -1 without a producer. After 2^31-1 comes 0."""
+    if base_sequence < 0:
+        return -1
+    return (base_sequence + delta) % (SEQUENCE_MAX + 1)
+
+
+def _batch_row(header: BatchHeader, position: int | None, *, is_valid: bool) -> BatchRow:
+    codec = header.attributes & CODEC_BITS
+    return BatchRow(
+        header.base_offset,
+        header.last_offset,
+        header.record_count,
+        header.base_sequence,
+        sequence_of(header.base_sequence, header.last_offset_delta),
+        header.producer_id,
+        header.producer_epoch,
+        header.leader_epoch,
+        header.is_transactional,
+        header.is_control,
+        header.base_timestamp_ms if header.has_delete_horizon else None,
+        position,
+        "LogAppendTime" if header.timestamp_type else "CreateTime",
+        header.max_timestamp_ms,
+        header.size_bytes,
+        header.magic,
+        Codec(codec).name.lower() if codec <= Codec.ZSTD else f"unknown({codec})",
+        header.crc,
+        is_valid,
+    )
+
+
+def _control(key: bytes | None, value: bytes | None) -> ControlRow:
+    kind = int.from_bytes(key[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
+    name = _CONTROL_TYPES[kind] if 0 <= kind < len(_CONTROL_TYPES) else f"UNKNOWN({kind})"
+    is_marker = kind in (0, 1) and value is not None and len(value) >= 6
+    return ControlRow(name, int.from_bytes(value[2:6], "big", signed=True) if is_marker and value else None)
+
+
+as_text = decode_with(utf8, utf8)

@@ -1,0 +1,130 @@
+"""What lies in each log directory, as ``kafka-log-dirs`` tells it: looked at on the disk, beside whoever writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from local.errors import DiskFailed, InvalidRequest, LogError, NotFound
+from local.log.view_directory import view_files
+from local.logdirs.log_dir_info import LogDirFacts
+from local.logdirs.log_dirs import LogDirectories
+from local.names import FUTURE_DIRECTORY, TopicPartition, parse_marked_directory, parse_partition_directory
+from local.storage import DiskStorage, Storage, join
+from tiered.config.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One partition's directory. `size_bytes` is of all its files.
+
+    `is_future`: a copy on its way in; `is_deleted`: what a move left, which goes by itself.
+    """
+
+    partition: TopicPartition
+    size_bytes: int
+    is_future: bool = False
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirStatus:
+    """One log directory. `error` is why it cannot be used; then there are no replicas."""
+
+    facts: LogDirFacts
+    replicas: tuple[ReplicaStatus, ...] = ()
+    error: LogError | None = None
+
+    @property
+    def state(self) -> str:
+        return "offline" if self.error else "cordoned" if self.facts.is_cordoned else "online"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.replicas)
+
+
+def describe_log_dirs(
+    config: Config, topics: Collection[str] = (), *, storage: Storage | None = None
+) -> list[LogDirStatus]:
+    """Every configured directory, in order, with the partitions of `topics` (none named: all). Takes no lock.
+
+    Raises what `LogDirectories` raises for the whole, such as InvalidRequest for directories of different nodes.
+    """
+    disk = storage or DiskStorage()
+    dirs = LogDirectories(disk, config.data_dirs, read_only=True, cordoned=config.cordoned_dirs)
+    try:
+        return [_describe(disk, facts, dirs.offline.get(facts.path), topics) for facts in dirs.facts()]
+    finally:
+        dirs.abandon()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMove:
+    """A partition's way to another log directory. `free_bytes` None: the file system does not tell."""
+
+    partition: TopicPartition
+    source: str
+    target: str
+    size_bytes: int
+    free_bytes: int | None
+
+
+def plan_move(config: Config, partition: TopicPartition, target: str, *, storage: Storage | None = None) -> PlannedMove:
+    """What `LogManager.move` would do, looked at beside whoever works. Raises what keeps it from doing so."""
+    dirs = describe_log_dirs(config, [partition.topic], storage=storage)
+    found = next(
+        ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),
+        None,
+    )
+    if found is None or found[1].is_deleted:
+        raise NotFound("moving a partition, no log directory has it", partition=partition)
+    source, replica = found
+    goal = next((each for each in dirs if each.facts.path == target), None)
+    if goal is None or goal is source:
+        what = "no such log directory" if goal is None else "it is there already"
+        known = ",".join(each.facts.path for each in dirs)
+        raise InvalidRequest(f"moving a partition, {what}", partition=partition, to=target, known=known)
+    if goal.error is not None:
+        raise goal.error
+    free = goal.facts.free_bytes
+    if free is not None and free < replica.size_bytes:
+        facts = {"size_bytes": replica.size_bytes, "free_bytes": free}
+        raise DiskFailed("moving a partition, no room for it", to=target, **facts)
+    return PlannedMove(
+        partition=partition, source=source.facts.path, target=target, size_bytes=replica.size_bytes, free_bytes=free
+    )
+
+
+def _describe(storage: Storage, facts: LogDirFacts, error: LogError | None, topics: Collection[str]) -> LogDirStatus:
+    if error is not None:
+        return LogDirStatus(facts=facts, error=error)
+    try:
+        found = [each for each in _replicas(storage, facts.path) if not topics or each.partition.topic in topics]
+    except NotFound:
+        found = []  # nothing was ever written there
+    except LogError as failed:
+        return LogDirStatus(facts=facts, error=failed)
+    return LogDirStatus(facts=facts, replicas=tuple(sorted(found, key=lambda each: (each.partition, each.is_future))))
+
+
+def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
+    for name in storage.list(root):
+        marked = parse_marked_directory(name)
+        partition = marked[0] if marked else parse_partition_directory(name)
+        if partition is None or not storage.is_directory(join(root, name)):
+            continue
+        with suppress(NotFound):  # it moved or went while we looked
+            yield ReplicaStatus(
+                partition=partition,
+                size_bytes=_size_bytes(storage, join(root, name)),
+                is_future=bool(marked) and name.endswith(FUTURE_DIRECTORY),
+                is_deleted=bool(marked) and not name.endswith(FUTURE_DIRECTORY),
+            )
+
+
+def _size_bytes(storage: Storage, directory: str) -> int:
+    """Of all files of a partition, the parts of its compacted views included."""
+    files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
+    return sum(facts.size_bytes for facts in files)

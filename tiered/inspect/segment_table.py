@@ -1,0 +1,257 @@
+"""What a bucket keeps, as a table: a row for each segment, view segment, page of rows, and object that waits to go.
+
+For scripts that ask with SQL or a DataFrame what is stored, how old it is and what it costs. It is read from heads and
+pages alone, no segment is touched: a few requests for each partition and one for each page.
+
+| `kind` | row |
+|---|---|
+| ``log`` | a segment of the log; below the log start it is not readable any more and waits for its unlinking |
+| ``view`` | a segment of the compacted view `view` |
+| ``page`` | a page of older rows: offsets, size, key; its rows are rows of their own |
+| ``waiting`` | an object without a row that waits for its deletion, since `unlinked` |
+
+Dollars are those of one object by itself, at the first band of its class: the sum over a large bucket is a little more
+than its bill (`tiered.cost.topic_cost` has the bands). Waiting objects and pages are taken as STANDARD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import NotFound
+from policies.cost.prices import BUILT_IN, STANDARD, PriceTable
+from policies.cost.storage_cost import (
+    DAY_MS,
+    billed_bytes,
+    early_deletion,
+    monthly_storage,
+    request_cost,
+    retrieval_cost,
+)
+from remote.external.external_layout import ForeignName
+from remote.fetch.range_reader import RANGE_BYTES
+from remote.keys import full_key
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head, SpillRow, UnlinkedObject
+from remote.manifest.manifest_changes import objects_of
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment, SegmentState
+from remote.store import ObjectStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Spark's words for the types.
+COLUMNS = {
+    "topic": "string",
+    "topic_id": "string",
+    "partition": "int",
+    "kind": "string",
+    "view": "string",
+    "state": "string",
+    "is_readable": "boolean",
+    "base_offset": "bigint",
+    "next_offset": "bigint",
+    "record_count": "bigint",
+    "size_bytes": "bigint",
+    "stored_bytes": "bigint",
+    "indexes_bytes": "bigint",
+    "min_timestamp": "timestamp",
+    "max_timestamp": "timestamp",
+    "committed": "timestamp",
+    "unlinked": "timestamp",
+    "epochs": "array<struct<epoch:int,start_offset:bigint>>",
+    "codec": "string",
+    "key_id": "string",
+    "storage_class": "string",
+    "cleaned_through": "bigint",
+    "ulid": "string",
+    "data_key": "string",
+    "indexes_key": "string",
+    "head_sequence": "bigint",
+    "head_epoch": "int",
+    "log_start_offset": "bigint",
+    "topic_deleted": "timestamp",
+    "dollars_per_month": "double",
+    "dollars_to_read": "double",
+    "dollars_to_delete_now": "double",
+}
+BATCH_ROWS = 4096
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """`now_ms` is when ages are looked at."""
+
+    prices: PriceTable = BUILT_IN
+    now_ms: int
+
+
+def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
+    """The rows of one partition as its newest head has them. Keys are whole keys.
+
+    Raises what reading heads and pages raises.
+    """
+    yield from rows_in(MetadataLog(store, name.prefix), name, options)
+
+
+def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
+    """As `segment_rows`, by this chain of heads: of a bucket that others filled, say, whose records nobody counted."""
+    head = log.refresh()
+    # Listed at once, for a page may be gone later: the newest head is asked again then, and nothing was given yet.
+    yield from log.ask(head, lambda index: list(_rows_of(index, name, options)))
+
+
+def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of the rows, a bounded number of rows at a time."""
+    import pyarrow as pa
+
+    schema = pa.schema([(name, arrow_types()[name]) for name in names])
+    batch: list[Row] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == BATCH_ROWS:
+            yield pa.RecordBatch.from_pylist(batch, schema=schema)
+            batch = []
+    if batch:
+        yield pa.RecordBatch.from_pylist(batch, schema=schema)
+
+
+def arrow_types() -> dict[str, pa.DataType]:
+    """The columns' types in Arrow."""
+    import pyarrow as pa
+
+    plain: dict[str, pa.DataType] = {
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "boolean": pa.bool_(),
+        "double": pa.float64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+    epoch = pa.struct([("epoch", pa.int32()), ("start_offset", pa.int64())])
+    return {name: plain.get(kind) or pa.list_(epoch) for name, kind in COLUMNS.items()}
+
+
+def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
+    head = index.head
+    common: Row = {
+        "topic": name.topic,
+        "topic_id": name.topic_id,
+        "partition": name.partition,
+        "head_sequence": head.sequence,
+        "head_epoch": head.epoch,
+        "log_start_offset": head.log_start_offset,
+        "topic_deleted": _us(head.deleted_ms),
+        "view": None,
+        "unlinked": None,
+    }
+    for spill in head.spills:
+        yield _full({**common, **_page(spill, name, options)})
+    for row in index.rows_with_dead(0, head.rows_next_offset):
+        alive = head.deleted_ms is None and row.next_offset > head.readable_from
+        yield _full({**common, **_segment(row, name, options), "kind": "log", "is_readable": alive})
+    for view in head.views:
+        for row in view.rows:
+            more = {"kind": "view", "view": view.name, "is_readable": head.deleted_ms is None}
+            yield _full({**common, **_segment(row, name, options), **more})
+    for each in (*head.unlinked, *_of_unlinked_pages(index)):
+        yield _full({**common, **_waiting(each, head, name, options)})
+
+
+def _of_unlinked_pages(index: MetadataIndex) -> Iterator[UnlinkedObject]:
+    """The objects of the rows of each, and the page itself, which goes last."""
+    for each in index.head.unlinked_pages:
+        with suppress(NotFound):
+            for row in index.page(each.spill):
+                yield from objects_of(row, each.unlinked_ms, each.epoch)
+        yield UnlinkedObject(
+            key=each.spill.key,
+            size_bytes=each.spill.page_bytes,
+            unlinked_ms=each.unlinked_ms,
+            epoch=each.epoch,
+            unlinked_sequence=each.unlinked_sequence,
+        )
+
+
+def _full(row: Row) -> Row:
+    """With a null for every column that was not said."""
+    return {column: row.get(column) for column in COLUMNS}
+
+
+def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOptions) -> Row:
+    is_foreign = isinstance(name, ForeignName)
+    prices, small = options.prices.of(row.storage_class), options.prices.of(STANDARD)
+    age_days = max(0, options.now_ms - row.committed_ms) / DAY_MS
+    gets = -(-row.stored_bytes // RANGE_BYTES)
+    storage = monthly_storage(billed_bytes(row.stored_bytes, 1, prices), prices)
+    return {
+        "state": row.state.name,
+        "base_offset": row.base_offset,
+        "next_offset": row.next_offset,
+        "record_count": None if is_foreign else row.record_count,
+        "size_bytes": row.size_bytes,
+        "stored_bytes": row.stored_bytes,
+        "indexes_bytes": row.indexes_bytes,
+        "min_timestamp": _us(row.min_timestamp_ms),
+        "max_timestamp": _us(row.max_timestamp_ms),
+        "committed": _us(row.committed_ms or None),
+        "epochs": [{"epoch": epoch, "start_offset": start} for epoch, start in row.epochs],
+        "codec": row.codec,
+        "key_id": row.key_id,
+        "storage_class": row.storage_class or STANDARD,
+        "cleaned_through": row.cleaned_through,
+        "ulid": None if is_foreign else row.ulid,
+        "data_key": row.data_key if is_foreign else full_key(name.prefix, row.data_key),
+        "indexes_key": None if is_foreign else full_key(name.prefix, row.indexes_key),
+        "dollars_per_month": storage + monthly_storage(row.indexes_bytes, small),
+        "dollars_to_read": request_cost(gets=gets, prices=prices)
+        + request_cost(gets=1, prices=small)
+        + retrieval_cost(row.stored_bytes, prices),
+        "dollars_to_delete_now": early_deletion(row.stored_bytes, age_days, prices),
+    }
+
+
+def _page(spill: SpillRow, name: RemotePartitionName, options: TableOptions) -> Row:
+    return {
+        "kind": "page",
+        "is_readable": True,
+        "base_offset": spill.base_offset,
+        "next_offset": spill.next_offset,
+        "min_timestamp": _us(spill.min_timestamp_ms),
+        "max_timestamp": _us(spill.max_timestamp_ms),
+        "data_key": name.prefix + spill.key,
+        **_small(spill.page_bytes, options),
+    }
+
+
+def _waiting(each: UnlinkedObject, head: Head, name: RemotePartitionName, options: TableOptions) -> Row:
+    assert head.sequence >= each.unlinked_sequence, "a head lists what an earlier one let go of"
+    return {
+        "kind": "waiting",
+        "state": SegmentState.DELETE_STARTED.name,
+        "is_readable": False,
+        "unlinked": _us(each.unlinked_ms),
+        "data_key": full_key(name.prefix, each.key),
+        **_small(each.size_bytes, options),
+    }
+
+
+def _small(size_bytes: int, options: TableOptions) -> Row:
+    prices = options.prices.of(STANDARD)
+    return {
+        "stored_bytes": size_bytes,
+        "storage_class": STANDARD,
+        "dollars_per_month": monthly_storage(size_bytes, prices),
+        "dollars_to_read": request_cost(gets=-(-size_bytes // RANGE_BYTES), prices=prices),
+        "dollars_to_delete_now": 0.0,
+    }
+
+
+def _us(ms: int | None) -> int | None:
+    return None if ms is None else ms * 1000

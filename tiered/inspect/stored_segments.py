@@ -1,0 +1,197 @@
+"""A segment as the bucket keeps it (``.log.zst``, ``.log.enc``, ``.log.zst.enc``), opened chunk by chunk to look at.
+
+Reading a partition goes by rows; this goes by one object's name, damaged or not, whether or not a head still names it.
+Where it is cut is told by its ``.indexes`` beside it, or, for zstd alone, by its frames. What is encrypted needs more:
+its data key lies, wrapped, in its row, so a head that names it is looked for, from the newest back.
+
+A chunk that does not open is left out and noted in `damage`, the first of them; the walk goes on behind it, for chunks
+of what is compressed or encrypted hold whole batches. Positions are those of the segment. Memory: one chunk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from local import kernels
+from local.errors import Corrupt, InvalidRequest, NotFound
+from local.format.compression import Codec, decompress_into
+from local.format.crc32c import crc32c
+from local.records.batch_runs import BatchRuns
+from remote.keys import ENCRYPTED_SUFFIX, INDEXES_SUFFIX, parse_data_key, parse_view_key, stem_of
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_lookup import MetadataIndex, Pages
+from remote.manifest.sealing import keyed
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import ChunkTable
+from remote.segments.encryption import KeyRing, ObjectCipher
+from remote.segments.index_bundle import decode_bundle
+from remote.segments.object_encoding import open_chunk, open_ring
+from remote.segments.zstd_frames import frames
+from remote.store import ObjectStore
+from tiered.inspect.dump_sources import FileSource
+
+FRAME_BYTES_MAX = 256 << 20  # no chunk is larger: one batch at most, and a frame may claim anything
+HEADS_LOOKED_AT = 400  # back from the newest, for the row of an object that left the index
+_OBJECT = re.compile(r"(?:.*/)?(?=(?:data|view/[^/]+)/[^/]+\Z)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Where it lies in the object, where in the segment, and its bytes from the stored ones; `open` raises Corrupt."""
+
+    stored_start: int
+    stored_length: int
+    start: int
+    open: Callable[[bytes], bytes]
+
+
+class StoredSegment:
+    """Iterate `walks` once; `damage` is the first chunk that did not open, or None. See the module text."""
+
+    def __init__(self, source: FileSource, chunks: Iterator[_Chunk]) -> None:
+        self._source = source
+        self._chunks = chunks
+        self._next_offset = source.base_offset
+        self.damage: Corrupt | None = None
+
+    def walks(self) -> Iterator[BatchRuns]:
+        """The batches, a chunk at a time."""
+        stored_end = 0
+        try:
+            for chunk in self._chunks:
+                stored_end = chunk.stored_start + chunk.stored_length
+                body = self._opened(chunk)
+                if body is not None:
+                    yield BatchRuns(_ranges_of(body, chunk.start), chunk.start + len(body), start=chunk.start)
+                    self._advance(body)
+        except Corrupt as error:  # of the frames themselves
+            self._note(error, stored_end, self._source.size_bytes - stored_end)
+
+    def _opened(self, chunk: _Chunk) -> bytes | None:
+        stored = b""
+        try:
+            stored = self._source.read(chunk.stored_start, chunk.stored_length)
+            if len(stored) != chunk.stored_length:
+                raise Corrupt("it ends before", found_bytes=len(stored))
+            return chunk.open(stored)
+        except Corrupt as error:
+            self._note(error, chunk.stored_start, chunk.stored_length)
+            return None
+
+    def _note(self, error: Corrupt, start: int, length: int) -> None:
+        if self.damage is None:
+            facts = {"object": self._source.place, "start": start, "length": length, "from_offset": self._next_offset}
+            more = {name: value for name, value in error.facts.items() if name not in facts}
+            self.damage = Corrupt(f"dumping a stored segment, {error.attempt}", **facts, **more)
+
+    def _advance(self, body: bytes) -> None:
+        with suppress(Corrupt):
+            table = kernels.scan_batches(body, verify=False)
+            self._next_offset = int(table.last_offsets[-1]) + 1 if len(table) else self._next_offset
+
+
+def is_encrypted(path: str) -> bool:
+    """By the name."""
+    return path.endswith(ENCRYPTED_SUFFIX)
+
+
+def open_stored(source: FileSource, keys: KeyRing) -> StoredSegment:
+    """An object of the bucket, or a file that was taken from there. Raises AccessDenied for a key that is missing,
+    NotFound for an encrypted one that no head names, Corrupt for indexes that are damaged."""
+    cipher = _cipher(source, keys) if is_encrypted(source.place) else None
+    name = stem_of(source.place) + INDEXES_SUFFIX
+    body = source.beside(name)
+    if body is None and cipher is not None:
+        raise NotFound("dumping an encrypted segment, its indexes are not beside it", object=source.place)
+    if body is None:
+        return StoredSegment(source, _by_frames(source))
+    try:
+        table = decode_bundle(body if cipher is None else cipher.open_indexes(body)).chunks
+    except Corrupt as error:
+        place = source.place.rpartition("/")[0] + "/" + name
+        raise Corrupt(f"dumping a stored segment, {error.attempt}", object=place, **error.facts) from error
+    if table.is_as_it_is:
+        raise Corrupt("dumping a stored segment, its indexes are of one that is stored as it is", object=source.place)
+    return StoredSegment(source, _by_table(table, cipher))
+
+
+def _by_table(table: ChunkTable, cipher: ObjectCipher | None) -> Iterator[_Chunk]:
+    for number in range(len(table)):
+        start, length = table.stored_range(number)
+
+        def opened(stored: bytes, number: int = number) -> bytes:
+            if (found := crc32c(stored)) != (expected := table.stored_crc(number)):
+                raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+            return open_chunk(table, number, stored, cipher)
+
+        yield _Chunk(start, length, table.chunk_range(number)[0], opened)
+
+
+def _by_frames(source: FileSource) -> Iterator[_Chunk]:
+    start = 0
+    for frame in frames(source.read, source.size_bytes):
+        if frame.content_bytes > FRAME_BYTES_MAX:
+            raise Corrupt("a zstd frame claims too much", content_bytes=frame.content_bytes, limit=FRAME_BYTES_MAX)
+
+        def opened(stored: bytes, content_bytes: int = frame.content_bytes) -> bytes:
+            out = np.empty(content_bytes, np.uint8).data
+            size = decompress_into(Codec.ZSTD, memoryview(stored), out)
+            if size != content_bytes:
+                raise Corrupt("a zstd frame holds less than it says", expected_bytes=content_bytes, found_bytes=size)
+            return bytes(out)
+
+        yield _Chunk(frame.start, frame.length, start, opened)
+        start += frame.content_bytes
+
+
+def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
+    prefix, row = _row_of(source, keys)
+    if row.key_id is None:
+        raise Corrupt("dumping an encrypted segment, its row names no key", object=source.place)
+    return open_ring(row, prefix, keys)
+
+
+def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
+    """The partition's prefix, and the entry that names the object."""
+    if source.store is None or (found := _OBJECT.match(source.key)) is None:
+        hint = "its key lies in a head: name the object by its url, or the file in a copy of the bucket"
+        raise InvalidRequest(f"dumping an encrypted segment, {hint}", path=source.place)
+    prefix, key = found[0], source.key[found.end() :]
+    store = keyed(source.store, keys)
+    for head in _heads(store, prefix):
+        with suppress(NotFound):  # a page of an older head, gone by now
+            row = _named(store, prefix, head, key)
+            if row is not None:
+                return prefix, row
+    raise NotFound("dumping an encrypted segment, no head names it, so its key is lost", object=source.place)
+
+
+def _heads(store: ObjectStore, prefix: str) -> Iterator[Head]:
+    """From the newest back, as far as they were not collected."""
+    chain = HeadChain(store, prefix)
+    head = chain.newest(None)
+    for _ in range(HEADS_LOOKED_AT):
+        if head is None:
+            return
+        yield head
+        head = chain.read(head.sequence - 1) if head.sequence > 1 else None
+
+
+def _named(store: ObjectStore, prefix: str, head: Head, key: str) -> RemoteSegment | None:
+    says = parse_data_key(key) or parse_view_key(key)
+    if says is None:
+        return None
+    index = MetadataIndex(head, Pages(store, prefix).rows)
+    rows = head.view_rows if says.view is not None else index.rows_with_dead(says.base_offset, says.last_offset + 1)
+    return next((row for row in rows if row.data_key == key), None)
+
+
+def _ranges_of(body: bytes, start: int) -> Callable[[int, int], memoryview]:
+    view = memoryview(body)
+    return lambda at, length: view[at - start : at - start + length]

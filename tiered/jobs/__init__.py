@@ -1,0 +1,5 @@
+"""Jobs over a bucket beside its writers.
+
+Compaction, rewriting, copying, retention, garbage collection, ingest and the pipeline that combines them. Spark runs
+the same jobs in tasks (`tiered.spark.jobs`).
+"""

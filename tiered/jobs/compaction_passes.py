@@ -1,0 +1,409 @@
+"""Both passes of a compaction of the bucket over one group of rows, as a task does them
+(`tiered.jobs.bucket_compaction`).
+
+A group's segments are brought onto the task's disk, into a directory of its own, and there they are segments like any
+others: pass one of the cleaner finds the newest records of the group's keys (`local.cleaner.offset_map`), its judge and
+its rebuilding make what is left (`local.cleaner.record_retention`, `local.cleaner.segment_grouping`). The only thing
+that is new is who knows the newest record of a key: offsets that came out of pass one of all groups.
+
+Memory: the dedupe buffer, or eight bytes for each record of the group that stays; two bits a record; a few MiB of
+records. Disk: the group, and one segment that is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.cleaner.cleaner_io import Pace
+from local.cleaner.key_digests import digest_keys
+from local.cleaner.offset_map import Buffer, Flags, NewestRecords, find_newest
+from local.cleaner.record_bits import Bits, packed
+from local.cleaner.record_retention import Circumstances, Judge, SegmentVerdict
+from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
+from local.errors import InvalidRequest, LogError, NotFound
+from local.format.batch_header import CONTROL
+from local.format.columns import Columns
+from local.index import txn_index
+from local.index.index_building import IndexRows
+from local.log import producer_snapshot
+from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, segment_file
+from local.records.isolation import aborted_batches
+from local.segment.segment import Segment
+from local.segment.segment_reading import slice_bounds
+from local.storage import Storage, join
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.keys import new_ulid
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.job_changes import Replacement
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store import ObjectStore
+from tiered.config.topic_settings import log_settings, resolve_rules
+from tiered.jobs.bucket_compaction import (
+    GROUP_BYTES,
+    ROWS_MAX,
+    CompactionOutcome,
+    CompactionPlan,
+    GroupResult,
+    RowGroup,
+    commit_compaction,
+    plan_compaction,
+    wants_another,
+)
+from tiered.jobs.key_exchange import KeyRun, newest_offsets
+from tiered.partition.segment_inspection import SegmentWatch
+from tiered.stores.object_encoding import encoding_of
+
+_CACHE_BYTES = 4 * RANGE_BYTES
+
+
+class GroupWork:
+    """One attempt at one group. `directory` is empty and the attempt's own; the caller removes it with all in it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: CompactionPlan,
+        group: RowGroup,
+        *,
+        storage: Storage,
+        directory: str,
+        keys: KeyRing = NO_KEYS,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`should_stop` is asked between slices; CleaningAborted when it says so."""
+        self._store, self._plan, self._group = store, plan, group
+        self._storage, self._directory, self._keys = storage, directory, keys
+        self._pace = Pace(plan.name.topic_partition, should_stop)
+        cache = ChunkCache(_CACHE_BYTES)
+        self._remote = RemotePartition(store, plan.name.prefix, cache, read_ahead_chunks=0, keys=keys)
+
+    # --- pass one ----------------------------------------------------------------------------------------------------
+
+    def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
+        """The newest record of each key in the group, and perhaps some older ones where `buffer` is small.
+
+        Rows that expired since the plan are passed over. Raises NotFound when others have left the bucket since then,
+        Corrupt for damaged bytes.
+        """
+        self._group = self._without_expired()
+        segments = [self._fetched(row) for row in self._group.rows]
+        while segments:
+            newest, count = self._mapped(segments, buffer)
+            for segment in segments[:count]:
+                yield from self._keys_of(segment, newest)
+                self._removed(segment)
+            segments = segments[count:]
+
+    def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[NewestRecords | None, int]:
+        """As many segments as fit; None for one that does not fit by itself: all of its keys go out then."""
+        end = self._group.next_offset
+        newest, count = find_newest(self._storage, segments, end, self._group.aborted, buffer, self._pace)
+        return (newest, count) if count else (None, 1)
+
+    def _keys_of(self, segment: Segment, newest: NewestRecords | None) -> Iterator[KeyRun]:
+        mapped = self._pace.mapped(self._storage, segment)
+        for number, (start, end) in enumerate(slice_bounds(segment)):
+            self._pace.check()
+            bits = newest.bits(segment.base_offset, number) if newest is not None else None
+            first = 0
+            for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
+                wanted = _data(columns, self._group) if bits is None else _keyed(columns)
+                if bits is not None:
+                    wanted &= _flags(bits[0], first, len(columns))
+                first += len(columns)
+                starts, lengths = columns.key_starts[wanted], columns.key_lengths[wanted]
+                low, high = digest_keys(columns.data, starts, lengths, self._plan.secret)
+                yield KeyRun(low, high, columns.offsets[wanted])
+                del columns  # before the next step is inflated
+
+    # --- pass two ----------------------------------------------------------------------------------------------------
+
+    def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
+        """Make and upload what is left of the group. `newest` are the offsets of the records that are the newest of
+        their keys, those of the group at least, ascending.
+
+        Order of effects: uploads, one after another. On an error those of this attempt are deleted as well as it can be
+        done; nothing names them. Rows that expired since the plan are passed over. Raises NotFound when others have
+        left the bucket since then, Corrupt for damage.
+        """
+        plan, group = self._plan, self._without_expired()
+        if not group.rows:
+            return GroupResult(number=group.number)
+        self._group = group
+        segments = [self._fetched(row) for row in group.rows]
+        known = ShuffledNewest(self._storage, segments, np.asarray(newest, np.int64))
+        judge = Judge(self._circumstances(), known, group.aborted)
+        judge.begin(self._open_producers(segments), group.base_offset)
+        judged = [
+            judge.segment(self._storage, segment, row.next_offset, self._pace)
+            for segment, row in zip(segments, group.rows, strict=True)
+        ]
+        made: list[tuple[tuple[RemoteSegment, ...], RemoteSegment | None]] = []
+        rows, uploaded = list(group.rows), []
+        try:
+            for together in grouped(judged, log_settings(plan.settings), self._storage, self._pace):
+                olds, rows = tuple(rows[: len(together)]), rows[len(together) :]
+                is_changed = len(together) > 1 or (together[0].is_changed and not together[0].is_last_batch_alone)
+                new = self._uploaded(together, olds) if is_changed else None
+                uploaded += [] if new is None else [new]
+                made.append((olds, new))
+                for each in together:
+                    self._removed(each.segment)
+        except LogError:
+            self._discard(uploaded)
+            raise
+        return _result(group, made)
+
+    def _without_expired(self) -> RowGroup:
+        """The group without the rows that lie below the log start by now: their objects may be deleted at any time."""
+        start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
+        rows = tuple(row for row in self._group.rows if row.next_offset > start)
+        expired = len(self._group.rows) - len(rows)
+        before = self._group.rows[expired - 1] if expired else self._group.before
+        return replace(self._group, rows=rows, before=before)
+
+    def _circumstances(self) -> Circumstances:
+        plan = self._plan
+        return Circumstances(
+            now_ms=plan.now_ms,
+            delete_retention_ms=resolve_rules(plan.settings).delete_retention_ms,
+            tombstones_below=plan.tombstones_below,
+            legacy_horizon_ms=None,
+            first_offset=plan.start_offset,
+            upto_offset=plan.upto_offset,
+            producers={each.producer_id: each for each in plan.producers},
+        )
+
+    def _open_producers(self, segments: Sequence[Segment]) -> set[int]:
+        """Whose transactions may have begun before the group; all that end one in it where nobody noted that."""
+        before = self._group.before
+        if before is None:
+            return set()
+        try:
+            snapshot = self._remote.indexes(before).producers
+        except NotFound:
+            snapshot = b""
+        if len(snapshot):
+            known = producer_snapshot.decode(snapshot, path=before.indexes_key)
+            return {each.producer_id for each in known if each.transaction_first_offset >= 0}
+        found: set[int] = set()
+        for segment in segments:
+            for _, data in self._pace.slices(self._storage, segment):
+                table = kernels.scan_batches(data, verify=False)
+                found.update(table.producer_ids[(table.attributes & CONTROL) != 0].tolist())
+        return found
+
+    def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[RemoteSegment]) -> RemoteSegment:
+        """One segment made of several, or of one. Raises InvalidRequest where its positions would not fit an index."""
+        plan, base = self._plan, olds[0].base_offset
+        path = join(self._directory, segment_file(base, LOG) + CLEANED)
+        rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
+        horizon_ms = self._circumstances().horizon_ms
+        size = self._written(path, survivors(together, self._storage, self._pace, rows, horizon_ms, out))
+        if size > POSITION_MAX:
+            facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
+            raise InvalidRequest("compacting rows, what stays of them is larger than a segment may be", **facts)
+        indexes = rows.indexes(base, log_settings(plan.settings).index_interval_bytes)
+        both = bytes(indexes.offset), bytes(indexes.time)
+        aborted = sorted((each for one in together for each in one.aborted), key=lambda each: each.last_offset)
+        last, epochs = self._remote.indexes(olds[-1]), _joined_epochs(olds)
+        segment = SegmentToCopy(
+            base_offset=base,
+            next_offset=olds[-1].next_offset,
+            size_bytes=size,
+            epochs=epochs,
+            offset_index=both[0],
+            time_index=both[1],
+            txn_index=txn_index.encode(aborted),
+            producer_snapshot=bytes(last.producers),
+            leader_epochs=bytes(last.epochs),
+            cleaned_through=max(plan.upto_offset, min(row.cleaned_through or 0 for row in olds)),
+            read=lambda start, length: self._storage.read(path, start, length),
+            inspect=partial(SegmentWatch, path, base, olds[-1].next_offset, epochs, both),
+        )
+        row = copy_segment(
+            self._store,
+            plan.name.prefix,
+            segment,
+            epoch=plan.epoch,
+            now_ms=plan.now_ms,
+            at_rest=encoding_of(plan.settings, self._keys, olds),
+        )
+        self._storage.unlink(path)
+        return row
+
+    def _discard(self, rows: Iterable[RemoteSegment]) -> None:
+        prefix = self._plan.name.prefix
+        with suppress(LogError):
+            self._store.delete([prefix + key for row in rows for key in (row.data_key, row.indexes_key)])
+
+    # --- the task's disk ---------------------------------------------------------------------------------------------
+
+    def _fetched(self, row: RemoteSegment) -> Segment:
+        bundle = self._remote.indexes(row)
+        name = partial(segment_file, row.base_offset)
+        self._written(join(self._directory, name(OFFSET_INDEX)), [memoryview(bundle.offset)])
+        self._written(join(self._directory, name(TIME_INDEX)), [memoryview(bundle.time)])
+        starts = range(0, row.size_bytes, RANGE_BYTES)
+        ranges = ((start, min(RANGE_BYTES, row.size_bytes - start)) for start in starts)
+        parts = (self._remote.read(row, start, length) for start, length in ranges)
+        self._written(join(self._directory, name(LOG)), parts)
+        return Segment.load(self._storage, self._directory, row.base_offset)
+
+    def _written(self, path: str, parts: Iterable[memoryview]) -> int:
+        """A file that nobody needs after a crash; its size."""
+        size, file = 0, self._storage.create(path)
+        try:
+            for part in parts:
+                self._pace.check()
+                file.append(part)
+                size += len(part)
+        finally:
+            file.close()
+        return size
+
+    def _removed(self, segment: Segment) -> None:
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            self._storage.unlink(segment.path(suffix))
+
+
+class ShuffledNewest:
+    """The newest records by their offsets: see `local.cleaner.record_retention.Newest`."""
+
+    def __init__(self, storage: Storage, segments: Sequence[Segment], newest: NDArray[np.int64]) -> None:
+        self._storage = storage
+        self._segments = {segment.base_offset: segment for segment in segments}
+        self._newest = newest
+
+    def mapped(self, base_offset: int) -> memoryview | None:
+        del base_offset
+        return None
+
+    def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits]:
+        segment = self._segments[base_offset]
+        start, end = slice_bounds(segment)[slice_number]
+        keep, tombstones = [np.empty(0, np.bool_)], [np.empty(0, np.bool_)]
+        mapped = self._storage.map(segment.path(LOG))
+        for columns in kernels.decode_in_steps(mapped[start:end], include_control=True):
+            control = _of_control(columns)
+            keep.append(control | ~self.superseded(columns))
+            tombstones.append((columns.value_lengths < 0) & ~control & (columns.key_lengths >= 0))
+            del columns  # before the next step is inflated
+        return packed(np.concatenate(keep)), packed(np.concatenate(tombstones))
+
+    def superseded(self, columns: Columns) -> Flags:
+        """Those that are not among the newest: older ones, those without a key, and what aborted transactions left."""
+        if not len(self._newest):
+            return np.ones(len(columns), np.bool_)
+        at = np.minimum(np.searchsorted(self._newest, columns.offsets), len(self._newest) - 1)
+        found: Flags = self._newest[at] != columns.offsets
+        return found
+
+
+def newest_by_group(plan: CompactionPlan, runs: Iterable[KeyRun]) -> Mapping[int, NDArray[np.int64]]:
+    """What happens between the passes, in one process: the largest offset of each digest, by the group that has it."""
+    found = newest_offsets(runs)
+    return {group.number: found[(found >= group.base_offset) & (found < group.next_offset)] for group in plan.groups}
+
+
+def compact_partition(
+    store: ObjectStore,
+    name: RemotePartitionName,
+    *,
+    now_ms: int,
+    storage: Storage,
+    directory: str,
+    buffer: Buffer | None = None,
+    keys: KeyRing = NO_KEYS,
+    start_offset: int = 0,
+    upto_offset: int | None = None,
+    job_id: str | None = None,
+    group_bytes: int = GROUP_BYTES,
+    rows_max: int = ROWS_MAX,
+    settings: Mapping[str, str] | None = None,
+) -> CompactionOutcome:
+    """All of it in this process, as many rounds as it takes: for a partition whose keys' digests (24 bytes each) fit
+    its memory.
+
+    `directory` is empty and the caller's own. Raises as the steps do.
+    """
+    job_id = job_id or f"compact-{new_ulid(now_ms)}"
+    done: CompactionOutcome | None = None
+    while True:
+        plan = plan_compaction(
+            store,
+            name,
+            now_ms=now_ms,
+            start_offset=start_offset,
+            upto_offset=upto_offset,
+            job_id=job_id,
+            group_bytes=group_bytes,
+            rows_max=rows_max,
+            settings=settings,
+            keys=keys,
+        )
+        works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
+        newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
+        results = [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
+        outcome = commit_compaction(store, plan, results, now_ms=now_ms)
+        done = done.then(outcome) if done is not None else outcome
+        if not wants_another(store, plan, outcome, rows_max=rows_max):
+            return done
+
+
+def _result(group: RowGroup, made: Sequence[tuple[tuple[RemoteSegment, ...], RemoteSegment | None]]) -> GroupResult:
+    after = [row for olds, new in made for row in (olds if new is None else (new,))]
+    return GroupResult(
+        number=group.number,
+        replaced=tuple(
+            Replacement(ulids=tuple(row.ulid for row in olds), rows=(new,)) for olds, new in made if new is not None
+        ),
+        vouched=tuple(row.ulid for olds, new in made if new is None for row in olds),
+        records_before=sum(row.record_count for row in group.rows),
+        records_after=sum(row.record_count for row in after),
+        bytes_before=group.size_bytes,
+        bytes_after=sum(row.size_bytes for row in after),
+    )
+
+
+def _joined_epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
+    """The leader epochs of neighbours, each start that changes something."""
+    found: list[tuple[int, int]] = []
+    for epoch, start in (entry for row in rows for entry in row.epochs):
+        if not found or found[-1][0] != epoch:
+            found.append((epoch, start))
+    return tuple(found)
+
+
+def _of_control(columns: Columns) -> Flags:
+    found: Flags = ((columns.table.attributes & CONTROL) != 0)[columns.batch_ordinals]
+    return found
+
+
+def _keyed(columns: Columns) -> Flags:
+    found: Flags = (columns.key_lengths >= 0) & ~_of_control(columns)
+    return found
+
+
+def _data(columns: Columns, group: RowGroup) -> Flags:
+    """Records with a key that nobody aborted."""
+    gone = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
+    found: Flags = _keyed(columns) & ~gone
+    return found
+
+
+def _flags(bits: Bits, first: int, count: int) -> Flags:
+    """The flags of `count` records from the `first` on."""
+    found: Flags = np.unpackbits(bits[first >> 3 : (first + count + 7) >> 3], bitorder="little").view(np.bool_)
+    return found[first & 7 : (first & 7) + count]

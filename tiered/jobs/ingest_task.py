@@ -1,0 +1,213 @@
+"""The part of a bulk ingest that runs many times over: records in, uploaded segments out (`tiered.jobs.ingest`).
+
+Records of a partition are held back until they make batches of a sensible size, encoded, given their offsets, and
+spooled into a file; a file of about ``segment.bytes`` is uploaded as a segment, with the indexes that a manager would
+have made beside it, kept at rest as the topic's settings say.
+
+Memory: HELD_BYTES of records over all partitions and a batch's encoding. Disk: one segment for each partition that the
+task has records of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from local import kernels
+from local.errors import InvalidRequest, LogError
+from local.index.index_building import IndexRows
+from local.log.checkpoints import encode_epochs
+from local.log.column_encoding import encode_column_batches
+from local.names import LOG, segment_file
+from local.records.batch import assign_offset, read_header
+from local.records.record_columns import RecordColumns
+from local.segment.segment import RELATIVE_OFFSET_MAX
+from local.storage import Storage, StorageFile, join
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store import ObjectStore
+from tiered.config.properties import DEFAULTS
+from tiered.config.topic_settings import log_settings
+from tiered.jobs.ingest import Ingested, IngestPlan, IngestTarget, end_of
+from tiered.partition.segment_inspection import SegmentWatch
+from tiered.stores.object_encoding import encoding_of
+
+HELD_BYTES = 64 << 20
+_ENOUGH_BYTES = 1 << 20  # of one partition, to be encoded at once
+_OFFSET_MAX = 2**63 - 1
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What a task knows of one partition. `next_offset` is that of the next record; the file is of one segment."""
+
+    target: IngestTarget
+    start_offset: int
+    next_offset: int
+    limit_offset: int
+    held: list[RecordColumns] = field(default_factory=list)
+    held_bytes: int = 0
+    file: StorageFile | None = None
+    base_offset: int = 0
+    size_bytes: int = 0
+    rows: list[RemoteSegment] = field(default_factory=list)
+    indexed: IndexRows = field(default_factory=IndexRows)
+
+
+class IngestTask:
+    """One attempt of task number `task`. `directory` is empty and the attempt's own; the caller removes it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plan: IngestPlan,
+        task: int,
+        *,
+        storage: Storage,
+        directory: str,
+        keys: KeyRing = NO_KEYS,
+        progress: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        """`progress` is told the bytes of each segment that is up."""
+        self._store, self._plan, self._task = store, plan, task
+        self._storage, self._directory = storage, directory
+        self._settings = log_settings({**DEFAULTS, **plan.settings})
+        self._at_rest = encoding_of(plan.settings, keys)
+        self._progress = progress
+        self._targets = {target.name.partition: target for target in plan.targets}
+        self._partitions: dict[int, _Partition] = {}
+        self._held_bytes = 0
+
+    def add(self, partition: int, columns: RecordColumns) -> None:
+        """Records of one partition, behind those that it was given before. Their buffers are held on to.
+
+        Raises InvalidRequest for a partition that is none, for records that the topic refuses and for more of them than
+        a task has offsets; what the disk and the store raise. The attempt is over then: `discard`.
+        """
+        if partition not in self._targets:
+            raise InvalidRequest("ingesting, no such partition", topic=self._plan.topic, partition=partition)
+        if self._targets[partition].is_done or not len(columns):
+            return
+        known = self._partitions.get(partition) or self._begun(partition)
+        size = int(np.maximum(columns.key_lengths, 0).sum() + np.maximum(columns.value_lengths, 0).sum())
+        size += 16 * len(columns)
+        known.held.append(columns)
+        known.held_bytes += size
+        self._held_bytes += size
+        if known.held_bytes >= _ENOUGH_BYTES:
+            self._encode(known)
+        while self._held_bytes > HELD_BYTES:
+            self._encode(max(self._partitions.values(), key=lambda each: each.held_bytes))
+
+    def end(self) -> Ingested:
+        """Upload what is left; all that this attempt made. Raises as `add`."""
+        for known in self._partitions.values():
+            self._encode(known)
+            self._end_segment(known)
+        return Ingested(
+            task=self._task,
+            rows={number: tuple(known.rows) for number, known in self._partitions.items()},
+            starts={number: known.start_offset for number, known in self._partitions.items()},
+        )
+
+    def discard(self) -> None:
+        """Delete what this attempt uploaded and told nobody, as well as it can be done. Never raises a LogError."""
+        for known in self._partitions.values():
+            prefix = known.target.name.prefix
+            with suppress(LogError):
+                if known.file is not None:
+                    known.file.close()
+                self._store.delete([prefix + key for row in known.rows for key in (row.data_key, row.indexes_key)])
+
+    def _begun(self, partition: int) -> _Partition:
+        target = self._targets[partition]
+        start = target.start_offset
+        if start is None:
+            start = end_of(MetadataLog(self._store, target.name.prefix).refresh(exact=True))
+        span = self._plan.span
+        first = start if span is None else start + self._task * span
+        limit = _OFFSET_MAX if span is None else first + span
+        if limit > _OFFSET_MAX:
+            facts = {"partition": target.name.topic_partition, "task": self._task, "span": span}
+            raise InvalidRequest("ingesting, the task's offsets do not fit 63 bits", **facts)
+        self._partitions[partition] = _Partition(target, start, first, limit)
+        return self._partitions[partition]
+
+    def _encode(self, known: _Partition) -> None:
+        if not known.held:
+            return
+        chunks, known.held = known.held, []
+        self._held_bytes -= known.held_bytes
+        known.held_bytes = 0
+        name = known.target.name.topic_partition
+        for batch in encode_column_batches(chunks, self._settings, partition=name, now_ms=self._plan.now_ms):
+            self._append(known, batch)
+
+    def _append(self, known: _Partition, batch: memoryview) -> None:
+        header = read_header(batch)
+        assert header is not None, "just encoded"
+        if known.next_offset + header.record_count > known.limit_offset:
+            facts = {"partition": known.target.name.topic_partition, "task": self._task, "span": self._plan.span}
+            raise InvalidRequest("ingesting, more records of a partition in a task than it has offsets", **facts)
+        last = known.next_offset + header.record_count - 1
+        is_full = known.size_bytes + len(batch) > self._settings.segment_bytes
+        if known.file is not None and (is_full or last - known.base_offset > RELATIVE_OFFSET_MAX):
+            self._end_segment(known)
+        if known.file is None:
+            known.base_offset, known.size_bytes, known.indexed = known.next_offset, 0, IndexRows()
+            known.file = self._storage.create(self._path(known))
+        assign_offset(batch, known.next_offset, known.target.epoch)
+        known.file.append(batch)
+        known.indexed.add(kernels.scan_batches(batch, verify=False))
+        known.size_bytes += len(batch)
+        known.next_offset += header.record_count
+
+    def _end_segment(self, known: _Partition) -> None:
+        """Order of effects: the file is read again, looked at and uploaded → removed."""
+        if known.file is None:
+            return
+        known.file.close()
+        known.file = None
+        path, base, target = self._path(known), known.base_offset, known.target
+        indexes = known.indexed.indexes(base, self._settings.index_interval_bytes)
+        both, epochs = (bytes(indexes.offset), bytes(indexes.time)), ((target.epoch, base),)
+        segment = SegmentToCopy(
+            base_offset=base,
+            next_offset=known.next_offset,
+            size_bytes=known.size_bytes,
+            epochs=epochs,
+            offset_index=both[0],
+            time_index=both[1],
+            producer_snapshot=target.producers,
+            leader_epochs=encode_epochs(self._epochs(known)),
+            read=lambda start, length: self._storage.read(path, start, length),
+            path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
+            inspect=partial(SegmentWatch, path, base, known.next_offset, epochs, both),
+        )
+        row = copy_segment(
+            self._store,
+            target.name.prefix,
+            segment,
+            epoch=target.epoch,
+            now_ms=self._plan.now_ms,
+            at_rest=self._at_rest,
+        )
+        known.rows.append(row)
+        self._storage.unlink(path)
+        self._progress(known.size_bytes)
+
+    def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
+        """The partition's leader epochs up to this job's, which begins where the bucket ended."""
+        epoch, before = known.target.epoch, known.target.epochs
+        begun = dict(before).get(epoch, known.start_offset)
+        return (*(each for each in before if each[0] < epoch), (epoch, begun))
+
+    def _path(self, known: _Partition) -> str:
+        number = known.target.name.partition
+        return join(self._directory, f"{number}-{segment_file(known.base_offset, LOG)}")

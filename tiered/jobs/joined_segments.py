@@ -1,0 +1,126 @@
+"""Neighbouring tiered segments read as one: the bytes one after another, and the indexes that such a segment has.
+
+Nothing is decoded but the header of each segment's first batch. Indexes are those of the parts, moved: an entry of the
+offset index by the bytes before it, one of the time index only where it is later than all before, aborted transactions
+as they are. A batch that begins a part gets an entry of its own where the last one lies too far back, so that a segment
+made of many tiny ones can be searched. Whoever uploads it holds every entry against the batches (`SegmentWatch`).
+
+Memory: the indexes of all parts, and what the cache of `remote` keeps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+from local.errors import Corrupt
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.index import offset_index, time_index
+from remote.fetch.range_reader import RemotePartition
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import combine
+from remote.segments.segment_upload import SegmentToCopy
+from tiered.partition.segment_inspection import SegmentWatch
+
+INTERVAL_BYTES = 4096
+
+
+def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToCopy:
+    """The segment that `rows`, neighbours without a hole, are together; of one row that segment itself.
+
+    What the rows say is told as well, so the upload is refused where the bytes say something else. Raises NotFound for
+    a row that expired, Corrupt for a damaged one.
+    """
+    bundles = [remote.indexes(row) for row in rows]
+    starts = list(accumulate((row.size_bytes for row in rows), initial=0))
+    base, following = rows[0].base_offset, rows[-1].next_offset
+    epochs = _epochs(rows)
+    offsets = _offset_entries(remote, rows, starts)
+    indexes = (
+        b"".join(offset_index.pack(base, offset, position) for offset, position in offsets),
+        b"".join(time_index.pack(base, time_ms, offset) for time_ms, offset in _time_entries(remote, rows)),
+    )
+    return SegmentToCopy(
+        base_offset=base,
+        next_offset=following,
+        size_bytes=starts[-1],
+        record_count=sum(row.record_count for row in rows),
+        max_timestamp_ms=max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None),
+        min_timestamp_ms=min((row.min_timestamp_ms for row in rows if row.min_timestamp_ms is not None), default=None),
+        epochs=epochs,
+        offset_index=indexes[0],
+        time_index=indexes[1],
+        txn_index=b"".join(bytes(bundle.txn) for bundle in bundles),
+        producer_snapshot=bytes(bundles[-1].producers),
+        leader_epochs=bytes(bundles[-1].epochs),
+        cleaned_through=cleaned_through(rows),
+        read=partial(_read, remote, rows, starts),
+        inspect=partial(SegmentWatch, rows[0].data_key, base, following, epochs, indexes),
+    )
+
+
+def cleaned_through(rows: Sequence[RemoteSegment]) -> int | None:
+    """Through which offset all of them were cleaned: the least, None where one never was."""
+    cleaned = [row.cleaned_through for row in rows if row.cleaned_through is not None]
+    return min(cleaned) if len(cleaned) == len(rows) else None
+
+
+def check_same_bytes(row: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
+    """That a new segment is those of `rows` one after another, bit for bit, by the checksums. Raises Corrupt."""
+    expected = combine([each.content_crc32c for each in rows], [each.size_bytes for each in rows])
+    if row.content_crc32c != expected:
+        facts = {"expected": f"{expected:08x}", "found": f"{row.content_crc32c:08x}", "object": row.data_key}
+        raise Corrupt("rewriting segments, the copy has other bytes", base_offset=row.base_offset, **facts)
+
+
+def _epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for row in rows:
+        found += [each for number, each in enumerate(row.epochs) if number or not found or found[-1][0] != each[0]]
+    return tuple(found)
+
+
+def _offset_entries(
+    remote: RemotePartition, rows: Sequence[RemoteSegment], starts: Sequence[int]
+) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for row, start in zip(rows, starts, strict=False):
+        reached = found[-1][1] if found else 0
+        if start - reached > INTERVAL_BYTES:
+            found.append((_first_batch_end(remote, row), start))
+        known = offset_index.entries(bytes(remote.indexes(row).offset), row.base_offset)
+        found += [(offset, start + position) for offset, position in known if not found or offset > found[-1][0]]
+    return found
+
+
+def _first_batch_end(remote: RemotePartition, row: RemoteSegment) -> int:
+    header = read_header(remote.read(row, 0, HEADER_BYTES))
+    if header is None:
+        raise Corrupt("joining segments, one does not begin with a batch", object=row.data_key)
+    return header.last_offset
+
+
+def _time_entries(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    latest = -1
+    for row in rows:
+        known = time_index.entries(bytes(remote.indexes(row).time), row.base_offset)
+        found += [(time_ms, offset) for time_ms, offset in known if time_ms > latest]
+        latest = max(latest, row.max_timestamp_ms if row.max_timestamp_ms is not None else -1)
+    return found
+
+
+def _read(
+    remote: RemotePartition, rows: Sequence[RemoteSegment], starts: Sequence[int], start: int, length: int
+) -> bytes | memoryview:
+    """Bytes ``[start, start + length)`` of all of them together."""
+    parts = []
+    at = bisect_right(starts, start) - 1
+    while length > 0 and at < len(rows):
+        inside = start - starts[at]
+        piece = remote.read(rows[at], inside, min(length, rows[at].size_bytes - inside))
+        parts.append(piece)
+        start, length, at = start + len(piece), length - len(piece), at + 1
+    return parts[0] if len(parts) == 1 else b"".join(parts)

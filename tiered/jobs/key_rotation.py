@@ -1,0 +1,82 @@
+"""Wrapping the data keys of a manager's partitions by the key that each topic's settings name now.
+
+What it costs and leaves behind is `remote.manifest.key_rotation`'s text. A partition's `tier_lock` is held meanwhile,
+so no task of the tier works there; its `lock` is not: appends and all else on the disk go on while the store is slow.
+What was uploaded and waits for its commit (`tiered.maintenance.upload_and_commit`) is wrapped anew as well: it would
+bring the old key back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from local.names import TopicPartition
+from remote.manifest.key_rotation import is_due, rewrap_keys, rewrapped_row, seals_due
+from tiered.manager.manager import LogManager
+from tiered.partition.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatedPartition:
+    """`used` counts its segments by the key that wrapped their data keys before, `key_id` is the topic's, None where
+    it is not encrypted any more. `rewrapped` were, or of a look would be, wrapped by that one instead. `sealed` objects
+    of the index, manifest and pages, were or would be sealed by it (`remote.manifest.sealing`)."""
+
+    partition: TopicPartition
+    used: Mapping[str, int]
+    key_id: str | None
+    rewrapped: int
+    sealed: int = 0
+
+
+def rotate_keys(
+    manager: LogManager,
+    topics: Iterable[str] | None = None,
+    *,
+    now_ms: int,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, everything: None,
+) -> list[RotatedPartition]:
+    """Each partition that has something in the bucket, by name; with `dry_run` nothing is changed.
+
+    `progress` hears how many partitions of how many are done, first that none is. Raises NotFound for a topic that is
+    not there, before anything is changed, and what `rewrap_keys` raises: partitions before that one are done.
+    """
+    chosen = None if topics is None else [manager.topic(name).name for name in topics]
+    partitions = manager.partitions(chosen)
+    progress(0, len(partitions))
+    found = []
+    for done, held in enumerate(partitions, 1):
+        rotated = _rotated(held, now_ms, dry_run=dry_run)
+        if rotated is not None:
+            found.append(rotated)
+        progress(done, len(partitions))
+    return found
+
+
+def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition | None:
+    head, key_id = held.head(), held.at_rest.key_id
+    if head is None or held.metadata is None:
+        return None
+    rows = held.metadata.ask(head, lambda index: [row for row in index.rows() if row.key_id is not None])
+    used = Counter(row.key_id for row in rows if row.key_id is not None)
+    rewrapped = sum(is_due(row, key_id) for row in rows) if key_id else 0
+    sealed = seals_due(head, key_id) if key_id else 0
+    if not dry_run and key_id is not None:
+        with held.tier_lock:
+            rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms) + _rewrap_waiting(held, key_id)
+    return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped, sealed=sealed)
+
+
+def _rewrap_waiting(held: Partition, key_id: str) -> int:
+    """How many uploads, of those that the newest head does not name, had another key; for the holder of `tier_lock`."""
+    head, changed = held.head(), 0
+    known = {row.ulid for row in head.segments} if head is not None else set()
+    for segment, upload in list(held.uploaded.items()):
+        row = rewrapped_row(held.at_rest.keys, key_id, held.prefix, upload.row)
+        if row is not upload.row and row.ulid not in known:
+            held.uploaded[segment] = replace(upload, row=row)
+            changed += 1
+    return changed

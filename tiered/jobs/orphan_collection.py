@@ -1,0 +1,255 @@
+"""What of a bucket is nobody's: found and listed with its bytes and its price, then, from that list, taken away.
+
+Two steps, so that somebody can look in between. The second believes the list only in what may go, never in that it may:
+
+| an entry of the list goes when | because |
+|---|---|
+| it is nobody's by a look that is made now | a rule that holds at any time; the list may be of last year |
+| it has lain there for the grace time, by the store's clock | courtesy: for people, and for a rule that was broken |
+
+So running it again, from an old list, on another machine, beside managers and jobs, deletes nothing that is somebody's.
+Order of effects: the look, then the deletes, a page of keys at a time. A crash between two leaves entries of the list
+that are gone already, which is no error. Nobody is fenced: no head is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
+from policies.cost.prices import S3_STANDARD, Prices
+from policies.cost.storage_cost import monthly_storage
+from remote.gc.orphans import find_orphans
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.store import ObjectStore
+from remote.store.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, nobodys_uploads
+
+SCHEMA_VERSION = 1
+GRACE_MS = 3 * 86_400_000  # longer than any upload; courtesy, see the module text
+DELETE_PAGE = 1000  # keys of one request
+ENTRIES_MAX = 50_000  # of one list, some 20 MB; what is more is counted, and found again once these are gone
+
+Kind = Literal["object", "upload"]
+
+
+class Garbage(msgspec.Struct, frozen=True, kw_only=True):
+    """One object, or one unfinished upload. `key` is relative to the partition's prefix."""
+
+    kind: Kind
+    topic: str
+    topic_id: str
+    partition: int
+    key: str
+    size_bytes: int
+    modified_ms: int | None
+    upload_id: str | None = None
+
+    @property
+    def name(self) -> RemotePartitionName:
+        return RemotePartitionName(self.topic, self.topic_id, self.partition)
+
+    def is_due(self, now_ms: int, grace_ms: int) -> bool:
+        """Whether it has lain there for the grace time; one whose age the store does not tell is never due."""
+        return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
+
+
+class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
+    """What was nobody's at `listed_ms`. Orphans that one list cannot hold are counted in `more`.
+
+    By prefix, partitions that could not be judged, and why: `left_out` are damaged, `refused` are denied by the store
+    or lack a key in the key ring.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    store: str
+    listed_ms: int
+    entries: list[Garbage]
+    left_out: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    more: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.entries)
+
+    def dollars_per_month(self, prices: Prices = S3_STANDARD) -> float:
+        """Storage alone, as `prices` have it."""
+        return monthly_storage(self.size_bytes, prices)
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_LIST = msgspec.json.Decoder(GarbageList)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What went, and what of the list stayed: `young` ones, and those that are `somebodys` or gone by now.
+
+    The entries of `unjudged` partitions, by prefix, stayed as well: why their manifests could not be read.
+    """
+
+    entries: tuple[Garbage, ...]
+    young: int = 0
+    somebodys: int = 0
+    unjudged: Mapping[str, LogError] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.entries)
+
+
+def list_garbage(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    *,
+    now_ms: int,
+    uploads: UnfinishedUploads | None = None,
+    progress: Callable[[RemotePartitionName], None] = lambda name: None,
+    entries_max: int = ENTRIES_MAX,
+) -> GarbageList:
+    """Everything of these partitions that is nobody's; reads alone. `uploads` are looked through too, where given.
+
+    A partition with a head or a page that is missing or cannot be read is left out, and told: it may name anything.
+    Raises Unavailable.
+    """
+    entries: list[Garbage] = []
+    left_out, refused = {}, {}
+    more = 0
+    for name in names:
+        try:
+            found = _of_partition(store, name, now_ms, uploads)
+        except (Corrupt, NotFound) as error:
+            left_out[name.prefix] = str(error)
+        except AccessDenied as error:
+            refused[name.prefix] = str(error)
+        else:
+            room = entries_max - len(entries)
+            entries += found[:room]
+            more += len(found[room:])
+        progress(name)
+    return GarbageList(
+        store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
+    )
+
+
+def joined_lists(lists: Iterable[GarbageList], store_url: str, *, now_ms: int, entries_max: int) -> GarbageList:
+    """One list of several, those of other partitions each."""
+    entries: list[Garbage] = []
+    left_out: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    more = 0
+    for each in lists:
+        room = entries_max - len(entries)
+        entries += each.entries[:room]
+        more += each.more + len(each.entries[room:])
+        left_out |= each.left_out
+        refused |= each.refused
+    return GarbageList(
+        store=store_url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
+    )
+
+
+def delete_garbage(
+    store: ObjectStore,
+    listed: GarbageList,
+    *,
+    now_ms: int,
+    grace_ms: int = GRACE_MS,
+    uploads: UnfinishedUploads | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], None] = lambda entries: None,
+) -> Deleted:
+    """Take away what was listed, is nobody's now, and is old enough; with `dry_run` only tell what that is.
+
+    `progress` hears how many more entries of the list are settled, those that stay at once. Raises InvalidRequest for
+    another store's list.
+    """
+    if listed.store != store.url:
+        raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
+    wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
+    names = sorted({each.name for each in listed.entries})
+    unjudged: dict[str, LogError] = {}
+    found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads, unjudged)]
+    asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
+    due = [each for each in asked if each.is_due(now_ms, grace_ms)]
+    somebodys = sum(each[0] not in unjudged for each in wanted) - len(asked)
+    told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=somebodys, unjudged=unjudged)
+    progress(len(listed.entries) - (0 if dry_run else len(due)))
+    if dry_run:
+        return told
+    keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
+    for at in range(0, len(keys), DELETE_PAGE):
+        store.delete(keys[at : at + DELETE_PAGE])
+        progress(len(keys[at : at + DELETE_PAGE]))
+    for each in due:
+        if each.kind == "upload" and uploads is not None:
+            uploads.abort(_upload(each))
+            progress(1)
+    return told
+
+
+def encode_garbage(listed: GarbageList) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n"
+
+
+def decode_garbage(data: bytes, path: str) -> GarbageList:
+    """The inverse. Raises InvalidRequest for another version, Corrupt for what is no list."""
+    try:
+        listed = _LIST.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt("reading a list of orphans, it is none", path=path, cause=str(error)) from error
+    if listed.schema_version != SCHEMA_VERSION:
+        facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
+        raise InvalidRequest("reading a list of orphans, of another version", path=path, **facts)
+    return listed
+
+
+def _still_nobodys(
+    store: ObjectStore,
+    name: RemotePartitionName,
+    now_ms: int,
+    uploads: UnfinishedUploads | None,
+    unjudged: dict[str, LogError],
+) -> list[Garbage]:
+    """Nothing of a partition that cannot be judged any more; why is noted in `unjudged`."""
+    try:
+        return _of_partition(store, name, now_ms, uploads)
+    except (AccessDenied, Corrupt, NotFound) as error:
+        unjudged[name.prefix] = error
+        return []
+
+
+def _of_partition(
+    store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
+) -> list[Garbage]:
+    metadata = MetadataLog(store, name.prefix)
+    facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
+    found = [
+        Garbage(kind="object", key=each.key, size_bytes=each.size_bytes, modified_ms=each.modified_ms, **facts)  # type: ignore[arg-type]
+        for each in find_orphans(store, name.prefix, metadata, now_ms=now_ms)
+    ]
+    head = metadata.cached
+    if uploads is not None and head is not None:
+        for each in nobodys_uploads(uploads.list(name.prefix), name.prefix, epoch=head.epoch):
+            found.append(
+                Garbage(
+                    kind="upload",
+                    key=each.key.removeprefix(name.prefix),
+                    size_bytes=uploads.size_bytes(each),
+                    modified_ms=each.begun_ms,
+                    upload_id=each.upload_id,
+                    **facts,  # type: ignore[arg-type]
+                )
+            )
+    return found
+
+
+def _upload(entry: Garbage) -> UnfinishedUpload:
+    assert entry.upload_id is not None
+    key = entry.name.prefix + entry.key
+    return UnfinishedUpload(key=key, upload_id=entry.upload_id, begun_ms=entry.modified_ms or 0)

@@ -1,0 +1,412 @@
+"""The care of a fleet as one job: clean → tier → deletion → retention → recompaction → merge, wherever it lies.
+
+| stage | a unit | beside others |
+|---|---|---|
+| clean and tier | a node: a directory with a ``tiered.toml``, on shared storage | takes the node's lock |
+| deletion | a partition that an ingest filled, no manager serves | takes the epoch (`tiered.jobs.bucket_deletion`) |
+| retention | a partition in the bucket | guest of the epoch (`tiered.jobs.bucket_retention`) |
+| compaction | a partition, or groups of a large one's rows | guest of the epoch (`tiered.jobs.bucket_compaction`) |
+| merge | groups of small rows | guest of the epoch (`tiered.jobs.rewriting`) |
+
+A node is a manager's: it is opened by its own configuration, recovered, worked off, closed, in one task. Opening it
+takes its partitions' epochs. So it is done only where nobody else holds the lock and where the last one to write its
+partitions in the bucket was this very node (`tiered.node.writer_ids`): else a live manager that took over, from another
+directory, would be fenced. The bucket's stages take nothing from anybody at work. Deletion comes before those that
+unlink: their heads would break the silence by which an ingest is known to be over.
+
+Each stage looks again at what there is, so running the pipeline again, or a part of it, does what is left. Here are the
+units' work, in any process; `tiered.jobs.pipeline_job` has them done in order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
+from policies.compaction import is_dirty_enough
+from policies.formatting import counted
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.tombstone_bound import clean_upto
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectStore
+from tiered.jobs.bucket_deletion import DeletionPlan, delete_unlinked, plan_deletion
+from tiered.jobs.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
+from tiered.stores.object_encoding import Keeping
+
+if TYPE_CHECKING:
+    from tiered.config.config import Config
+    from tiered.jobs.bucket_compaction import CompactionOutcome
+
+R = TypeVar("R")
+
+SMALL_BYTES = 256 << 20  # a partition that one task compacts whole, keys in its memory, without a shuffle
+
+
+class Stage(StrEnum):
+    CLEAN_AND_TIER = "clean and tier"
+    DELETION = "deletion"
+    RETENTION = "retention"
+    COMPACTION = "compaction"
+    MERGE = "merge"
+
+
+class State(StrEnum):
+    DUE = "due"
+    DONE = "done"
+    NOTHING = "nothing to do"
+    LEFT_ALONE = "left alone"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What was found of a unit, or what came of it. `unit` is a node's directory, or a partition's prefix.
+
+    Rows are segments: on the disk for a node, in the bucket else. `size_bytes` is what the work is large by.
+    """
+
+    stage: Stage
+    unit: str
+    topic: str | None = None
+    partition: int | None = None
+    state: State
+    why: str = ""
+    rows_before: int = 0
+    rows_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    size_bytes: int = 0
+    dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What a pipeline works on. It can be pickled, and holds no secret.
+
+    `nodes` are directories with a ``tiered.toml``; `topics` limit everything, none mean all. `config` is whose settings
+    hold in the bucket beside the topics' own; without it `overrides` alone do, and what neither says is not known.
+    `takes_over` opens nodes whose partitions others have written since; `takes_epochs` deletes what is due in the
+    bucket whoever writes the partition, and fences that one.
+    """
+
+    bucket: Bucket
+    nodes: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    config: Config | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    takes_over: bool = False
+    takes_epochs: bool = False
+    target_bytes: int = TARGET_BYTES
+
+    def settings_of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
+        """What is known of a topic's settings. Raises InvalidRequest for an own setting that is unknown."""
+        if self.config is not None:
+            return self.config.topic_properties(topic, own)
+        return {**own, **self.overrides}
+
+
+# --- partitions in the bucket ----------------------------------------------------------------------------------------
+
+
+def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
+    """A unit for each of the bucket's stages. Raises Unavailable; other errors are units that failed."""
+    look = (
+        guarded(Stage.DELETION, _look_at_deletion, fleet, store, name, now_ms),
+        guarded(Stage.RETENTION, _look_at_retention, fleet, store, name, now_ms),
+        guarded(Stage.COMPACTION, look_at_compaction, fleet, store, name),
+        guarded(Stage.MERGE, _look_at_merging, fleet, store, name, now_ms),
+    )
+    return list(look)
+
+
+def guarded(
+    stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
+) -> R | Unit:
+    """What `do` gives for a living partition; for one of a deleted topic nothing is to do, and an error is a unit that
+    failed. Raises Unavailable, which is worth another try."""
+    try:
+        head = MetadataLog(store, name.prefix).refresh()
+        if head.deleted_ms is not None:
+            return _of(stage, name, State.NOTHING)
+        return do(fleet, store, name, *more)
+    except Unavailable:
+        raise
+    except LogError as error:
+        return _of(stage, name, State.FAILED, why=str(error))
+
+
+def _look_at_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    return _deletion_unit(_deletion(fleet, store, name, now_ms), State.DUE)
+
+
+def free_unlinked(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    """Delete what is due of one partition that is nobody's. Raises LogError."""
+    plan = _deletion(fleet, store, name, now_ms)
+    unit = _deletion_unit(plan, State.DONE)
+    if unit.state is not State.DONE:
+        return unit
+    try:
+        freed = delete_unlinked(store, plan, now_ms=now_ms)
+    except (Conflict, Fenced) as error:
+        return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
+    figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
+    return _of(Stage.DELETION, name, State.DONE, why=_gone(freed.objects, freed.heads), **figures)
+
+
+def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> DeletionPlan:
+    return plan_deletion(store, name, _known(fleet, store, name), now_ms=now_ms, takes_over=fleet.takes_epochs)
+
+
+def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
+    if plan.left_alone:
+        return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.left_alone, bytes_before=plan.size_bytes)
+    if not plan.is_due:
+        return _of(Stage.DELETION, plan.name, State.NOTHING)
+    figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
+    return _of(Stage.DELETION, plan.name, state, why=_gone(plan.objects, plan.heads), **figures)
+
+
+def _gone(objects: int, heads: int) -> str:
+    counted = ((objects, "objects"), (heads, "old heads"))
+    return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
+
+
+def _look_at_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    return _retention_unit(plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms), State.DUE)
+
+
+def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    """Do the retention of one partition. Raises LogError."""
+    plan = plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms)
+    commit_retention(store, plan, now_ms=now_ms)
+    return _retention_unit(plan, State.DONE)
+
+
+def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
+    if plan.left_alone:
+        return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.left_alone)
+    if not plan.log_start_offset:
+        return _of(Stage.RETENTION, plan.name, State.NOTHING)
+    figures = {"rows_before": plan.rows, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
+    if plan.leaving:
+        why = f"{counted(plan.rows, 'segment')} expired; the newest: {plan.leaving[-1].reason}"
+    else:
+        why = f"log start offset rises to {plan.log_start_offset}; too many objects wait for deletion to unlink more"
+    return _of(Stage.RETENTION, plan.name, state, why=why, **figures)
+
+
+def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
+    """Whether a compacted partition has become dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
+    log = GuestLog(store, name.prefix)
+    head = log.join()
+    known = fleet.settings_of(name.topic, head.properties)
+    rules = rules_of(known)
+    if not rules.cleanup_compact:
+        return _of(Stage.COMPACTION, name, State.NOTHING)
+    rows = [row for row in log.ask(head, lambda index: list(index.rows())) if row.base_offset >= head.readable_from]
+    size, dirty = sum(row.size_bytes for row in rows), dirty_bytes(rows)
+    is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
+    why = f"{dirty / size:.0%} dirty" if size else ""
+    cost = cost_of(rows, Keeping()).dollars if is_due else 0.0
+    figures = {"rows_before": len(rows), "bytes_before": size, "size_bytes": size}
+    return _of(Stage.COMPACTION, name, State.DUE if is_due else State.NOTHING, why=why, dollars=cost, **figures)
+
+
+def dirty_bytes(rows: Sequence[RemoteSegment]) -> int:
+    """Bytes of the rows that those below have not been compared with: behind what all of them are clean through."""
+    clean = clean_upto(rows) or 0
+    return sum(row.size_bytes for row in rows if row.base_offset >= clean)
+
+
+def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
+    """Compact one partition that is not too large in this process. Raises LogError."""
+    from local.storage import DiskStorage
+    from tiered.jobs.compaction_passes import compact_partition
+
+    with fleet.bucket.scratch() as directory:
+        outcome = compact_partition(
+            store,
+            name,
+            now_ms=now_ms,
+            storage=DiskStorage(),
+            directory=directory,
+            keys=fleet.bucket.keys(),
+            job_id=job_id,
+            settings=_known(fleet, store, name),
+        )
+    return compacted_unit(outcome)
+
+
+def compacted_unit(outcome: CompactionOutcome) -> Unit:
+    """What a compaction says of itself. One that could not commit a group is still due."""
+    removed = counted(outcome.records_before - outcome.records_after, "record")
+    why = "by an earlier run" if outcome.was_done else f"{removed} removed"
+    if outcome.given_up:
+        groups = counted(outcome.given_up, "group")
+        why = f"{removed} removed; {groups} not compacted: another writer or job replaced segments meanwhile"
+    return _of(
+        Stage.COMPACTION,
+        outcome.name,
+        State.DUE if outcome.given_up else State.DONE,
+        why=why,
+        rows_before=outcome.rows_before,
+        rows_after=outcome.rows_after,
+        bytes_before=outcome.bytes_before,
+        bytes_after=outcome.bytes_after,
+    )
+
+
+def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> RewritePlan:
+    """What of one partition would be merged. Raises LogError."""
+    return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes, settings=fleet.settings_of)
+
+
+def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    plan = plan_merging(fleet, store, name, now_ms)
+    rows, size = sum(len(group.rows) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
+    figures = {"rows_before": rows, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
+    state = State.DUE if plan.groups else State.NOTHING
+    why = f"{counted(rows, 'small segment')} become {len(plan.groups)}" if plan.groups else ""
+    return _of(Stage.MERGE, plan.name, state, why=why, dollars=plan.cost.dollars if plan.groups else 0.0, **figures)
+
+
+def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | None) -> Unit:
+    """What came of a plan of merging. One with groups left is still due."""
+    why = f"{counted(outcome.rows_before, 'small segment')} became {outcome.rows_after}"
+    if outcome.given_up:
+        groups = counted(outcome.given_up, "group")
+        why += f"; {groups} not merged: another writer or job replaced segments meanwhile"
+    if not outcome.is_complete:
+        groups = counted(len(plan.groups) - outcome.groups, "group")
+        why += f"; {groups} not merged yet: interrupted, or too many objects wait for deletion"
+    is_done = outcome.is_complete and not outcome.given_up
+    return _of(
+        Stage.MERGE,
+        plan.name,
+        State.FAILED if error is not None else State.DONE if is_done else State.DUE,
+        why=why if error is None else str(error),
+        rows_before=outcome.rows_before,
+        rows_after=outcome.rows_after,
+        bytes_before=outcome.stored_before,
+        bytes_after=outcome.stored_after,
+    )
+
+
+def _known(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> dict[str, str]:
+    return fleet.settings_of(name.topic, GuestLog(store, name.prefix).join().properties)
+
+
+def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -> Unit:
+    return Unit(stage=stage, unit=name.prefix, topic=name.topic, partition=name.partition, state=state, **more)  # type: ignore[arg-type]
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
+    """What cleaning and tiering would do there now. Changes nothing. Raises Unavailable."""
+    from tiered.manager.manager import LogManager
+
+    try:
+        config = _node_config(fleet, directory)
+        with LogManager.open(config, now_ms=now_ms, read_only=True) as manager:
+            why = _not_ours(fleet, config, manager)
+            snapshots = manager.snapshots(now_ms, fleet.topics or None)
+            planned = manager.plan(now_ms, fleet.topics or None)
+            problems = dict(manager.problems)
+    except Unavailable:
+        raise
+    except LogError as error:
+        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.FAILED, why=str(error))
+    totals = planned.totals()
+    count = sum(each.count for each in totals.values())
+    told = [f"{name} {each.count}" for name, each in sorted(totals.items())]
+    told += [f"{name}: {error}" for name, error in sorted(problems.items())]  # a cut swap: its owner finishes it
+    return Unit(
+        stage=Stage.CLEAN_AND_TIER,
+        unit=directory,
+        state=State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
+        why=why or ", ".join(told),
+        rows_before=sum(len(each.segments) for each in snapshots),
+        bytes_before=sum(segment.size_bytes for each in snapshots for segment in each.segments),
+        size_bytes=sum(each.size_bytes for each in totals.values()),
+    )
+
+
+def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
+    """Open a node, clean and tier until nothing is left to do, close it. Raises Unavailable.
+
+    A crash at any point is a crash of its manager: whoever opens it next recovers.
+    """
+    from tiered.manager.manager import LogManager
+
+    look = look_at_node(fleet, directory, now_ms=now_ms)
+    if look.state is not State.DUE:
+        return look
+    try:
+        manager = LogManager.open(_node_config(fleet, directory), now_ms=now_ms)
+    except Conflict as error:
+        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.LEFT_ALONE, why=str(error))
+    except Unavailable:
+        raise
+    except LogError as error:
+        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.FAILED, why=str(error))
+    with manager:
+        done: dict[str, int] = {}
+        while True:
+            applied = manager.apply(manager.plan(now_ms, fleet.topics or None)).values()
+            decisions = [each for one in applied for each in one.done]
+            for each in decisions:
+                done[type(each).__name__] = done.get(type(each).__name__, 0) + 1
+            if not decisions:
+                break
+        left = manager.snapshots(now_ms, fleet.topics or None)
+        problems = dict(manager.problems)
+    told = [f"{name} {count}" for name, count in sorted(done.items())]
+    told += [f"{name}: {error}" for name, error in sorted(problems.items())]
+    return Unit(
+        stage=Stage.CLEAN_AND_TIER,
+        unit=directory,
+        state=State.FAILED if problems else State.DONE,
+        why=", ".join(told),
+        rows_before=look.rows_before,
+        rows_after=sum(len(each.segments) for each in left),
+        bytes_before=look.bytes_before,
+        bytes_after=sum(segment.size_bytes for each in left for segment in each.segments),
+    )
+
+
+def _node_config(fleet: Fleet, directory: str) -> Config:
+    from tiered.config.config import FILE, Config
+
+    path = os.path.join(directory, FILE)
+    if not os.path.exists(path):
+        raise NotFound(f"opening a node, there is no {FILE}", directory=directory)
+    return Config.load(path, fleet.overrides, os.environ)
+
+
+def _not_ours(fleet: Fleet, config: Config, manager: object) -> str:
+    """Why a node is left alone; empty where nothing is in the way."""
+    from local.storage import DiskStorage
+    from tiered.manager.manager import LogManager
+    from tiered.node.writer_ids import is_of_node, node_mark
+
+    assert isinstance(manager, LogManager)
+    if (config.remote_url or "").rstrip("/") != fleet.bucket.url.rstrip("/"):
+        return f"its bucket is another one: {config.remote_url}"
+    if fleet.takes_over:
+        return ""
+    mark = node_mark(DiskStorage(), config.data_dirs)
+    for held in manager.partitions():
+        head = held.head()
+        if head is not None and not is_of_node(head.writer_id, mark):
+            return f"{held.name} was last written by another one: {head.writer_id}"
+    return ""

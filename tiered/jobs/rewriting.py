@@ -1,0 +1,458 @@
+"""Rewriting what is in the bucket, its records as they are: small neighbours merged, or kept in another way.
+
+| kind | what changes | which rows |
+|---|---|---|
+| merge | many small segments become one | neighbours without a hole, kept in the same way, all clean or none |
+| recode | codec at rest, encryption key, storage class | those that are kept in another way than wanted |
+
+As with every job beside the managers (`remote.manifest.co_writer`): 1. `plan_merge` or `plan_recode` joins the newest
+epoch and gives groups of rows as a value, with requests, bytes and dollars; 2. `rewrite_group` does one of them,
+anywhere, any number of times; 3. `commit_groups` puts what came of some of them into one head. `run_rewrite` is all of
+it in one process.
+
+A group's new segment covers exactly the offsets of the rows that it replaces and has their bytes, by the checksums; it
+is as clean as the least clean of them. So a reader finds the same records before, during and after: by an older head it
+reads the old objects, which stay for the grace time. Views are left as they are: they are made anew from the log.
+Somewhat longer than its neighbours: plan, deed and what a crash leaves stand side by side.
+
+| a crash, or an error, after | leaves | what becomes of it |
+|---|---|---|
+| plan | nothing | |
+| some uploads | objects that no head names, of the newest epoch | nobody's, once the next epoch begins |
+| a commit, its answer lost | the new head | those rows are no longer due when it is planned again |
+| a commit | objects of gone rows, listed | the writer deletes them after the grace time |
+
+There is no state to resume from: to go on, plan again. Groups are committed a few at a time, so little is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+
+from local.errors import InvalidRequest, LogError, NotFound
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
+from policies.remote_retention import UNLINKED_MAX
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
+from remote.keys import new_ulid
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.job_changes import Fate, Replacement, fate_of, replace_tiled
+from remote.manifest.manifest import JobNote
+from remote.manifest.manifest_changes import unlink_uploads
+from remote.segment_entry import RemoteSegment
+from remote.segments.chunk_table import CHUNK_BYTES, RAW
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.object_encoding import AtRest
+from remote.segments.segment_upload import copy_segment
+from remote.store import ObjectStore
+from tiered.jobs.joined_segments import check_same_bytes, joined
+from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_settings
+
+TARGET_BYTES = 256 << 20  # of a merged segment
+SMALL_RATIO = 0.5  # a segment below this share of the target is small
+GROUPS_A_HEAD = 64  # each commit that touches a page writes it anew
+DAY_MS = 86_400_000
+OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Only:
+    """Which rows are meant: as large as that at least, the newest record in ``[since_ms, until_ms)``; None is no bound.
+
+    A row that knows no time goes by its upload's.
+    """
+
+    min_bytes: int = 0
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    def __call__(self, row: RemoteSegment) -> bool:
+        newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
+        is_late = self.since_ms is None or newest >= self.since_ms
+        return row.stored_bytes >= self.min_bytes and is_late and (self.until_ms is None or newest < self.until_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteGroup:
+    """Rows that become one segment, kept as `keeping` says. It can be pickled."""
+
+    number: int
+    rows: tuple[RemoteSegment, ...]
+    keeping: Keeping
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(row.stored_bytes + row.indexes_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteCost:
+    """What a plan sends and reads. `dollars` are for its requests and, where a class bills it, for what is read."""
+
+    gets: int = 0
+    puts: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewritePlan:
+    """One partition's rewriting. What compression saves is not known before, so `cost` takes objects as large as
+    segments."""
+
+    job_id: str
+    name: RemotePartitionName
+    epoch: int
+    now_ms: int
+    groups: tuple[RewriteGroup, ...]
+    cost: RewriteCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenGroup:
+    """What came of a group: the row in the place of its rows, None where it would have been what is there already, or
+    where all of them expired."""
+
+    number: int
+    replacement: Replacement | None
+    stored_before: int
+    stored_after: int
+    is_expired: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteOutcome:
+    """What came of some groups: rows, and sizes of objects in the bucket, of those that were committed.
+
+    `given_up` groups were not: another writer or job replaced their rows meanwhile. `expired` groups lost all rows.
+    """
+
+    groups: int = 0
+    unchanged: int = 0
+    given_up: int = 0
+    expired: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    stored_before: int = 0
+    stored_after: int = 0
+    is_complete: bool = True
+
+    def plus(self, other: RewriteOutcome) -> RewriteOutcome:
+        names = [each.name for each in fields(self) if each.name != "is_complete"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return RewriteOutcome(**sums, is_complete=self.is_complete and other.is_complete)
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def plan_merge(
+    store: ObjectStore,
+    name: RemotePartitionName,
+    *,
+    now_ms: int,
+    target_bytes: int = TARGET_BYTES,
+    prices: PriceTable = BUILT_IN,
+    settings: SettingsOf = own_settings,
+) -> RewritePlan:
+    """Runs of small neighbours, each to become one segment of at most `target_bytes`. `settings` gives the settings of
+    the topic from its own ones. Raises NotFound without a head, Conflict for a deleted topic."""
+    log, rows, own = _joined_rows(store, name)
+    known = settings(name.topic, own)
+    groups = [
+        RewriteGroup(number=number, rows=tuple(run), keeping=kept_as(run[0], known))
+        for number, run in enumerate(small_runs(rows, target_bytes))
+    ]
+    return _plan("merge", log, name, groups, now_ms, prices)
+
+
+def plan_recode(
+    store: ObjectStore,
+    name: RemotePartitionName,
+    *,
+    now_ms: int,
+    codec: str | None = None,
+    key_id: str | None = None,
+    decrypts: bool = False,
+    storage_class: str | None = None,
+    prices: PriceTable = BUILT_IN,
+    only: Callable[[RemoteSegment], bool] | None = None,
+    settings: SettingsOf = own_settings,
+) -> RewritePlan:
+    """Each row that is kept in another way than asked for; what is None stays as it is with each row.
+
+    `decrypts` takes encryption away; without it a row that is rewritten is encrypted where `settings` of the topic name
+    a key. Rows that zstd would not make smaller are found out when they are looked at.
+    Raises as `plan_merge`.
+    """
+    if decrypts and key_id is not None:
+        raise InvalidRequest("rewriting, a key and no encryption at the same time", key_id=key_id)
+    log, rows, own = _joined_rows(store, name)
+    known = settings(name.topic, own)
+    groups: list[RewriteGroup] = []
+    for row in filter(only or Only(), rows):
+        now, kept = kept_as(row), kept_as(row, known)
+        wanted = Keeping(
+            codec=now.codec if codec is None else codec,
+            key_id=None if decrypts else now.key_id if key_id is None else key_id,
+            storage_class=now.storage_class if storage_class is None else storage_class,
+        )
+        if wanted != now:
+            key = wanted.key_id if decrypts or wanted.key_id is not None else kept.key_id
+            there = kept.storage_class if storage_class is None else storage_class
+            keeping = replace(wanted, key_id=key, level=kept.level, storage_class=there)
+            groups.append(RewriteGroup(number=len(groups), rows=(row,), keeping=keeping))
+    return _plan("recode", log, name, groups, now_ms, prices)
+
+
+def small_runs(rows: Iterable[RemoteSegment], target_bytes: int) -> Iterator[list[RemoteSegment]]:
+    """Neighbours to merge, two at least in each run: no hole between them, kept in the same way, all clean or none."""
+    run: list[RemoteSegment] = []
+    for row in rows:
+        if run and not (_fits(run, row, target_bytes) and row.size_bytes < SMALL_RATIO * target_bytes):
+            if len(run) > 1:
+                yield run
+            run = []
+        if row.size_bytes < SMALL_RATIO * target_bytes:
+            run.append(row)
+    if len(run) > 1:
+        yield run
+
+
+def _fits(run: Sequence[RemoteSegment], row: RemoteSegment, target_bytes: int) -> bool:
+    last = run[-1]
+    size = sum(each.size_bytes for each in run) + row.size_bytes
+    is_next = last.next_offset == row.base_offset and row.next_offset - run[0].base_offset <= OFFSETS_MAX
+    is_alike = kept_as(last) == kept_as(row) and (last.cleaned_through is None) == (row.cleaned_through is None)
+    return is_next and is_alike and size <= min(target_bytes, OFFSETS_MAX)
+
+
+def _joined_rows(
+    store: ObjectStore, name: RemotePartitionName
+) -> tuple[GuestLog, list[RemoteSegment], Mapping[str, str]]:
+    """The rows that readers can reach whole, and the topic's own settings."""
+    log = GuestLog(store, name.prefix)
+    head = log.join()
+    rows = log.ask(head, lambda index: list(index.rows()))
+    return log, [row for row in rows if row.base_offset >= head.readable_from], head.properties
+
+
+def _plan(
+    kind: str,
+    log: GuestLog,
+    name: RemotePartitionName,
+    groups: Sequence[RewriteGroup],
+    now_ms: int,
+    prices: PriceTable,
+) -> RewritePlan:
+    costs = [cost_of(group.rows, group.keeping, prices, replaced_ms=now_ms) for group in groups]
+    heads = -(-len(groups) // GROUPS_A_HEAD)
+    total = RewriteCost(
+        gets=sum(each.gets for each in costs),
+        puts=sum(each.puts for each in costs) + heads,
+        read_bytes=sum(each.read_bytes for each in costs),
+        write_bytes=sum(each.write_bytes for each in costs),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
+    )
+    job_id = f"{kind}-{new_ulid(now_ms)}"
+    return RewritePlan(job_id=job_id, name=name, epoch=log.epoch, now_ms=now_ms, groups=tuple(groups), cost=total)
+
+
+def cost_of(
+    rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
+) -> RewriteCost:
+    """Of reading rows and writing them as one segment; what is written is taken as large as the segment. Indexes lie in
+    STANDARD, wherever the data does; both are asked for their sizes once they are up.
+
+    With `replaced_ms` the old objects go then: a class bills the rest of its shortest time all the same.
+    """
+    gets = sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in rows)
+    size = sum(row.size_bytes for row in rows)
+    puts = upload_requests(size) + 1
+    read = sum(row.stored_bytes + row.indexes_bytes for row in rows)
+    there = prices.of(keeping.storage_class)
+    dollars = request_cost(puts=puts - 1, gets=1, prices=there) + size / GIB * there.write_per_gb
+    dollars += request_cost(puts=1, gets=1 + len(rows), prices=prices.of(None))
+    for row in rows:
+        here = prices.of(row.storage_class)
+        dollars += request_cost(gets=-(-row.stored_bytes // RANGE_BYTES), prices=here)
+        dollars += retrieval_cost(row.stored_bytes, here)
+        if replaced_ms is not None and row.committed_ms:
+            dollars += early_deletion(row.stored_bytes, max(0, replaced_ms - row.committed_ms) / DAY_MS, here)
+    return RewriteCost(gets=gets + 2, puts=puts, read_bytes=read, write_bytes=size, dollars=dollars)
+
+
+# --- doing -----------------------------------------------------------------------------------------------------------
+
+
+def rewrite_group(
+    plan: RewritePlan,
+    group: RewriteGroup,
+    store: ObjectStore,
+    *,
+    keys: KeyRing = NO_KEYS,
+    target: ObjectStore | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> RewrittenGroup:
+    """Read a group's rows, upload what they become, verified; nothing is visible yet.
+
+    `target` is the same bucket opened in another way (a storage class is an option of the store). Rows that expired
+    since the plan are passed over. Raises NotFound where others have left the bucket since then, Corrupt where one is
+    damaged or its object is lost, AccessDenied where a key is missing.
+    """
+    try:
+        return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
+    except NotFound as error:
+        log = MetadataLog(store, plan.name.prefix)
+        start = log.refresh().log_start_offset
+        left = replace(group, rows=tuple(row for row in group.rows if row.next_offset > start))
+        if left.rows == group.rows:
+            raise why_missing(log, group.rows, error) from error
+    if not left.rows:
+        return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
+    return _rewritten(plan, left, store, keys, target or store, chunk_bytes)
+
+
+def _rewritten(
+    plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore, chunk_bytes: int
+) -> RewrittenGroup:
+    remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+    at_rest = group.keeping.at_rest(keys)
+    if len(group.rows) == 1 and (kept_as(group.rows[0]) == group.keeping or _would_stay(remote, group, at_rest)):
+        return RewrittenGroup(
+            number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
+        )
+    row = copy_segment(
+        target,
+        plan.name.prefix,
+        joined(remote, group.rows),
+        epoch=plan.epoch,
+        now_ms=plan.now_ms,
+        at_rest=at_rest,
+        chunk_bytes=chunk_bytes,
+    )
+    check_same_bytes(row, group.rows)
+    return RewrittenGroup(
+        number=group.number,
+        replacement=Replacement(ulids=tuple(each.ulid for each in group.rows), rows=(row,)),
+        stored_before=group.stored_bytes,
+        stored_after=row.stored_bytes + row.indexes_bytes,
+    )
+
+
+def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -> bool:
+    """Whether compression is all that is asked for, and would not pay."""
+    (row,) = group.rows
+    if replace(group.keeping, codec=row.codec) != kept_as(row) or at_rest.codec == RAW:
+        return False
+    return not at_rest.pays(remote.read(row, 0, min(CHUNK_BYTES, row.size_bytes)))
+
+
+# --- committing ------------------------------------------------------------------------------------------------------
+
+
+def commit_groups(
+    store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], *, turn: int, now_ms: int
+) -> RewriteOutcome:
+    """Put the new rows in the place of the old ones, in one head. What becomes of a group whose rows are not all there
+    any more: `remote.manifest.job_changes`. The objects of a group that is not committed are listed for deletion.
+
+    May be repeated with the same `turn`, which rises from commit to commit of a plan. Raises Fenced when another
+    writer came since the plan: plan again.
+    """
+    made = [each for each in done if each.replacement is not None]
+    outcome = RewriteOutcome(
+        groups=len(done),
+        unchanged=sum(each.replacement is None and not each.is_expired for each in done),
+        expired=sum(each.is_expired for each in done),
+    )
+    replaced = [each.replacement for each in made if each.replacement is not None]
+    if not replaced:
+        return outcome
+    log = GuestLog(store, plan.name.prefix)
+    log.join(epoch=plan.epoch)
+    rows = [row for each in replaced for row in each.rows]
+    touches = (min(row.base_offset for row in rows), max(row.next_offset for row in rows))
+    note = JobNote(job_id=plan.job_id, turn=turn)
+    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
+    head = log.commit(change, now_ms, touches=touches)
+    there = log.ask(head, lambda index: list(index.rows_with_dead(*touches)))
+    fates = [fate_of(there, head.log_start_offset, each) for each in replaced]
+    put = [each for each, fate in zip(made, fates, strict=True) if fate is Fate.COMMITTED]
+    ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
+    return replace(
+        outcome,
+        given_up=fates.count(Fate.LOST),
+        expired=outcome.expired + fates.count(Fate.EXPIRED),
+        rows_before=len(ulids),
+        rows_after=len(put),
+        stored_before=sum(each.stored_before for each in put),
+        stored_after=sum(each.stored_after for each in put),
+    )
+
+
+def run_rewrite(
+    store: ObjectStore,
+    plan: RewritePlan,
+    *,
+    now_ms: Callable[[], int],
+    keys: KeyRing = NO_KEYS,
+    target: ObjectStore | None = None,
+    groups_a_head: int = GROUPS_A_HEAD,
+    chunk_bytes: int = CHUNK_BYTES,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> RewriteOutcome:
+    """Do a plan in this process, a few groups to a commit. Told to stop, it commits what is done and says so; it stops
+    by itself while the head lists as many objects for deletion as it may, to be planned again after the grace time.
+
+    `progress` hears of the bytes of each group. On an error the uploads that are not committed yet are listed for
+    deletion as well as it can be done. Raises what its parts raise; what was committed by then stays.
+    """
+    outcome, groups, turn = RewriteOutcome(), iter(plan.groups), 0
+    while part := list(islice(groups, groups_a_head)):
+        if not has_room(store, plan.name):
+            return replace(outcome, is_complete=False)
+        done: list[RewrittenGroup] = []
+        try:
+            for group in part:
+                if should_stop():
+                    break
+                done.append(rewrite_group(plan, group, store, keys=keys, target=target, chunk_bytes=chunk_bytes))
+                progress(group.size_bytes)
+        except LogError:
+            _give_up(store, plan, done, now_ms())
+            raise
+        turn += 1
+        outcome = outcome.plus(commit_groups(store, plan, done, turn=turn, now_ms=now_ms()))
+        if len(done) < len(part):
+            return replace(outcome, is_complete=False)
+    return outcome
+
+
+def has_room(store: ObjectStore, name: RemotePartitionName) -> bool:
+    """Whether the head can list more objects for deletion: what rows give up waits there for the grace time."""
+    return len(MetadataLog(store, name.prefix).refresh().unlinked) < UNLINKED_MAX
+
+
+def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], now_ms: int) -> None:
+    rows = [row for each in done if each.replacement is not None for row in each.replacement.rows]
+    if not rows:
+        return
+    try:
+        log = GuestLog(store, plan.name.prefix)
+        log.join(epoch=plan.epoch)
+        touches = (rows[0].base_offset, rows[-1].next_offset)
+        log.commit(unlink_uploads(rows), now_ms, touches=touches)
+    except LogError:
+        return  # nobody's, once the next epoch begins

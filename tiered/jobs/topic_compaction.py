@@ -1,0 +1,174 @@
+"""Compacting a topic now, and foretelling what that would gain.
+
+`compact_topic` cleans all that is dirty in sealed segments, whatever the ratio; the lags and open transactions hold.
+
+`estimate` reads every key of the dirty section (what pass 1 of the cleaner reads) and a sample of the clean one:
+`SAMPLES_MAX` slices, evenly spread. In the dirty section the newest record of each key stays; of the clean section the
+sample tells which share has a newer record in the dirty one. Bytes are taken to go in proportion to records; markers
+and aborted transactions are not looked at. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from local import kernels
+from local.errors import InvalidRequest
+from local.format.columns import Columns
+from local.log import Log
+from local.names import TopicPartition
+from local.segment.segment import Segment
+from local.segment.segment_info import SegmentInfo
+from local.segment.segment_reading import batch_slices
+from policies.compaction import LogToClean, forced_cleaning, log_to_clean
+from policies.decisions import Decision, Plan
+from policies.formatting import counted
+from tiered.maintenance.apply import Applied
+from tiered.manager.manager import LogManager
+
+SAMPLES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one pass would do, about. `dirty_*` is counted, `clean_*` but for its bytes known from the sample only.
+
+    `keyless_records` are those of the dirty section that have no key and go.
+
+    `tiered_bytes` of them are in the object store too; rows there are replaced when they lose enough.
+    """
+
+    log: LogToClean
+    dirty_bytes: int
+    dirty_records: int
+    distinct_keys: int
+    keyless_records: int
+    clean_bytes: int
+    sampled_bytes: int
+    sampled_records: int
+    sampled_superseded: int
+    tiered_bytes: int
+
+    @property
+    def bytes_before(self) -> int:
+        """What the pass would look at."""
+        return self.dirty_bytes + self.clean_bytes
+
+    @property
+    def bytes_after(self) -> int:
+        dirty = self.dirty_bytes * self.distinct_keys / self.dirty_records if self.dirty_records else 0.0
+        gone = self.sampled_superseded / self.sampled_records if self.sampled_records else 0.0
+        return round(dirty + self.clean_bytes * (1 - gone))
+
+    @property
+    def size_reduction(self) -> float:
+        """0..1."""
+        return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
+
+    @property
+    def basis(self) -> str:
+        """What the figures rest on, in words."""
+        words = f"all {counted(self.dirty_records, 'record')} of the dirty section"
+        if self.clean_bytes:
+            words += f", a sample of {self.sampled_bytes} of {self.clean_bytes} clean bytes"
+        return words
+
+
+def compact_topic(
+    manager: LogManager,
+    topic: str,
+    *,
+    now_ms: int,
+    roll: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
+) -> dict[TopicPartition, Applied]:
+    """Clean what is dirty in every partition's sealed segments; with `roll` the active one is sealed before.
+
+    What was done, by partition; one with nothing to clean is absent, one in trouble is in `manager.problems`. Raises
+    NotFound, and InvalidRequest for a topic that is not compacted.
+    """
+    check_compacted(manager, topic, now_ms)
+    if roll:
+        manager.roll(topic, now_ms=now_ms)
+    found = {each.partition: forced_cleaning(each) for each in manager.snapshots(now_ms, [topic])}
+    decisions = {name: [decision] for name, decision in found.items() if decision is not None}
+    return manager.apply(Plan(now_ms=now_ms, decisions=decisions), should_stop=should_stop, progress=progress)
+
+
+def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Estimate]:
+    """What `compact_topic` would do, without `roll`. Raises as it does, and Corrupt for damaged batches."""
+    check_compacted(manager, topic, now_ms)
+    logs = {each.partition: log_to_clean(each) for each in manager.snapshots(now_ms, [topic])}
+    found = []
+    for held in manager.partitions([topic]):
+        head = held.head()
+        found.append(estimate(held.log, logs[held.name], bucket_end=head.next_offset if head is not None else 0))
+    return found
+
+
+def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
+    """Raises NotFound, and InvalidRequest for a topic without the compact policy."""
+    manager.topic(topic)
+    if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
+        raise InvalidRequest("compacting a topic, its cleanup.policy does not say compact", topic=topic)
+
+
+def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
+    """See the module text. Raises Corrupt as reading the log does."""
+    sealed = [info for info in log.segments() if not info.is_active and not info.is_empty]
+    upto, dirty_from = found.first_uncleanable_offset, found.first_dirty_offset
+    dirty = [info for info in sealed if dirty_from < info.next_offset <= upto]
+    clean = [info for info in sealed if info.next_offset <= dirty_from]
+    keys: set[int] = set()
+    dirty_records = keyless = 0
+    for info in dirty:
+        for _, data in batch_slices(log.segment(info.base_offset)):
+            for columns in kernels.decode_in_steps(data):
+                dirty_records += len(columns)
+                hashes = _key_hashes(columns)
+                keyless += len(columns) - len(hashes)
+                keys.update(hashes)
+    sampled = [_sample(log.segment(info.base_offset), keys) for info in _spread(clean)]
+    return Estimate(
+        log=found,
+        dirty_bytes=sum(info.size_bytes for info in dirty),
+        dirty_records=dirty_records,
+        distinct_keys=len(keys),
+        keyless_records=keyless,
+        clean_bytes=sum(info.size_bytes for info in clean),
+        sampled_bytes=sum(size for size, _, _ in sampled),
+        sampled_records=sum(records for _, records, _ in sampled),
+        sampled_superseded=sum(superseded for _, _, superseded in sampled),
+        tiered_bytes=sum(info.size_bytes for info in sealed if info.base_offset < bucket_end),
+    )
+
+
+def _spread(items: Sequence[SegmentInfo]) -> list[SegmentInfo]:
+    """At most `SAMPLES_MAX` of them, evenly."""
+    step = max(1, -(-len(items) // SAMPLES_MAX))
+    return list(items[::step])
+
+
+def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
+    """Bytes, records, and records with a key of `keys`, of the first slice of a segment."""
+    for _, data in batch_slices(segment):
+        records = superseded = 0
+        for columns in kernels.decode_in_steps(data):
+            hashes = _key_hashes(columns)
+            records += len(columns)
+            superseded += sum(each in keys for each in hashes)
+        return len(data), records, superseded
+    return 0, 0, 0
+
+
+def _key_hashes(columns: Columns) -> list[int]:
+    """64 bits of each key; records without one are left out: they go."""
+    bounds, gathered = kernels.gather(columns.data, columns.key_starts, columns.key_lengths)
+    data = gathered.tobytes()
+    has_key = (columns.key_lengths >= 0).tolist()
+    return [
+        hash(data[start:end]) for (start, end), kept in zip(pairwise(bounds.tolist()), has_key, strict=True) if kept
+    ]

@@ -1,0 +1,166 @@
+"""Compacted views of a topic, in the bucket or beside the log: built by hand, looked at, dropped.
+
+The manager's rounds build views by threshold. A view is one of each partition, under one name. Building goes through
+`LogManager.apply` like everything that changes a partition, so one partition's trouble leaves the others alone and
+stands in `LogManager.problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from local.errors import NotFound
+from local.names import TopicPartition
+from policies.compacted_view import ViewBacklog, view_backlog
+from policies.decisions import BuildView, Decision, Plan
+from policies.snapshot import PartitionSnapshot
+from remote.keys import check_view
+from remote.manifest.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewState, find_view
+from remote.manifest.view_changes import drop_view as drop_from_head
+from tiered.manager.manager import LogManager
+from tiered.partition.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewStatus:
+    """How a view of one partition stands. `gap`: what is neither in the view nor in the log, half open.
+
+    `is_local`: it lies beside the log, not in the bucket.
+    """
+
+    partition: TopicPartition
+    view: CompactedView
+    state: ViewState
+    backlog: ViewBacklog
+    gap: tuple[int, int] | None
+    is_local: bool = False
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.state is not ViewState.ERROR and self.gap is None
+
+
+def plan_views(
+    manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, accepts_loss: bool = False, now_ms: int
+) -> Plan:
+    """What building the view by hand would take up, by partition; those where nothing is to be done are absent.
+
+    Raises NotFound for the topic, InvalidRequest for the name.
+    """
+    check_view(name)
+    manager.topic(topic)
+    decisions = {}
+    for snapshot in manager.snapshots(now_ms, [topic]):
+        backlog = view_backlog(snapshot, name)
+        if not backlog.is_empty or backlog.gap is not None or not backlog.is_built:
+            decisions[snapshot.partition] = [
+                BuildView(
+                    view=name,
+                    from_offset=backlog.from_offset,
+                    upto_offset=backlog.upto_offset,
+                    size_bytes=backlog.size_bytes,
+                    reason="asked for",
+                    accepts_loss=accepts_loss,
+                )
+            ]
+    return Plan(now_ms=now_ms, decisions=decisions)
+
+
+def build_views(
+    manager: LogManager,
+    plan: Plan,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
+) -> Plan:
+    """Do what `plan_views` said; the part of it that was done. What went wrong is in `LogManager.problems`."""
+    applied = manager.apply(plan, should_stop=should_stop, progress=progress)
+    return Plan(now_ms=plan.now_ms, decisions={name: each.done for name, each in applied.items() if each.done})
+
+
+def view_status(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, name: str | None = None
+) -> list[ViewStatus]:
+    """Every view of every partition, by partition and name; with `name` also where it was never built.
+
+    Without `name` and `topics` a partition without a remote tier has a row only where it has a view, or is to have one
+    by its settings. A catalog beside a log that is damaged is the error of its view.
+    """
+    found: list[ViewStatus] = []
+    held = {each.name: each for each in manager.partitions(topics)}
+    for snapshot in manager.snapshots(now_ms, topics):
+        partition = held[snapshot.partition]
+        if partition.head() is None and not snapshot.keeps_views_on_disk:
+            continue
+        local = partition.local_views
+        is_wanted = snapshot.is_tiered or topics is not None or snapshot.rules.view_threshold_bytes is not None
+        is_wanted = is_wanted or (local is not None and local.damage is not None)
+        known = {view.name for view in snapshot.all_views} | ({DEFAULT_VIEW} if is_wanted else set())
+        for each in [name] if name is not None else sorted(known):
+            found.append(_status(partition, snapshot, each))
+    return found
+
+
+def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStatus:
+    view, head, local = find_view(snapshot.all_views, name), held.head(), held.local_views
+    is_local = view in snapshot.local_views if view is not None else snapshot.keeps_views_on_disk
+    epoch = local.epoch if is_local and local is not None else head.epoch if head is not None else 0
+    view, backlog = view or CompactedView(name=name), view_backlog(snapshot, name)
+    if is_local and local is not None and local.damage is not None:
+        view = replace(view, failure=ViewFailure(failed_ms=snapshot.now_ms, error=str(local.damage)))
+    return ViewStatus(
+        partition=snapshot.partition,
+        view=view,
+        state=view.state(epoch),
+        backlog=backlog,
+        gap=backlog.gap,
+        is_local=is_local,
+    )
+
+
+def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[ViewStatus]:
+    """What `drop_views` would take away. Raises NotFound as that does, and changes nothing."""
+    manager.topic(topic)
+    found = view_status(manager, now_ms, [topic], name=name)
+    if not found:
+        raise _no_view(topic, name)
+    return found
+
+
+def _no_view(topic: str, name: str) -> NotFound:
+    return NotFound("dropping a view, the topic has none of this name", topic=topic, view=name)
+
+
+def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
+    """Take a view out of every partition of a topic; its objects are deleted after the grace period, or beside a log
+    after `file.delete.delay.ms`. Readers get an error then. A damaged catalog beside a log is replaced by an empty one.
+
+    Raises NotFound where no partition has one, before anything is changed; and what committing raises.
+    """
+    manager.topic(topic)
+    held = [each for each in manager.partitions([topic]) if _has_view(each, name)]
+    if not held:
+        raise _no_view(topic, name)
+    for each in held:
+        # The store may hang in here: under the partition's lock all that changes its disk would wait.
+        if each.stopped is not None:
+            raise each.stopped
+        if each.metadata is not None and _has_in_bucket(each, name):
+            each.metadata.commit(drop_from_head(name, now_ms=now_ms), now_ms)
+        with each.lock:  # a move copies the catalog
+            local = each.local_views
+            if local is not None and not each.is_deleted and not local.forget_damage():
+                local.commit(drop_from_head(name, now_ms=now_ms))
+    return [each.name for each in held]
+
+
+def _has_view(held: Partition, name: str) -> bool:
+    local = held.local_views
+    is_local = local is not None and (local.damage is not None or find_view(local.known(), name) is not None)
+    return is_local or _has_in_bucket(held, name)
+
+
+def _has_in_bucket(held: Partition, name: str) -> bool:
+    head = held.head()
+    return head is not None and find_view(head.views, name) is not None

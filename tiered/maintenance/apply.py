@@ -1,0 +1,478 @@
+"""Doing what a plan says, one decision at a time, each looked at again before the deed.
+
+Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next round. Order of effects of each:
+
+* copy: read and check the bytes → upload data and indexes → verify → **commit the head** (only now it exists). One that
+  cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
+  Which of them share a commit, replacing rows and vouching for them: `tiered.maintenance.upload_and_commit`.
+* local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
+* view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
+* log start: commit it in the head (tiered) → write the checkpoint → tell readers.
+* expire: one commit that takes rows out and lists their objects; not a byte is deleted.
+* give up: `tiered.partition.tier_disable`.
+* copies, replacements and views are left undone while uploads are paused (`tiered.node.upload_pause`), asked before
+  each.
+* copied in this round or task: what may leave the disk for it, leaves.
+* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone
+  (`remote.gc.delayed_delete`).
+* collect: prove it → declare old heads void → delete them (`remote.gc.old_manifests`).
+
+Somewhat longer than its neighbours: the order of effects of every decision stands here, side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from local.cleaner.cleaner import CleaningResult
+from local.errors import Conflict, InvalidRequest, LogError
+from local.log.cleaning_state import State
+from local.logdirs.log_dir import LogDirectory
+from policies.compacted_view import held_from
+from policies.decisions import (
+    AdvanceLogStart,
+    BuildView,
+    CleanLog,
+    CollectHeads,
+    CopySegment,
+    Decision,
+    DeletePage,
+    DeleteUnlinked,
+    DropLocal,
+    ExpirePage,
+    ExpireRemote,
+    GiveUpRemote,
+    RaiseCleaned,
+    ReplaceRemote,
+    RollActive,
+)
+from policies.invariants import violations
+from policies.local_retention import local_drops
+from policies.recompaction import replacements
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
+from remote.gc.old_manifests import collect_heads
+from remote.manifest.manifest_changes import expire_pages, expire_segments
+from remote.manifest.manifest_page import Rows
+from remote.store import ObjectStore
+from tiered.maintenance.upload_and_commit import (
+    Clock,
+    copy_in_groups,
+    copy_together,
+    no_time,
+    raise_rows,
+    replace_remote,
+)
+from tiered.partition.partition import Partition
+from tiered.partition.tier_disable import give_up
+from tiered.views.view_building import ViewWork, build_view
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[Decision], None]
+Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
+Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
+
+
+UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
+SENDING = (*UPLOADS, BuildView)
+PAUSED = (CopySegment, ReplaceRemote, BuildView)  # what is not done while uploads are paused
+ENDING = (AdvanceLogStart, DeleteUnlinked, DeletePage)  # what nobody brings back, decided by the settings
+
+
+def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
+    """For tasks: cleaning is a round's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was done of a plan for one partition; what the world had overtaken is in `skipped`."""
+
+    done: tuple[Decision, ...] = ()
+    skipped: tuple[Decision, ...] = ()
+    cleaned: tuple[CleaningResult, ...] = ()
+
+
+@dataclass(slots=True)
+class _Round:
+    """`where` is asked inside the partition's lock: a partition may move between two decisions. `rules` are those that
+    the decisions were made by, or looked at."""
+
+    partition: Partition
+    rules: PartitionRules
+    where: Callable[[], LogDirectory]
+    store: ObjectStore | None
+    now_ms: int
+    should_stop: Callable[[], bool]
+    clean: Clean = _cleans_nothing
+    clock: Clock = no_time
+    done: list[Decision] = field(default_factory=list)
+    skipped: list[Decision] = field(default_factory=list)
+    cleaned: list[CleaningResult] = field(default_factory=list)
+
+    @property
+    def directory(self) -> LogDirectory:
+        return self.where()
+
+    def stops_uploads(self) -> bool:
+        return self.should_stop() or self.partition.is_paused_now()
+
+    def applied(self) -> Applied:
+        return Applied(done=tuple(self.done), skipped=tuple(self.skipped), cleaned=tuple(self.cleaned))
+
+
+def apply_partition(
+    partition: Partition,
+    decisions: Sequence[Decision],
+    *,
+    directory: LogDirectory,
+    store: ObjectStore | None,
+    now_ms: int,
+    clean: Clean,
+    progress: Progress = lambda decision: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    drops_copied: bool = False,
+    rules: PartitionRules | None = None,
+) -> Applied:
+    """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
+
+    Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
+    asked before each run of decisions of one kind, and before each copy. `clean` does a cleaning
+    (`tiered.maintenance.cleaning`). With `drops_copied` what the copies made free to leave the disk leaves it, beyond
+    the plan. `rules` are those of the plan (None: whatever they are now): nothing ends by others than hold. Waits for a
+    task.
+    """
+    with partition.tier_lock, partition.lock:
+        state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
+        partition.check_may_shrink()
+        _check(partition.snapshot(now_ms), decisions)
+        _apply_all(state, decisions, progress)
+        if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
+            _drop_copied(state)
+        return state.applied()
+
+
+def apply_on_disk(
+    partition: Partition,
+    decide: Decide,
+    *,
+    directory: LogDirectory,
+    now_ms: int,
+    clean: Clean,
+    should_stop: Callable[[], bool],
+) -> Applied | None:
+    """Apply what `decide` says of a tiered partition's disk, beside a task (`tiered.maintenance.remote_tasks`).
+
+    It is asked inside the lock: what a round planned a moment ago a task may have overtaken. None, with nothing done,
+    where somebody else is at the partition: it never waits. Raises as `apply_partition`.
+    """
+    if not partition.lock.acquire(blocking=False):
+        return None
+    try:
+        state = _Round(partition, partition.rules, lambda: directory, None, now_ms, should_stop, clean)
+        partition.check_may_shrink()
+        snapshot = partition.snapshot(now_ms, may_ask=False)
+        decisions = decide(snapshot)
+        _check(snapshot, decisions)
+        _apply_all(state, decisions)
+        return state.applied()
+    finally:
+        partition.lock.release()
+
+
+def apply_in_task(
+    partition: Partition,
+    decide: Decide,
+    *,
+    where: Callable[[], LogDirectory],
+    store: ObjectStore | None,
+    now_ms: int,
+    should_stop: Callable[[], bool],
+    clock: Clock,
+) -> Applied | None:
+    """Apply what `decide` says, without the partition's lock wherever the store is waited for, and what comes after an
+    upload that failed as well; then drop what was copied. For the holder of `tier_lock`; without rolls and cleanings.
+
+    None, with nothing done, where a round is at the partition. Segments being copied are marked (`Partition.copying`)
+    until they are committed: no round drops or cleans them. Raises as `apply_partition`.
+    """
+    known: dict[str, Rows] = {}
+    partition.snapshot(now_ms, known=known)  # asks the store here, so that nobody waits for it inside the lock
+    if not partition.lock.acquire(blocking=False):
+        return None
+    try:
+        if partition.log.cleaning.now.state is State.IN_PROGRESS:
+            return None
+        snapshot = partition.snapshot(now_ms, may_ask=False, known=known)
+        decisions, rules = decide(snapshot), snapshot.rules
+        _check(snapshot, decisions)
+        partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
+    finally:
+        partition.lock.release()
+    state = _Round(partition, rules, where, store, now_ms, should_stop, clock=clock)
+    try:
+        _apply_in_turn(state, decisions)
+    finally:
+        partition.copying = frozenset()
+    if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
+        _drop_copied(state)
+    return state.applied()
+
+
+def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
+    broken = violations(snapshot, decisions)
+    if broken:
+        raise InvalidRequest(f"applying a plan, {broken[0]}", partition=snapshot.partition, broken=len(broken))
+
+
+def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress = lambda decision: None) -> None:
+    for _, together in groupby(decisions, key=type):
+        if state.should_stop():
+            break
+        _apply_run(state, list(together), progress)
+
+
+def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
+    """As `_apply_all`, but where something could not go up the rest is done all the same before that is raised: a
+    store that takes no bytes would otherwise keep all that are due to go. Each deed looks whether it may be done."""
+    trouble: LogError | None = None
+    for _, together in groupby(decisions, key=type):
+        run = list(together)
+        if state.should_stop():
+            break
+        if trouble is not None and isinstance(run[0], SENDING):
+            continue
+        try:
+            _apply_run(state, run, lambda decision: None)
+        except LogError as error:
+            if trouble is not None or isinstance(error, Conflict) or not isinstance(run[0], SENDING):
+                raise
+            trouble = error
+    if trouble is not None:
+        raise trouble
+
+
+def _drop_copied(state: _Round) -> None:
+    """What this moment's copies set free; a segment that waits to replace its rows stays for that."""
+    snapshot = state.partition.snapshot(state.now_ms, may_ask=False)
+    for decision in local_drops(snapshot) if not replacements(snapshot) else ():
+        _record(state, [decision], [decision] if _drop(state, decision) else [])
+
+
+def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
+    """Neighbouring decisions of one kind. Expiries and deletes share their commits; the others go one by one."""
+    is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
+    # A task may have waited long for the store since it decided: what is to be kept longer by now is kept.
+    if is_held_up or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
+        _record(state, run, [])
+        return
+    for decision in run:
+        progress(decision)
+    match run[0]:
+        case ExpireRemote():
+            _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
+        case ExpirePage():
+            _record(state, run, _expire_pages(state, [each for each in run if isinstance(each, ExpirePage)]))
+        case DeletePage():
+            _record(state, run, _delete_pages(state, [each for each in run if isinstance(each, DeletePage)]))
+        case DeleteUnlinked():
+            _record(state, run, _delete(state, [each for each in run if isinstance(each, DeleteUnlinked)]))
+        case RaiseCleaned():
+            raised = [each for each in run if isinstance(each, RaiseCleaned)]
+            _record(state, run, raise_rows(state.partition, state.store, raised, now_ms=state.now_ms))
+        case CopySegment() if state.partition.rules.cleanup_compact:
+            copies = [each for each in run if isinstance(each, CopySegment)]
+            now_ms, stop = state.now_ms, state.stops_uploads
+            _record(state, run, copy_together(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop))
+        case CopySegment():
+            _copy(state, [each for each in run if isinstance(each, CopySegment)])
+        case _:
+            for decision in run:
+                _record(state, [decision], [decision] if _apply_one(state, decision) else [])
+
+
+def _apply_one(state: _Round, decision: Decision) -> bool:
+    """True when done, False when the world has moved and there is nothing to do any more."""
+    match decision:
+        case RollActive():
+            return _roll(state, decision)
+        case CleanLog():
+            return _clean(state, decision)
+        case ReplaceRemote():
+            return replace_remote(state.partition, state.store, decision, now_ms=state.now_ms)
+        case DropLocal():
+            return _drop(state, decision)
+        case BuildView():
+            return _build_view(state, decision)
+        case AdvanceLogStart():
+            return _advance(state, decision)
+        case GiveUpRemote():
+            return give_up(state.partition, state.where, decision.offset, now_ms=state.now_ms)
+        case CollectHeads():
+            return _collect(state, decision)
+        case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
+            raise AssertionError("applied in runs")
+
+
+def _record(state: _Round, run: Sequence[Decision], done: Sequence[Decision]) -> None:
+    state.done += done
+    known = {id(decision) for decision in done}  # there may be thousands
+    state.skipped += [decision for decision in run if id(decision) not in known]
+    for decision in done:
+        _log.info("applied: partition=%s decision=%s", state.partition.name, decision)
+
+
+def _roll(state: _Round, decision: RollActive) -> bool:
+    log = state.partition.log
+    return log.segments()[-1].base_offset == decision.base_offset and log.roll(now_ms=state.now_ms)
+
+
+def _clean(state: _Round, decision: CleanLog) -> bool:
+    if state.partition.copying or state.partition.may_hold_more:
+        return False  # what it copies must stay as it is, and what the bucket holds must be known
+    result = state.clean(state.partition, state.directory, decision)
+    if result is not None:
+        state.cleaned.append(result)
+    return result is not None
+
+
+def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
+    before = len(state.done)
+    copy_in_groups(
+        state.partition,
+        state.store,
+        run,
+        lambda done: _record(state, done, done),
+        now_ms=state.now_ms,
+        should_stop=state.stops_uploads,
+        clock=state.clock,
+    )
+    _record(state, run[len(state.done) - before :], [])
+
+
+def _drop(state: _Round, decision: DropLocal) -> bool:
+    partition = state.partition
+    with partition.lock:
+        partition.check_may_shrink()
+        info = partition.closed_segment(decision.base_offset, decision.next_offset)
+        if partition.is_unsettled:
+            return False  # what is in the bucket is not known: it may have been given up
+        # Judged once more by the newest committed head, not by what the plan hoped for (I2). Looked at after that
+        # question: what was settled between the two would not be in an older head.
+        snapshot = partition.snapshot(state.now_ms, may_ask=False)
+        is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
+        if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
+            return False
+        dropped = partition.log.drop_before(
+            info.next_offset,
+            now_ms=state.now_ms,
+            delay_ms=partition.rules.file_delete_delay_ms,
+            raises_log_start=not snapshot.is_tiered,
+        )
+        return dropped > 0
+
+
+def _build_view(state: _Round, decision: BuildView) -> bool:
+    if state.store is None and not state.partition.keeps_views_on_disk:
+        return False
+    work = ViewWork(
+        name=decision.view,
+        store=state.store,
+        storage=state.directory.storage,
+        now_ms=state.now_ms,
+        accepts_loss=decision.accepts_loss,
+        should_stop=state.should_stop,
+    )
+    return build_view(state.partition, work) is not None
+
+
+def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
+    snapshot = state.partition.snapshot(state.now_ms)
+    reach = held_from(snapshot)
+    if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
+        return False  # the view did not get as far as the plan hoped
+    is_committed = commit_log_start(state.partition, decision.offset, now_ms=state.now_ms)
+    with state.partition.lock:
+        if state.partition.is_deleted:
+            return False  # the name may be another topic's by now
+        state.partition.check_may_shrink()
+        is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+        return is_raised or is_committed
+
+
+def commit_log_start(partition: Partition, offset: int, *, now_ms: int) -> bool:
+    """The first step of `advance_log_start`, which waits for the store, without the partition's lock; False where the
+    head says so already, or there is none."""
+    metadata = partition.metadata
+    if metadata is None or partition.snapshot(now_ms, may_ask=False).log_start_offset >= offset:
+        return False
+    metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=offset), now_ms)
+    return True
+
+
+def advance_log_start(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:
+    """Raise a partition's log start to at least `offset`; False when nothing is below it.
+
+    The caller holds the partition's lock. Order of effects: committed in the head → durable in the checkpoint → told to
+    readers. Each step is taken where it is missing, so what failed half way may be called again. Who has called
+    `commit_log_start` does not wait for the store any more.
+    """
+    is_committed = commit_log_start(partition, offset, now_ms=now_ms)
+    if partition.log.log_start_offset >= offset:
+        return is_committed
+    directory.write_log_starts({partition.name: offset})
+    partition.log.raise_log_start(offset)
+    return True
+
+
+def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
+    metadata, head = state.partition.metadata, state.partition.head()
+    if metadata is None or head is None or not run:
+        return []
+    start, end = run[0].base_offset, run[-1].next_offset
+    named = {row.ulid for row in metadata.index(head).rows_with_dead(start, end)}
+    due = [each for each in run if each.ulid in named and each.next_offset <= head.readable_from]
+    if due:
+        change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
+        metadata.commit(change, state.now_ms, touches=(start, end))
+    return list(due)
+
+
+def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
+    metadata, head = state.partition.metadata, state.partition.head()
+    if metadata is None or head is None:
+        return []
+    dead = {spill.key for spill in head.spills if spill.next_offset <= head.readable_from}
+    due = [each for each in run if each.key in dead]
+    metadata.commit(expire_pages([each.key for each in due], now_ms=state.now_ms), state.now_ms)
+    return list(due)
+
+
+def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
+    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
+    if metadata is None or store is None or pins is None:
+        return []
+    keys, prefix = [decision.key for decision in run], state.partition.prefix
+    gone = delete_due_objects(store, prefix, metadata, pins, keys, state.now_ms)
+    return [decision for decision in run if decision.key in gone]
+
+
+def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
+    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
+    if metadata is None or store is None or pins is None:
+        return []
+    keys, prefix = [decision.key for decision in run], state.partition.prefix
+    gone = delete_due_pages(store, prefix, metadata, pins, keys, state.now_ms)
+    return [decision for decision in run if decision.key in gone]
+
+
+def _collect(state: _Round, decision: CollectHeads) -> bool:
+    metadata, store = state.partition.metadata, state.store
+    if metadata is None or store is None or not state.partition.is_owned:
+        return False
+    collect_heads(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
+    return True

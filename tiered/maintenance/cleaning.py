@@ -1,0 +1,278 @@
+"""The cleaner at work: whose turn it is, who is kept away, how fast, and what came of it.
+
+One `Cleaning` a manager. A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*:
+the reason is kept, it is left alone for `log.cleaner.uncleanable.retry.ms`, and tried again (Kafka leaves it until the
+restart). The reason survives a restart in the history (`local.cleaner.cleaner_history`), and so does the waiting. Disks
+that fail and passes that were called off are not the log's fault and don't count.
+
+A round cleans at most `LOGS_PER_THREAD` logs a thread, in the order of their turns (`policies.compaction.in_turn`), so
+that flushing, copying and retention of the others wait for a bounded time; the next round goes on. Side by side are at
+most `log.cleaner.threads` passes, never two of one log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from local.cleaner.cleaner_history import CleaningHistory, CleaningRun, run_of, summary
+from local.errors import CleaningAborted, DiskFailed, LogError
+from local.logdirs.log_dir import LogDirectory
+from local.names import TopicPartition
+from local.storage.throttle import Throttle
+from tiered.config.properties import parse
+
+if TYPE_CHECKING:
+    from local.cleaner.cleaner import CleaningResult
+    from policies.decisions import CleanLog, Plan
+    from policies.snapshot import PartitionSnapshot
+    from tiered.config.config import Config
+    from tiered.partition.partition import Partition
+
+_log = logging.getLogger(__name__)
+
+LOGS_PER_THREAD = 4
+_BUFFER_MAX_BYTES = 2 << 30  # of a thread's key map, as in Kafka
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerSettings:
+    """`buffer_bytes` is one thread's share of the dedupe buffer; `bytes_per_second` None for no limit."""
+
+    threads: int = 1
+    buffer_bytes: int = 128 << 20
+    load_factor: float = 0.9
+    bytes_per_second: int | None = None
+    retry_ms: int = 600_000
+
+    @classmethod
+    def of(cls, config: Config) -> CleanerSettings:
+        """As configured; the dedupe buffer is split over the threads, at most 2 GiB each (Kafka)."""
+        values = config.topic_properties("")
+
+        def number(name: str) -> int:
+            value = parse(name, values[name])
+            assert isinstance(value, int), "numbers, sizes and times parse to whole numbers"
+            return value
+
+        threads, rate = number("log.cleaner.threads"), number("log.cleaner.io.max.bytes.per.second")
+        return cls(
+            threads=threads,
+            buffer_bytes=min(number("log.cleaner.dedupe.buffer.size") // threads, _BUFFER_MAX_BYTES),
+            load_factor=float(values["log.cleaner.io.buffer.load.factor"]),
+            bytes_per_second=None if rate == _INT64_MAX else rate,
+            retry_ms=number("log.cleaner.uncleanable.retry.ms"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncleanable:
+    """Why a log is left alone, since when, and until when."""
+
+    reason: str
+    since_ms: int
+    retry_ms: int
+
+
+class Cleaning:
+    """See the module text. Thread safe."""
+
+    def __init__(
+        self,
+        settings: CleanerSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._throttle = Throttle(settings.bytes_per_second, clock=clock, sleep=sleep)
+        self._lock = threading.Lock()
+        self._waited: dict[TopicPartition, int] = {}
+        self._uncleanable: dict[TopicPartition, Uncleanable] = {}
+        self._histories: dict[str, CleaningHistory] = {}
+        self._threads: dict[int, int] = {}
+
+    @property
+    def uncleanable(self) -> Mapping[TopicPartition, Uncleanable]:
+        """The logs that are left alone, or were until their retry is due."""
+        return dict(self._uncleanable)
+
+    def uncleanable_of(self, partitions: Iterable[Partition]) -> dict[TopicPartition, Uncleanable]:
+        """Those of the `partitions` that are uncleanable, and whose topic is still compacted."""
+        known = self.uncleanable
+        compacted = (held.name for held in partitions if held.name in known and held.rules.cleanup_compact)
+        return {name: known[name] for name in compacted}
+
+    @property
+    def runs(self) -> list[CleaningRun]:
+        """The last passes over all log directories, oldest first."""
+        with self._lock:
+            histories = list(self._histories.values())
+        return sorted((run for history in histories for run in history.runs), key=lambda run: run.at_ms)
+
+    def load(self, directory: LogDirectory) -> None:
+        """Take up a directory's history: what was uncleanable at the end of it still is. Never raises for damage."""
+        try:
+            history = CleaningHistory(directory.storage, directory.root)
+        except LogError as error:
+            _log.warning("cannot read the cleaner's history: directory=%s error=%s", directory.root, error)
+            return
+        with self._lock:
+            self._histories[directory.root] = history
+            for name, run in {run.name: run for run in history.runs}.items():
+                if run.error is not None:
+                    self._uncleanable[name] = self._left_alone(run.error, run.at_ms)
+
+    def may_clean(self, held: Partition, now_ms: int) -> bool:
+        """Whether the policies may count on a pass over this log now."""
+        known = self._uncleanable.get(held.name)
+        return held.log.cleaning.now.pauses == 0 and (known is None or now_ms >= known.retry_ms)
+
+    def take_turns(self, plan: Plan, look: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
+        """The plan with no more cleanings than a round has room for; the logs passed over come sooner next time.
+
+        `look` gives the snapshots; it is asked only when logs have to wait for each other.
+        """
+        from policies.compaction import in_turn, log_to_clean
+        from policies.decisions import CleanLog
+
+        wants = [name for name, decided in plan.decisions.items() if any(isinstance(one, CleanLog) for one in decided)]
+        if len(wants) < 2:
+            self._waited = {}
+            return plan
+        by_name = {snapshot.partition: snapshot for snapshot in look()}
+        with self._lock:
+            order = in_turn((log_to_clean(by_name[name]) for name in wants if name in by_name), self._waited)
+            chosen = [log.partition for log in order[: self.settings.threads * LOGS_PER_THREAD]]
+            self._waited = {name: self._waited.get(name, 0) + 1 for name in wants if name not in chosen}
+        rank = {name: at for at, name in enumerate(chosen)}
+        decisions = {
+            name: [one for one in decided if name in rank or not isinstance(one, CleanLog)]
+            for name, decided in plan.decisions.items()
+        }
+        ordered = sorted(decisions, key=lambda name: rank.get(name, -1))  # stable: the others first, as they were
+        return replace(plan, decisions={name: decisions[name] for name in ordered if decisions[name]})
+
+    def clean(
+        self,
+        held: Partition,
+        directory: LogDirectory,
+        decision: CleanLog,
+        *,
+        now_ms: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> CleaningResult | None:
+        """One pass; None when there was nothing to do or it was called off. The caller holds the partition's lock.
+
+        Order of effects: the reach (`local.cleaner.cleaner`) → the cleaner's swaps → the checkpoint → the history.
+        Raises what made the log uncleanable.
+        """
+        from policies.compaction import log_to_clean
+
+        snapshot = held.snapshot(now_ms)
+        delay_ms = log_to_clean(snapshot).delay_ms
+        try:
+            result = self._pass(held, directory, decision, snapshot, should_stop)
+        except CleaningAborted as error:
+            _log.info("cleaning called off: partition=%s why=%s", held.name, error)
+            return None
+        except DiskFailed:
+            raise
+        except LogError as error:
+            self._give_up(held.name, directory, str(error), now_ms)
+            raise
+        self._checkpoint(directory)
+        self._uncleanable.pop(held.name, None)
+        if result is not None:
+            more = {"delay_ms": delay_ms, "buffer_bytes": self.settings.buffer_bytes}
+            run = run_of(held.name, result, at_ms=now_ms, thread=self._thread(), **more)
+            _log.info("%s", summary(run))
+            self._note(directory, run)
+        return result
+
+    def _checkpoint(self, directory: LogDirectory) -> None:
+        """Without room for it the next checkpoints say it; until then a crash has the pass done again."""
+        try:
+            directory.write_cleaner_offsets()
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            _log.warning("the cleaner's checkpoint waits for room: directory=%s error=%s", directory.root, error)
+
+    def _pass(
+        self,
+        held: Partition,
+        directory: LogDirectory,
+        decision: CleanLog,
+        snapshot: PartitionSnapshot,
+        should_stop: Callable[[], bool],
+    ) -> CleaningResult | None:
+        from local.cleaner.log_cleaning import clean_log
+        from local.cleaner.offset_map import Buffer
+        from policies.compaction import tombstones_below
+
+        head, settings = held.head(), self.settings
+        return clean_log(
+            held.log,
+            directory.storage,
+            apart_at=head.next_offset if head is not None else 0,
+            upto_offset=decision.upto_offset,
+            now_ms=snapshot.now_ms,
+            delete_delay_ms=held.rules.file_delete_delay_ms,
+            delete_retention_ms=held.rules.delete_retention_ms,
+            tombstones_below=tombstones_below(snapshot, is_bucket_known=head is not None),
+            buffer=Buffer(size_bytes=settings.buffer_bytes, load_factor=settings.load_factor),
+            should_stop=should_stop,
+            throttle=lambda size_bytes: self._throttle.take(
+                size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()
+            ),
+            clock=self._clock,
+            announce=directory.write_cleaner_reaches,
+        )
+
+    def _give_up(self, name: TopicPartition, directory: LogDirectory, reason: str, now_ms: int) -> None:
+        self._uncleanable[name] = self._left_alone(reason, now_ms)
+        _log.error("log is uncleanable: partition=%s retry_in_ms=%d error=%s", name, self.settings.retry_ms, reason)
+        failed = CleaningRun(topic=name.topic, partition=name.partition, at_ms=now_ms, error=reason)
+        self._note(directory, replace(failed, thread=self._thread()))
+
+    def _left_alone(self, reason: str, at_ms: int) -> Uncleanable:
+        return Uncleanable(reason=reason, since_ms=at_ms, retry_ms=at_ms + self.settings.retry_ms)
+
+    def _note(self, directory: LogDirectory, run: CleaningRun) -> None:
+        """Into the history; a disk that refuses it has done no harm to the log."""
+        with self._lock:
+            history = self._histories.get(directory.root)
+        try:
+            if history is None:
+                history = CleaningHistory(directory.storage, directory.root)
+                with self._lock:
+                    self._histories[directory.root] = history
+            history.add(run)
+        except LogError as error:
+            _log.warning("cannot write the cleaner's history: directory=%s error=%s", directory.root, error)
+
+    def _thread(self) -> int:
+        """A small number for the thread that asks."""
+        with self._lock:
+            return self._threads.setdefault(threading.get_ident(), len(self._threads) % self.settings.threads)
+
+
+def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
+    """A cleaner checkpoint outside its log goes to the log start, on the disk too, even if nothing is cleaned (Kafka).
+
+    Raises DiskFailed.
+    """
+    at, head = held.log.cleaner_offset, held.head()
+    start = max(held.log.log_start_offset, head.log_start_offset if head is not None else 0)
+    if not held.rules.cleanup_compact or at is None or start <= at <= held.log.next_offset:
+        return
+    with held.lock, held.log.cleaning.paused():
+        held.log.cleaner_offset = start
+        directory.write_cleaner_offsets()

@@ -1,0 +1,304 @@
+"""Rounds of background work: what is due on the disks, a plan, its application, the checkpoints.
+
+| | a round that waits | one that does not |
+|---|---|---|
+| for | `tiered run --once`, cron, tests: all is done when it returns | the daemon |
+| disks: flush, forget, expire, checkpoint | first | first |
+| rolls, cleanings, drops, topics on one tier | in the plan's order | the same, apart from the rest |
+| whatever sends a request | in the plan's order, by the caller's thread | by tasks (`maintenance.remote_tasks`) |
+
+So a round that does not wait never waits for the store, nor for a partition that somebody else is changing: that one is
+left for the next round. Both kinds may follow each other; one that waits waits for tasks, too.
+
+Cleanings run side by side, beside the others: they take long, and their loops let other threads run (they hold no
+interpreter lock). With one thread, or one log to clean, all is done in the plan's order by the caller's thread. A
+partition is applied once, by one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from local.errors import DiskFailed, Fenced, LogError, Unavailable
+from local.names import TopicPartition
+from policies.decisions import CleanLog, Decision, DropLocal, Plan
+from policies.plan import plan_partition
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
+from tiered.maintenance.cleaning import reset_misplaced
+from tiered.maintenance.remote_tasks import Due, Hands, TierTasks, due_tasks, on_disk
+from tiered.partition.partition import Partition
+from tiered.read.view_places import look_after_views
+
+CHECKPOINT_INTERVAL_MS = 60_000
+LOOK_S = 0.5  # how often a round that waits looks whether it should stop
+
+ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
+ApplyProgress = Callable[[TopicPartition, Decision], None]
+ShouldStop = Callable[[], bool]
+Look = Callable[[int], list[PartitionSnapshot]]
+
+
+class Rounds:
+    """The rounds of one manager, one at a time. `look` and `plan` are its own looks at everything."""
+
+    def __init__(self, hands: Hands, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]) -> None:
+        """`threads` are the copiers and the expirers (`tiered.maintenance.remote_tasks`)."""
+        self.lock = threading.RLock()
+        self.tasks = TierTasks(hands, *threads)
+        self._hands = hands
+        self._look, self._plan = look, plan
+        self._checkpointed_ms = 0
+        self.refused: DiskFailed | None = None  # why checkpoints wait; each round tries again
+
+    def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
+        """One round; True when more waits (of what tasks do they see themselves)."""
+        with self.lock:
+            self._hands.opener.pauses.refresh()
+            self._look_after_disks(now_ms)
+            self.tasks.tell_time(now_ms)
+            self._note_fenced()
+            work = self._work_off if waits else self._hand_out
+            more = work(now_ms, should_stop)
+            self._hands.opener.keep_counts(now_ms)
+            if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # clocks are set back, too
+                was_refused, self.refused = self.refused, self._hands.directories.try_checkpoints()
+                if self.refused is None:
+                    self._checkpointed_ms = now_ms
+                    if was_refused is not None:  # the same disk may have refused its copy of the topics
+                        self._hands.heal_topics()
+        return more
+
+    def apply(
+        self,
+        plan: Plan,
+        *,
+        progress: ApplyProgress,
+        should_stop: ShouldStop,
+        drops_copied: bool = False,
+        rules: Mapping[TopicPartition, PartitionRules] | None = None,
+    ) -> dict[TopicPartition, Applied]:
+        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free. With `rules`, those that
+        held before the plan was made, nothing ends of a partition that has others by then.
+
+        Tasks are waited for between two goes at the rest of the plan, while rounds go on: never under their lock.
+        """
+        done: dict[TopicPartition, Applied] = {}
+        self._hands.opener.pauses.refresh()
+        while True:
+            busy: list[TopicPartition] = []
+            with self.lock:
+                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied, rules or {})
+            plan = replace(plan, decisions={name: plan.decisions[name] for name in busy})
+            if not busy or not self._wait_for_task(busy[0], should_stop):
+                return done
+
+    def _wait_for_task(self, name: TopicPartition, should_stop: ShouldStop) -> bool:
+        """Until no task is at a partition; False when the caller is to stop before."""
+        held = self._find(name)
+        while held is not None and not held.tier_lock.acquire(timeout=LOOK_S):
+            if should_stop():
+                return False
+        if held is not None:
+            held.tier_lock.release()
+        return not should_stop()
+
+    def _apply_idle(
+        self,
+        plan: Plan,
+        busy: Callable[[TopicPartition], None],
+        progress: ApplyProgress,
+        should_stop: ShouldStop,
+        drops_copied: bool,
+        rules: Mapping[TopicPartition, PartitionRules],
+    ) -> dict[TopicPartition, Applied]:
+        """Do what a plan says of partitions that no task is at; `busy` hears of the others."""
+        hands, is_store_down = self._hands, threading.Event()
+
+        def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
+            must_let_go = self._letting_go(name, should_stop)
+            if must_let_go():
+                return None
+            held = self._find(name)
+            if held is None or (held.is_tiered and (is_store_down.is_set() or not held.is_owned)):
+                return None
+            if not held.tier_lock.acquire(blocking=False):
+                busy(name)
+                return None
+            try:
+                applied = apply_partition(
+                    held,
+                    decisions,
+                    directory=hands.directories.of(name),
+                    store=hands.store,
+                    now_ms=plan.now_ms,
+                    clean=partial(hands.cleaning().clean, now_ms=plan.now_ms, should_stop=must_let_go),
+                    progress=partial(progress, name),
+                    should_stop=should_stop,
+                    drops_copied=drops_copied,
+                    rules=rules.get(name),
+                )
+                hands.forget(name)
+            except LogError as error:
+                if isinstance(error, Unavailable):
+                    is_store_down.set()
+                hands.note(name, error)
+                return None
+            finally:
+                held.tier_lock.release()
+            return applied
+
+        return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+
+    def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
+        """Do a plan of drops alone, as far as its segments are still there, beside tasks: it waits for nobody."""
+        with self.lock:
+            done = {name: self._drop_early(name, drops, plan.now_ms) for name, drops in plan.decisions.items()}
+        return {name: applied for name, applied in done.items() if applied is not None}
+
+    def _drop_early(self, name: TopicPartition, drops: Sequence[Decision], now_ms: int) -> Applied | None:
+        def decide(snapshot: PartitionSnapshot) -> list[Decision]:
+            there = {info.base_offset: info.next_offset for info in snapshot.closed}
+            wanted = [each for each in drops if isinstance(each, DropLocal)]
+            return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
+
+        hands = self._hands
+        try:
+            return apply_on_disk(
+                hands.find(name),
+                decide,
+                directory=hands.directories.of(name),
+                now_ms=now_ms,
+                clean=lambda partition, directory, decision: None,
+                should_stop=lambda: False,
+            )
+        except LogError as error:
+            hands.note(name, error)
+            return None
+
+    def _look_after_disks(self, now_ms: int) -> None:
+        for held in self._hands.held():
+            try:
+                held.log.flush_if_due(now_ms)
+                held.log.expire_producers(now_ms)
+                held.log.remove_deleted(now_ms)
+                look_after_views(held, now_ms)
+                reset_misplaced(held, self._hands.directories.of(held.name))
+            except LogError as error:
+                self._hands.note(held.name, error)
+        self._hands.directories.remove_deleted(now_ms)
+
+    def _note_fenced(self) -> None:
+        """Partitions whose new writer was met by a reader: they are not ours any more."""
+        for held in self._hands.held():
+            try:
+                held.check_not_fenced()
+            except Fenced as error:
+                self._hands.note(held.name, error)
+
+    def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
+        hands = self._hands
+        while not self.tasks.wait_idle(LOOK_S) and not should_stop():
+            pass  # a plan made beside a task would be overtaken by it
+        for held in hands.held():
+            if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
+                break
+        hands.opener.check_store(now_ms)
+        rules = {held.name: held.rules for held in hands.held()}
+        planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
+        applied = self.apply(planned, progress=_tell_nobody, should_stop=should_stop, drops_copied=True, rules=rules)
+        more = hands.deletion.step(now_ms)
+        return more or any(result.done for result in applied.values())
+
+    def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
+        """Do what concerns the disk alone; the rest is the tasks'."""
+        hands = self._hands
+        due: list[tuple[TopicPartition, Due]] = []
+        decisions: dict[TopicPartition, list[Decision]] = {}
+        for snapshot in self._look(now_ms):
+            name = snapshot.partition
+            held, planned = self._find(name), plan_partition(snapshot)
+            if held is None:
+                continue
+            is_waiting = hands.opener.is_waiting(held)
+            wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
+            if snapshot.is_tiered and (is_waiting or (held.is_owned and (wanted.copies or wanted.rest))):
+                due.append((name, wanted))
+            elif not planned:  # a log to be cleaned may only copy afterwards
+                self.tasks.has_nothing_due(name)
+            mine = on_disk(planned) if snapshot.is_tiered else planned
+            if mine and (held.is_owned or not snapshot.is_tiered):
+                decisions[name] = list(mine)
+        plan = hands.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
+        with self.lock:
+            apply_one = partial(self._apply_on_disk, now_ms, should_stop)
+            applied = apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+        if not should_stop():
+            for name, wanted in due:
+                self.tasks.submit(name, wanted)
+            if not hands.deletion.is_done:
+                self.tasks.submit_deletions()
+        return any(result.done for result in applied.values())
+
+    def _find(self, name: TopicPartition) -> Partition | None:
+        """None, and a note, for one whose disk went offline since it was looked at."""
+        try:
+            return self._hands.find(name)
+        except DiskFailed as error:
+            self._hands.note(name, error)
+            return None
+
+    def _apply_on_disk(
+        self, now_ms: int, should_stop: ShouldStop, name: TopicPartition, decisions: Sequence[Decision]
+    ) -> Applied | None:
+        hands, must_let_go = self._hands, self._letting_go(name, should_stop)
+        if must_let_go():
+            return None
+        try:
+            applied = apply_on_disk(
+                hands.find(name),
+                partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
+                directory=hands.directories.of(name),
+                now_ms=now_ms,
+                clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
+                should_stop=should_stop,
+            )
+            if applied is not None and not self.tasks.is_in_trouble(name):
+                hands.forget(name)
+        except LogError as error:
+            hands.note(name, error)
+            return None
+        return applied
+
+    def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
+        return lambda: should_stop() or not self._hands.directories.is_online(name)
+
+
+def _tell_nobody(name: TopicPartition, decision: Decision) -> None: ...
+
+
+def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:
+    planned = plan_partition(snapshot)
+    due = on_disk(planned) if snapshot.is_tiered else planned
+    return [each for each in due if may_clean or not isinstance(each, CleanLog)]
+
+
+def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:
+    """What `apply_one` answered for each partition, without those it left out (None). Raises what it raises."""
+    cleaning = [
+        name for name, decisions in plan.decisions.items() if any(isinstance(each, CleanLog) for each in decisions)
+    ]
+    if threads == 1 or len(cleaning) < 2:
+        found = {name: apply_one(name, decisions) for name, decisions in plan.decisions.items()}
+    else:
+        with ThreadPoolExecutor(threads, thread_name_prefix="log-cleaner") as pool:
+            passes = {name: pool.submit(apply_one, name, plan.decisions[name]) for name in cleaning}
+            others = (each for each in plan.decisions.items() if each[0] not in passes)
+            found = {name: apply_one(name, decisions) for name, decisions in others}
+            found |= {name: under_way.result() for name, under_way in passes.items()}
+    return {name: applied for name, applied in found.items() if applied is not None}

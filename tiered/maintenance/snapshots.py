@@ -1,0 +1,68 @@
+"""The part of a manager that looks at what it holds: snapshots of partitions, for decisions or for figures alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.logdirs.log_dirs import LogDirectories
+from local.names import TopicPartition
+from tiered.maintenance.cleaning import Cleaning
+from tiered.partition.partition import Partition
+
+if TYPE_CHECKING:
+    from policies.snapshot import PartitionSnapshot
+
+
+class Snapshots(ABC):
+    """Mixed into the manager; every method may be called from any thread."""
+
+    cleaning: Cleaning
+    _directory: LogDirectories
+    _partitions: dict[TopicPartition, Partition]
+    _unseen: set[TopicPartition]
+
+    @abstractmethod
+    def _note(self, name: TopicPartition, error: LogError) -> None: ...
+
+    @abstractmethod
+    def _forget(self, name: TopicPartition) -> None: ...
+
+    def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """What is held, by name: the partitions that are open and whose disk is there."""
+        return self._held(topics)
+
+    def snapshots(
+        self, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
+    ) -> list[PartitionSnapshot]:
+        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
+        cannot be looked at (an index that the disk does not give): that is in `problems`.
+
+        `for_figures` alone less is read (`Partition.snapshot`); no plan may be made of those.
+        """
+        return self._looked_at(self._held(topics), now_ms, for_figures=for_figures)
+
+    def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """The open partitions whose disk is there, in order; a copy, as others may be added meanwhile."""
+        wanted = None if topics is None else set(topics)
+        open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
+        return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
+
+    def _looked_at(
+        self, partitions: Iterable[Partition], now_ms: int, *, may_ask: bool = True, for_figures: bool = False
+    ) -> list[PartitionSnapshot]:
+        found = []
+        for held in partitions:
+            may_clean = self.cleaning.may_clean(held, now_ms)
+            try:
+                found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=may_ask, for_figures=for_figures))
+            except LogError as error:
+                self._unseen.add(held.name)
+                self._note(held.name, error)
+            else:
+                if held.name in self._unseen:
+                    self._unseen.discard(held.name)
+                    self._forget(held.name)
+        return found

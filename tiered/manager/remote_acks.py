@@ -1,0 +1,149 @@
+"""Appends that are acknowledged by the bucket: wait until a committed head holds every record.
+
+What was appended is rolled, copied and committed now, whatever `segment.ms` and the copy lag say, and everything before
+it goes up first, for the bucket has no holes. So each call costs a segment for every partition that it appended to.
+
+Order of effects: records in the log → durable on the disk → the active segment sealed → uploaded → **the head is
+committed** (only now acknowledged). A crash or an error before that leaves them in the log; the next round of any
+manager, or waiting again, takes them up. Uploads that failed are objects that no head names: nothing is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import InvalidRequest, LogError, Unavailable
+from local.names import TopicPartition
+from policies.decisions import Plan
+from policies.deferrals import Code
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies_at_once, copy_deferrals_at_once
+
+if TYPE_CHECKING:
+    from tiered.manager.manager import LogManager
+
+PAUSE_S = 1.0  # between two tries, each of which has its own waits within
+TIMEOUT_MS = 5 * 60_000
+_ATTEMPT = "acknowledging by the bucket"
+
+Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # for what, and what went wrong with the last try
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteAcks:
+    """`held_upto` by partition: every record below is in the bucket. `tries` is 1 where nothing went wrong."""
+
+    held_upto: Mapping[TopicPartition, int]
+    tries: int
+
+
+def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, now_ms: int) -> None:
+    """Asked before anything is appended. Raises InvalidRequest where no append can be acknowledged by the bucket (the
+    topic is not tiered, compacted, its copying off or paused), and what keeps us from the bucket now."""
+    wanted = set(names)
+    for snapshot in _look(manager, sorted(wanted), now_ms):
+        facts = {"topic": snapshot.partition.topic}
+        if not snapshot.is_copying_on:
+            raise InvalidRequest(f"{_ATTEMPT}, the topic is not copied to one: see remote.storage.enable", **facts)
+        if snapshot.rules.cleanup_compact:
+            raise InvalidRequest(f"{_ATTEMPT}, a compacted topic goes there once it is cleaned: say local", **facts)
+        if snapshot.paused is not None:
+            raise InvalidRequest(f"{_ATTEMPT}, uploads are paused: 'tiered resume' first", **facts)
+    for name in sorted(wanted):
+        held = manager.partition(name)
+        if (problem := manager.problems.get(name)) is not None:
+            raise problem
+        if not held.is_owned:
+            raise Unavailable(f"{_ATTEMPT}, the partition is not ours there yet", partition=name)
+
+
+def wait_for_bucket(
+    manager: LogManager,
+    ends: Mapping[TopicPartition, int],
+    *,
+    clock: Callable[[], int],
+    pause: Callable[[float], object],
+    timeout_ms: int = TIMEOUT_MS,
+    should_stop: Callable[[], bool] = lambda: False,
+    waiting: Waiting = lambda names, error: None,
+) -> RemoteAcks | None:
+    """Until the bucket holds every record below each of `ends`; None when told to stop before. `clock` gives ms.
+
+    Raises Unavailable when it did not answer within `timeout_ms` (a call under way ends first, see
+    `remote.store.middleware.retrying_store`), or an open transaction keeps records from it; and what a partition's own
+    trouble is.
+    """
+    begun_ms, tries = clock(), 0
+    while not should_stop():
+        left = [name for name, end in sorted(ends.items()) if held_upto(manager, name) < end]
+        if not left:
+            return RemoteAcks(held_upto={name: held_upto(manager, name) for name in ends}, tries=max(1, tries))
+        tries += 1
+        trouble = _try(manager, left, ends, clock(), should_stop)
+        if trouble is None:
+            continue
+        if not isinstance(trouble, Unavailable):
+            raise trouble
+        waited_ms = clock() - begun_ms
+        if not 0 <= waited_ms < timeout_ms:  # a clock that was set back ends it, too
+            raise _over(trouble, left, waited_ms)
+        waiting(left, trouble)
+        pause(PAUSE_S)
+    return None
+
+
+def held_upto(manager: LogManager, name: TopicPartition) -> int:
+    """One past the last offset of which the newest head seen holds the record, or has let it go. Raises Fenced where
+    that head is another writer's: it has other records at these offsets."""
+    held = manager.partition(name)
+    head = held.head()
+    held.check_not_fenced()  # after the look, for somebody else may meet that head first
+    return head.next_offset if head is not None else 0
+
+
+def _try(
+    manager: LogManager,
+    left: Sequence[TopicPartition],
+    ends: Mapping[TopicPartition, int],
+    now_ms: int,
+    should_stop: Callable[[], bool],
+) -> LogError | None:
+    """One try for all of them; what stands in the way of the first that did not get there, None without trouble."""
+    for each in _look(manager, left, now_ms):
+        if each.active is not None and each.active.base_offset < ends[each.partition]:
+            manager.partition(each.partition).log.roll(now_ms=now_ms)
+    before = {name: held_upto(manager, name) for name in left}
+    chosen = {each.partition: copies_at_once(each) for each in _look(manager, left, now_ms)}
+    plan = Plan(now_ms=now_ms, decisions={name: found for name, found in chosen.items() if found})
+    manager.apply(plan, should_stop=should_stop)
+    problems = manager.problems
+    for name in left:
+        if name in problems:
+            return problems[name]
+    stuck = [name for name in left if held_upto(manager, name) == before[name]]
+    if not stuck or should_stop():
+        return None
+    return _put_off(manager, stuck[0], now_ms)
+
+
+def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
+    """Why the oldest closed segment of a partition is not copied now."""
+    late = [one for each in _look(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
+    first = next((one for one in late if one.code is not Code.ACTIVE), None)
+    if first is None:
+        return Unavailable(f"{_ATTEMPT}, nothing was copied in this try", partition=name)
+    facts = {"partition": name, "base_offset": first.base_offset, "reason": first.code.value}
+    return Unavailable(f"{_ATTEMPT}, a segment may not be copied now: {first.why}", **facts, until_ms=first.until_ms)
+
+
+def _look(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
+    found = manager.snapshots(now_ms, {name.topic for name in names})
+    return [each for each in found if each.partition in names]
+
+
+def _over(trouble: LogError, left: Sequence[TopicPartition], waited_ms: int) -> Unavailable:
+    facts = {**trouble.facts, "waiting": ",".join(map(str, left)), "waited_ms": waited_ms}
+    attempt = trouble.attempt.removeprefix(f"{_ATTEMPT}, ")
+    return Unavailable(f"{_ATTEMPT}, {attempt}", **facts)

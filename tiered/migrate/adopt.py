@@ -1,0 +1,592 @@
+"""A sidecar beside a Kafka broker: closed segments of its log directory go to the bucket while it runs.
+
+The broker's files are only ever opened for reading. It rolls, deletes and compacts as it likes: a file that was opened
+stays readable, by its inode, whatever becomes of its name. A partition is looked at in rounds:
+
+1. The directory is listed, the closed segments that the bucket lacks are opened, and it is listed once more: only
+   where both listings name the same files of the same sizes, of the same topic id, do they belong together. Else the
+   broker is at work: next round.
+2. A segment goes up when it lies below the high watermark (``replication-offset-checkpoint``), for what is above may be
+   truncated, below the newest producer snapshot, for a broker rolls first and writes the snapshot of the segment's end
+   then, and below the first transaction that this snapshot calls open.
+3. `remote.segments.segment_upload` and the commit protocol do the rest: every batch is checked on its way, heads are
+   created only if absent. One sidecar writes a partition, and one that was fenced does not take it back by itself; the
+   topic's id is Kafka's.
+
+Of a **compacted** topic what is due, `WORK_BYTES` of it at most, is copied to a work directory, cleaned there
+(tombstones stay), and goes up clean, all of it in one commit: each row is as if the broker's cleaner had never looked
+at anything older. A work directory may be lost at any time.
+
+Leader epochs are Kafka's own (``leader-epoch-checkpoint``). Where the bucket and the broker have different epochs for
+the same offset the log was truncated and written anew, as after an unclean leader election: Conflict, which says from
+which offset on the bucket has a branch that the broker lost, and nothing more goes up. Before the new leader has
+written anything the high watermark lies below the bucket's end (`AdoptedPartition.ahead`), and nothing is due. Heads
+have epochs far above Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
+
+What is taken of a broker's files, and in which order they are looked at, is one argument, so it is one module, though
+a long one.
+
+DeleteRecords at the broker is mirrored: the bucket's log start becomes the broker's (`policies.deleted_records`). What
+the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
+they were copied are a gap, told once and passed over.
+
+| a crash after | leaves |
+|---|---|
+| some uploads | objects that no head names; they go up again under other names |
+| the commit | rows; the next round goes on behind them |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+from local import names
+from local.cleaner.cleaner import clean
+from local.errors import Conflict, Corrupt, LogError, NotFound
+from local.index.index_files import slices_of
+from local.log import Log, checkpoints, producer_snapshot
+from local.log.checkpoints import encode_epochs
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_snapshot import ProducerEntry
+from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
+from local.storage import Storage, StorageFile, join
+from policies.deleted_records import BrokerRetention, is_deletion
+from policies.manifest_collection import HEADS_AT_ONCE, HEADS_KEPT
+from remote.gc.old_manifests import collect_heads
+from remote.keys import partition_prefix
+from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store import ObjectStore
+from tiered.config.topic_settings import log_settings, resolve_rules
+from tiered.migrate.broker_directory import INTERNAL, epochs_of_batches, log_start_facts
+from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
+from tiered.partition.partition import coverage
+from tiered.partition.segment_inspection import SegmentWatch, segment_to_copy
+from tiered.stores.object_encoding import encoding_of
+from tiered.stores.store_check import check_writers
+
+EPOCHS_APART = 1 << 20
+UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a segment that ends in no transaction
+WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+OnCopied = Callable[[TopicPartition, int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedPartition:
+    """One partition after a round. Offsets half open. `lag_bytes` are closed and not in the bucket yet, `at_risk_bytes`
+    all that only the broker's disk has, its active segment too. `lost` were deleted by the broker before they were
+    copied. `lag_since_ms` is when the oldest that waits was written last. `ahead`: so many offsets of the bucket lie at
+    or above the broker's high watermark: an unclean election took them from it, or its disk is catching up.
+    `problem`: why it did not go on; its figures are those of the moment then, None where the bucket's end is not known.
+    """
+
+    partition: TopicPartition
+    copied: int = 0
+    copied_bytes: int = 0
+    tiered_upto: int | None = 0
+    log_end: int | None = None
+    lag_segments: int | None = 0
+    lag_bytes: int | None = 0
+    at_risk_bytes: int | None = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    lag_since_ms: int | None = None
+    ahead: int | None = 0
+    problem: LogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A closed segment of the broker, its files open. `is_settled`: the broker says that no transaction is open at its
+    end."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    log: StorageFile
+    others: dict[str, bytes]
+    is_settled: bool
+    modified_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a round begins with and has done of one partition so far: the broker's high watermark and log start."""
+
+    watermark: int
+    log_start: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+
+
+class _SidecarLog(MetadataLog):
+    """Takes a partition from another sidecar, or from a job that is over. Who goes on behind one has records of its own
+    at the broker's next offsets: what a manager, or a restore for one, has taken over stays theirs."""
+
+    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+        is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
+        if self._state is LogState.READER and base is not None and not is_free:
+            wrong = "adopting a partition, somebody else writes it in the bucket by now"
+            raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
+        return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
+
+
+class Adopter:
+    """Rounds over one log directory. `properties` are the topics' own settings, for the manifest; `effective` are all
+    that hold, without it those and the defaults. `keys` is the ring for topics that are encrypted. `work` is a
+    directory of our own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody
+    else ever writes to that store, so it may be one that overwrites. `on_copied` hears of a segment, by its base
+    offset, the bytes done and those in all.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        storage: Storage,
+        root: str,
+        work: str,
+        *,
+        properties: Callable[[str], dict[str, str]],
+        topics: Sequence[str] = (),
+        effective: Callable[[str], dict[str, str]] | None = None,
+        keys: KeyRing = NO_KEYS,
+        retention: Callable[[TopicPartition], BrokerRetention] | None = None,
+        is_single_writer: bool = False,
+        on_copied: OnCopied | None = None,
+    ) -> None:
+        self._on_copied = on_copied
+        self._is_single_writer = is_single_writer
+        self._store, self._storage, self._root, self._work = store, storage, root, work
+        self._properties, self._topics, self._keys = properties, frozenset(topics), keys
+        self._effective_of = effective
+        self._is_checked = False
+        self._retention = retention or self._known_retention
+        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # log starts that were judged
+        self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
+        self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
+
+    def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
+        """A round over every partition that is wanted. Errors of one are its `problem`, the others go on.
+
+        Raises InvalidRequest where two writers of the store could both commit, which the first round looks at.
+        """
+        if not self._is_checked and not self._is_single_writer:
+            check_writers(self._store, now_ms)
+            self._is_checked = True
+        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
+        done = []
+        for partition in self._partitions():
+            if should_stop():
+                break
+            work = _Work(watermarks.get(partition, 0), starts.get(partition, 0))
+            try:
+                done.append(self._round(partition, work, now_ms))
+            except LogError as error:
+                done.append(self._stopped(partition, work, error))
+        return done
+
+    def _stopped(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
+        """A partition that cannot go on: what waits, and what only the broker's disk has, by the files of this moment
+        and the newest manifest that was read."""
+        try:
+            return self._stopped_at(partition, work, problem)
+        except LogError:  # the disk fails: nothing is known
+            return AdoptedPartition(
+                partition=partition,
+                tiered_upto=None,
+                lag_segments=None,
+                lag_bytes=None,
+                at_risk_bytes=None,
+                ahead=None,
+                problem=problem,
+            )
+
+    def _stopped_at(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        known = self._logs.get((partition, topic_id)) if topic_id is not None else None
+        reached = None if known is None or known.cached is None else known.cached.taken_upto
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        closed = [base for base, following in pairwise(bases) if reached is not None and following > reached]
+        active = sizes[bases[-1]] if bases else 0
+        waiting = sum(sizes[base] for base in closed)
+        times = [self._storage.modified_ms(join(directory, segment_file(base, LOG))) for base in closed[:1]]
+        return AdoptedPartition(
+            partition=partition,
+            copied=work.copied,
+            copied_bytes=work.copied_bytes,
+            tiered_upto=reached,
+            log_end=bases[-1] if bases else None,
+            lag_segments=None if reached is None else len(closed),
+            lag_bytes=None if reached is None else waiting,
+            at_risk_bytes=None if reached is None else waiting + active,
+            lag_since_ms=min(times, default=None),
+            ahead=None if reached is None else max(0, reached - work.watermark),
+            problem=problem,
+        )
+
+    def look(self) -> list[AdoptedPartition]:
+        """What the next round would copy, as `copied`, by what broker and bucket have now. Nothing is written."""
+        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        found = []
+        for partition in self._partitions():
+            try:
+                found.append(self._looked_at(partition, watermarks.get(partition, 0)))
+            except LogError as error:
+                found.append(self._stopped(partition, _Work(watermarks.get(partition, 0)), error))
+        return found
+
+    def _looked_at(self, partition: TopicPartition, watermark: int) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        if topic_id is None:
+            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        encoding_of(self._effective(partition.topic), self._keys)
+        head = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
+        reached = head.taken_upto if head is not None else 0
+        upto = min(watermark, _stable(self._storage, directory))
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        with self._opened(directory, topic_id, reached) as closed:
+            due = [each for each in closed if each.next_offset <= upto]
+            is_compacted = log_settings(self._effective(partition.topic)).is_compacted
+            if is_compacted and not _is_never_settled(due, reached):
+                due = _settled(due, WORK_BYTES)
+            waiting = [each for each in closed if each not in due]
+            return AdoptedPartition(
+                partition=partition,
+                copied=len(due),
+                copied_bytes=sum(each.size_bytes for each in due),
+                tiered_upto=reached,
+                lag_segments=len(waiting),
+                lag_bytes=sum(each.size_bytes for each in waiting),
+                at_risk_bytes=sum(each.size_bytes for each in closed) + (sizes[bases[-1]] if bases else 0),
+                ahead=max(0, reached - watermark),
+            )
+
+    def _effective(self, topic: str) -> dict[str, str]:
+        return (self._effective_of or self._properties)(topic)
+
+    def _partitions(self) -> list[TopicPartition]:
+        found = (names.parse_partition_directory(name) for name in self._storage.list(self._root))
+        wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))
+        return sorted(p for p in wanted if not self._topics or p.topic in self._topics)
+
+    def _known_retention(self, partition: TopicPartition) -> BrokerRetention:
+        rules = resolve_rules(self._properties(partition.topic))
+        return BrokerRetention(retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes)
+
+    def _mirrored_start(
+        self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
+    ) -> Head:
+        """DeleteRecords at the broker holds in the bucket: its log start is raised to the broker's. The newest head."""
+        head, directory = log.refresh(), join(self._root, partition.directory)
+        if start <= head.log_start_offset:
+            return head
+        if (partition, start) not in self._is_deletion:
+            facts = log_start_facts(self._storage, directory, _logs_of(self._storage, directory), start, epochs)
+            if facts is None:
+                return head
+            self._is_deletion[partition, start] = is_deletion(facts, self._retention(partition), now_ms)
+        if not self._is_deletion[partition, start]:
+            return head
+        return log.commit(expire_segments([], now_ms=now_ms, log_start_offset=start), now_ms)
+
+    def _round(self, partition: TopicPartition, work: _Work, now_ms: int) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        if topic_id is None:
+            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before anything is written
+        epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
+        log = self._owned(partition, topic_id, epochs, now_ms)
+        head = self._told_settings(log, partition, now_ms)
+        _check_lineage(partition, head, epochs)
+        head = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        reached = head.taken_upto  # below the bucket's log start nothing is wanted, whatever the broker has
+        upto = min(work.watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
+        with self._opened(directory, topic_id, reached) as closed:
+            due = [each for each in closed if each.next_offset <= upto]
+            lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
+            cleans = log_settings(self._effective(partition.topic)).is_compacted and not _is_never_settled(due, reached)
+            due = _settled(due, WORK_BYTES) if cleans else due
+            epochs = _covering(due, epochs)
+            if due and cleans:
+                work.copied = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
+                work.copied_bytes = sum(each.size_bytes for each in due)
+            else:
+                for each in due:
+                    row = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
+                    log.commit(add_segments([row]), now_ms)
+                    work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
+            self._collect_heads(log, now_ms)
+            waiting = [each for each in closed if each not in due]
+            return AdoptedPartition(
+                partition=partition,
+                copied=work.copied,
+                copied_bytes=work.copied_bytes,
+                tiered_upto=log.refresh().taken_upto,
+                log_end=bases[-1] if bases else None,
+                lag_segments=len(waiting),
+                lag_bytes=sum(each.size_bytes for each in waiting),
+                at_risk_bytes=sum(each.size_bytes for each in waiting) + (sizes[bases[-1]] if bases else 0),
+                lost=lost,
+                lag_since_ms=min((each.modified_ms for each in waiting), default=None),
+                ahead=max(0, reached - work.watermark),
+            )
+
+    def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
+        known = self._logs.get((partition, topic_id))
+        if known is not None:
+            known.check_not_fenced()  # whoever took over keeps it, until a person starts this sidecar anew
+            return known
+        log = _SidecarLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
+        log.become_writer(
+            self._writer,
+            now_ms,
+            topic=partition.topic,
+            topic_id=topic_id,
+            partition=partition.partition,
+            properties=self._properties(partition.topic),
+            first_epoch=(epochs.latest or 0) + EPOCHS_APART,
+            appends=True,
+        )
+        self._logs[partition, topic_id] = log
+        return log
+
+    def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Head:
+        """The newest head, with the settings that the topic has by now."""
+        head, properties = log.refresh(), self._properties(partition.topic)
+        return head if head.properties == properties else log.commit(set_properties(properties), now_ms)
+
+    @contextmanager
+    def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
+        """The closed segments from `reached` on, all of one moment; none of them when the broker was at work."""
+        before = _logs_of(self._storage, directory)
+        bases = sorted(before)
+        with ExitStack() as stack:
+            found = []
+            try:
+                for base, following in pairwise(bases):
+                    if following > reached:
+                        found.append(self._open(stack, directory, base, following, before[base]))
+            except NotFound:
+                found = []
+            after = _logs_of(self._storage, directory, upto=bases[-1:])
+            is_same_topic = checkpoints.read_topic_id(self._storage, directory) == topic_id
+            if not is_same_topic or after != {base: before[base] for base in bases[:-1]}:
+                found = []
+            yield found
+
+    def _open(self, stack: ExitStack, directory: str, base: int, following: int, size: int) -> _Closed:
+        file = self._storage.open_reader(join(directory, segment_file(base, LOG)))
+        stack.callback(file.close)
+        others = {}
+        named = {OFFSET_INDEX: base, TIME_INDEX: base, TXN_INDEX: base, PRODUCER_SNAPSHOT: following}
+        for suffix, offset in named.items():
+            try:
+                others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
+            except NotFound:
+                others[suffix] = b""
+        told = _decoded(others[PRODUCER_SNAPSHOT])
+        if told is None:
+            others[PRODUCER_SNAPSHOT] = b""
+        is_settled = told is not None and all(each.transaction_first_offset < 0 for each in told)
+        modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
+        return _Closed(base, following, size, file, others, is_settled, modified_ms)
+
+    def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> RemoteSegment:
+        head, done = log.refresh(), 0
+        place = partition_prefix(head.topic, head.topic_id, head.partition)
+
+        def tell(read_bytes: int) -> None:
+            nonlocal done
+            done += read_bytes
+            name = TopicPartition(head.topic, head.partition)
+            if self._on_copied is not None:
+                self._on_copied(name, segment.base_offset, done, segment.size_bytes)
+
+        at_rest = encoding_of(self._effective(head.topic), self._keys)
+        return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=tell)
+
+    def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
+        """As a manager's rounds do: a head for each segment adds up."""
+        head = log.refresh()
+        upto = head.sequence - HEADS_KEPT
+        if upto - log.void_upto >= HEADS_AT_ONCE:
+            place = partition_prefix(head.topic, head.topic_id, head.partition)
+            collect_heads(self._store, place, log, upto, now_ms=now_ms)
+
+    def _copy_cleaned(
+        self,
+        partition: TopicPartition,
+        log: MetadataLog,
+        due: Sequence[_Closed],
+        epochs: LeaderEpochs,
+        reached: int,
+        now_ms: int,
+    ) -> int:
+        """A copy of what is due, cleaned in the work directory; its segments go up. The rows.
+
+        The broker's cleaner may have merged a segment that is in the bucket with one that is not: batches from
+        `reached` on are taken, none of which reaches below, for that was a segment's end once.
+        """
+        place = join(self._work, partition.directory)
+        self._storage.make_directory(place)
+        for name in self._storage.list(place):
+            self._storage.unlink(join(place, name))
+        start = max(reached, due[0].base_offset)
+        for each in due:
+            base = max(each.base_offset, start)
+            _copy_file(self._storage, each, join(place, segment_file(base, LOG)), from_offset=base)
+        end = due[-1].next_offset
+        self._storage.create(join(place, segment_file(end, LOG))).close()
+        checkpoints.write_epochs(self._storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
+        settings = log_settings(self._effective(partition.topic))
+        copy = Log.open(self._storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
+        try:
+            clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)
+            copy.remove_deleted(now_ms)
+            rows = [info for info in copy.segments() if not info.is_active and not info.is_empty]
+            producers = {each.next_offset: each.others[PRODUCER_SNAPSHOT] for each in due}
+            made = []
+            for info in rows:
+                segment = segment_to_copy(copy, info, cleaned_through=end)
+                told = producers.get(info.next_offset) or segment.producer_snapshot
+                made.append(self._uploaded(log, replace(segment, producer_snapshot=told), now_ms))
+            if made:  # at once: what an older record went for is in the last of them, perhaps
+                log.commit(add_segments(made), now_ms)
+            return len(made)
+        finally:
+            copy.release()
+
+
+def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
+    """The first of them, up to where no transaction is open: one that has its data here and its marker in a later round
+    could not be cleaned. About so many bytes; the others are for the next rounds."""
+    sizes = accumulate(each.size_bytes for each in due)
+    ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
+    fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
+    return list(due[: max(fitting, default=0)])
+
+
+def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
+    """Whether so much is due, and at the end of each segment of it some transaction is open, that it goes up as it is,
+    with the broker's own transaction indexes: the job that cleans the bucket sees the whole of them."""
+    is_much = sum(each.size_bytes for each in due) >= UNSETTLED_BYTES
+    return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
+
+
+def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
+    """With the epochs of everything that is due: below the checkpoint's first entry the batches say them."""
+    for each in reversed(due):
+        first = epochs.entries[0][1] if epochs.entries else each.next_offset
+        if each.base_offset < first:
+            epochs = epochs_of_batches(each.log.read, epochs, first)
+    return epochs
+
+
+def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:
+    path = join(directory, segment_file(each.base_offset, LOG))
+    lineage = epochs.between(each.base_offset, each.next_offset) or ((0, each.base_offset),)
+    indexes = each.others[OFFSET_INDEX], each.others[TIME_INDEX]
+    return SegmentToCopy(
+        base_offset=each.base_offset,
+        next_offset=each.next_offset,
+        size_bytes=each.size_bytes,
+        epochs=lineage,
+        offset_index=indexes[0],
+        time_index=indexes[1],
+        txn_index=each.others[TXN_INDEX],
+        producer_snapshot=each.others[PRODUCER_SNAPSHOT],
+        leader_epochs=encode_epochs(epochs.truncate_from_end(each.next_offset).entries),
+        read=each.log.read,
+        inspect=partial(
+            SegmentWatch,
+            path,
+            each.base_offset,
+            each.next_offset,
+            lineage,
+            indexes,
+            aborted=each.others[TXN_INDEX],
+        ),
+    )
+
+
+def _copy_file(storage: Storage, each: _Closed, path: str, *, from_offset: int) -> None:
+    """The batches from `from_offset` on."""
+    file = storage.create(path)
+    try:
+        for _, data, table in slices_of(each.log.read):
+            skipped = int((table.base_offsets < from_offset).sum())
+            if skipped < len(table):
+                file.append(data[int(table.positions[skipped]) : table.valid_bytes])
+    finally:
+        file.close()
+
+
+def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
+    """The ``.log`` files by base, with their sizes; those at or above `upto` are left out."""
+    found = {}
+    for name, facts in storage.list_files(directory).items():
+        parsed = names.parse_segment_file(name)
+        if parsed is not None and parsed[1] == LOG and not any(parsed[0] >= each for each in upto):
+            found[parsed[0]] = facts.size_bytes
+    return found
+
+
+def _stable(storage: Storage, directory: str) -> int:
+    """Below it every transaction is decided, and the producers are known, by the newest producer snapshot there is.
+
+    A broker writes it in its place: one that is not whole yet is as if it were not there.
+    """
+    offsets = [
+        parsed[0]
+        for name in storage.list_files(directory)
+        if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
+    ]
+    for offset in sorted(offsets, reverse=True):
+        told = _decoded(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
+        if told is not None:
+            open_from = (each.transaction_first_offset for each in told if each.transaction_first_offset >= 0)
+            return min([offset, *open_from])
+    return 0
+
+
+def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
+    """None for what is no snapshot, or half of one."""
+    try:
+        return producer_snapshot.decode(snapshot)
+    except Corrupt:
+        return None
+
+
+def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) -> None:
+    """Raises Conflict where bucket and broker have different leader epochs for an offset that both have."""
+    theirs = LeaderEpochs(tuple(head.lineage))
+    held = coverage(head)
+    first = epochs.entries[0][1] if epochs.entries else 0
+    for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
+        if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
+            facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
+            raise Conflict(
+                "adopting a partition, the broker's log was written anew below the bucket's end, as an unclean leader "
+                "election does: the bucket keeps the branch that it lost",
+                partition=partition,
+                **facts,
+                bucket_next_offset=head.rows_next_offset,
+            )

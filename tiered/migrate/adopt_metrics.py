@@ -1,0 +1,84 @@
+"""The figures of a sidecar beside a broker (`tiered.migrate.adopt`), under the names that a manager's have.
+
+What waits and what only the broker's disk has is as it was in the last round, of a partition that cannot go on as well.
+One whose figures are not known then keeps those that it had before. Dashboards and alerts of managers read them as they
+are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from local.names import TopicPartition
+from tiered.config.clock_guard import counted_ms
+from tiered.migrate.adopt import AdoptedPartition
+from tiered.observe.exposition import Form, Sample, exposition
+
+_GAUGES = {
+    "tiered_unreplicated_bytes": "at_risk_bytes",
+    "tiered_remote_copy_lag_bytes": "lag_bytes",
+    "tiered_remote_copy_lag_segments": "lag_segments",
+    "tiered_adopt_ahead_offsets": "ahead",
+}
+
+
+class AdoptMetrics:
+    """Hears of each round; `text` may be asked for from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[TopicPartition, AdoptedPartition] = {}
+        self._troubles = Counter[str]()
+        self._copied, self._copied_bytes, self._lost = Counter[str](), Counter[str](), Counter[str]()
+        self._rounds = self._failures = self._round_ms = 0
+        self._ended_at = counted_ms()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no partition was in trouble in the last round."""
+        with self._lock:
+            return not self._troubles
+
+    def note(self, done: Sequence[AdoptedPartition], now_ms: int) -> None:
+        """A round is over."""
+        with self._lock:
+            self._rounds, self._round_ms, self._ended_at = self._rounds + 1, now_ms, counted_ms()
+            self._troubles = Counter(type(each.problem).__name__ for each in done if each.problem is not None)
+            self._failures += bool(self._troubles)
+            there = {each.partition for each in done}
+            self._known = {name: each for name, each in self._known.items() if name in there}
+            for each in done:
+                if each.at_risk_bytes is not None:
+                    self._known[each.partition] = each
+                topic = each.partition.topic
+                self._copied[topic] += each.copied
+                self._copied_bytes[topic] += each.copied_bytes
+                self._lost[topic] += sum(end - start for start, end in each.lost)
+
+    def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
+        """What Prometheus reads."""
+        with self._lock:
+            return exposition(list(self._samples(now_ms)), form)
+
+    def _samples(self, now_ms: int) -> Iterator[Sample]:
+        by_topic: dict[str, list[AdoptedPartition]] = {}
+        for each in self._known.values():
+            by_topic.setdefault(each.partition.topic, []).append(each)
+        for topic, some in sorted(by_topic.items()):
+            labels = (("topic", topic),)
+            for metric, field in _GAUGES.items():
+                yield Sample(metric, sum(getattr(each, field) for each in some), labels)
+            since = min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=now_ms)
+            yield Sample("tiered_remote_copy_lag_seconds", max(0, now_ms - since) / 1000, labels)
+            yield Sample("tiered_remote_copy_bytes_total", self._copied_bytes[topic], labels)
+            yield Sample("tiered_adopt_lost_offsets_total", self._lost[topic], labels)
+        for kind in sorted({"Conflict", "Corrupt", "Fenced", "Unavailable", *self._troubles}):
+            yield Sample("tiered_partition_problems", self._troubles[kind], (("class", kind),))
+        passing = self._troubles["Unavailable"] + self._troubles["Corrupt"]  # of which other alerts tell
+        yield Sample("tiered_halted", self._troubles.total() - passing)
+        yield Sample("tiered_rounds_total", self._rounds)
+        yield Sample("tiered_round_failures_total", self._failures)
+        yield Sample("tiered_last_round_timestamp_seconds", self._round_ms / 1000)
+        yield Sample("tiered_last_round_age_seconds", (counted_ms() - self._ended_at) / 1000)

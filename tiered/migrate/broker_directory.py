@@ -1,0 +1,95 @@
+"""The log directory of a broker: what it is known by, and the leader epochs and log start of a partition in it.
+
+After DeleteRecords the broker's ``leader-epoch-checkpoint`` begins at the log start, which may lie inside a segment. Of
+the offsets below it the batches say the epoch. Source: kafka `LeaderEpochFileCache.truncateFromStart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from local import names
+from local.errors import InvalidRequest, NotFound
+from local.index.index_files import slices_of
+from local.log.leader_epochs import LeaderEpochs
+from local.names import LOG, segment_file
+from local.storage import Storage, join
+from policies.deleted_records import LogStartFacts
+from tiered.config.properties import nearest
+
+Read = Callable[[int, int], bytes]
+INTERNAL = "__"  # topics of the broker's own
+
+
+def epochs_of_batches(read: Read, known: LeaderEpochs, below: int) -> LeaderEpochs:
+    """`known` with the epochs that the batches of a segment say for offsets under `below` in front.
+
+    Batches without an epoch (-1) add nothing.
+    """
+    found = LeaderEpochs()
+    for _, _, table in slices_of(read):
+        for at in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
+            epoch, start = int(table.leader_epochs[at]), int(table.base_offsets[at])
+            if epoch >= 0 and start < below:
+                found = found.assign(epoch, start)
+        if int(table.last_offsets[-1]) >= below:
+            break
+    for epoch, start in known.entries:
+        found = found.assign(epoch, start)
+    return found
+
+
+def log_start_facts(
+    storage: Storage, directory: str, sizes: dict[int, int], start: int, epochs: LeaderEpochs
+) -> LogStartFacts | None:
+    """The facts of a log start that lies inside one of the segments `sizes` (base to bytes); None where it does not, or
+    where epochs and batches do not confirm it: the broker's checkpoints are written at different times.
+    """
+    bases = [base for base in sizes if base < start]
+    if not bases or start <= min(sizes) or (epochs.entries and epochs.entries[0][1] < start):
+        return None
+    base = max(bases)
+    newest, reached = None, base
+    file = storage.open_reader(join(directory, segment_file(base, LOG)))
+    try:
+        for _, _, table in slices_of(file.read):
+            below = table.max_timestamps[table.last_offsets < start]
+            times = [newest if newest is not None else -1, *(below[below >= 0].tolist())]
+            newest = max(times) if max(times) >= 0 else None
+            reached = int(table.last_offsets[-1]) + 1
+            if reached >= start:
+                break
+    finally:
+        file.close()
+    if reached < start:
+        return None
+    return LogStartFacts(newest_below_ms=newest, bytes_from=sum(sizes[each] for each in sizes if each >= base))
+
+
+def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
+    """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
+
+    NotFound where there is no such directory, or one of the topics that were named is not in it.
+    """
+    hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
+    if not storage.is_directory(root):
+        kind = InvalidRequest if storage.exists(root) else NotFound
+        raise kind(f"adopting, there is no such directory: {hint}", directory=root)
+    there = storage.list(root)
+    is_one = names.META_PROPERTIES in there or any(names.parse_partition_directory(name) for name in there)
+    if not is_one:
+        raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
+    known = adopted_topics(storage, root)
+    for topic in topics:
+        if topic not in known:
+            told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
+            raise NotFound("adopting a topic, the broker has none of it here", topic=topic, directory=root, **told)
+
+
+def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
+    """The topics of a log directory that a sidecar copies: those that are named, or all but the broker's own."""
+    found = (names.parse_partition_directory(name) for name in storage.list(root))
+    there = {each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)}
+    return sorted(there & set(topics) if topics else there)

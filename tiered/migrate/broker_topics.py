@@ -1,0 +1,181 @@
+"""What a Kafka broker's topics are set to, read from the copy of the cluster's metadata that lies in its log directory.
+
+A broker of a KRaft cluster, controller or not, keeps the metadata log as a partition, ``__cluster_metadata-0``, in its
+``metadata.log.dir`` (by default the first log directory). It is only read. The settings of a topic are records there:
+
+| record | api key | here |
+|---|---|---|
+| TopicRecord | 2 | name and id: a topic that is made anew has no settings of the one before |
+| ConfigRecord | 4 | of a topic: one setting, or that it was taken back |
+| PartitionRecord, PartitionChangeRecord | 3, 5 | how many replicas a partition has |
+| RemoveTopicRecord | 9 | its settings go |
+
+A record's value is frame version, api key, version (unsigned varints), then its fields: strings have their length + 1
+before them (unsigned varint, 0 for null), a topic id is 16 bytes. Source: kafka `AbstractApiMessageSerde`,
+``metadata/src/main/resources/common/metadata/*.json``, and `RaftSnapshotWriter` for ``.checkpoint`` files, which hold
+the same batches.
+
+Whoever is asked goes on where it stopped reading. A tail that is not committed yet counts: a setting that the
+controllers took back again is corrected with the next record. What the cluster's brokers have as defaults is in
+``server.properties``, which is not read. Records of other versions than are known are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+
+from local import kernels
+from local.errors import Corrupt, InvalidRequest, NotFound
+from local.names import LOG, TopicPartition, parse_segment_file
+from local.records.batch_runs import BatchRuns
+from local.storage import Storage, join
+from tiered.config.properties import PROPERTIES, parse
+
+METADATA = "__cluster_metadata-0"
+TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_TOPIC_RECORD = 2, 3, 4, 5, 9
+REPLICAS_TAG = 2  # of a PartitionChangeRecord
+OF_TOPIC = 2  # ConfigResource.Type
+_CHECKPOINT = re.compile(r"([0-9]{20})-[0-9]{10}\.checkpoint", re.ASCII)
+_OF_THE_TIER = ("remote.", "local.")  # of the broker's own tiered storage, which is not ours
+
+
+class BrokerTopics:
+    """The topics of one broker. Not thread safe."""
+
+    def __init__(self, storage: Storage, root: str) -> None:
+        """`root` is the log directory that holds the metadata log."""
+        self._storage, self._directory = storage, join(root, METADATA)
+        self._settings: dict[str, dict[str, str]] = {}
+        self._names: dict[bytes, str] = {}
+        self._replicas: dict[bytes, dict[int, int]] = {}  # by topic id and partition
+        self._read_upto = -1  # offset of the last record that was looked at
+        self._where = (-1, 0)  # file and position to go on from
+
+    def of(self, topic: str) -> dict[str, str]:
+        """The topic's own settings as the broker has them, those that we know too and that are not of its own tier."""
+        found = {}
+        for name, value in self._settings.get(topic, {}).items():
+            row = PROPERTIES.get(name)
+            if row is None or not row.is_per_topic or name.startswith(_OF_THE_TIER):
+                continue
+            try:
+                parse(name, value)
+            except InvalidRequest:
+                continue  # a value that Kafka has learned since
+            found[name] = value
+        return found
+
+    def replicas(self, name: TopicPartition) -> int | None:
+        """How many replicas a partition has; None where the metadata do not say it."""
+        ids = [topic_id for topic_id, topic in self._names.items() if topic == name.topic]
+        return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
+
+    def refresh(self) -> bool:
+        """Read on; whether there is a metadata log here. Raises Corrupt where its records make no sense."""
+        try:
+            files = self._storage.list_files(self._directory)
+        except NotFound:
+            return False
+        bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == LOG)
+        snapshots = sorted((int(told[1]), name) for name in files if (told := _CHECKPOINT.fullmatch(name)))
+        if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
+            # What lies below the log is in the newest checkpoint; it has everything below its offset.
+            self._settings, self._names, self._replicas = {}, {}, {}
+            self._take(snapshots[-1][1], 0, is_snapshot=True)
+            self._read_upto = max(self._read_upto, snapshots[-1][0] - 1)
+        for at, base in enumerate(bases):
+            is_read = at + 1 < len(bases) and bases[at + 1] <= self._read_upto + 1
+            if not is_read:
+                start = self._where[1] if self._where[0] == base else 0
+                self._where = base, self._take(f"{base:020d}{LOG}", start, is_snapshot=False)
+        return True
+
+    def _take(self, name: str, start: int, *, is_snapshot: bool) -> int:
+        """Read the records of a file from a position on; how far it is whole."""
+        path = join(self._directory, name)
+        try:
+            file = self._storage.open_reader(path)
+        except NotFound:
+            return start  # deleted under our hands; the next look begins with a checkpoint
+        try:
+            walk = BatchRuns(file.read, file.size(), start=start)
+            for run in walk:
+                if run.damage is not None:
+                    raise Corrupt(f"reading a broker's metadata, {run.damage}", path=path, at=run.position)
+                for record in kernels.decode_columns(run.data).records():
+                    if is_snapshot or record.offset > self._read_upto:
+                        self._follow(bytes(record.value or b""), path)
+                        self._read_upto = self._read_upto if is_snapshot else record.offset
+            return walk.position
+        finally:
+            file.close()
+
+    def _follow(self, value: bytes, path: str) -> None:
+        fields = _Fields(value, path)
+        if fields.number() != 1:
+            return
+        kind, version = fields.number(), fields.number()
+        if kind == PARTITION_RECORD:  # its later versions add fields behind these
+            partition, topic_id = fields.int32(), fields.take(16)
+            self._replicas.setdefault(topic_id, {})[partition] = fields.number() - 1
+            return
+        if version != 0 and kind != PARTITION_CHANGE_RECORD:
+            return
+        if kind == TOPIC_RECORD:
+            name, topic_id = fields.text() or "", fields.take(16)
+            self._settings.pop(name, None) if self._names.get(topic_id) != name else None
+            self._names[topic_id] = name
+        elif kind == PARTITION_CHANGE_RECORD:
+            partition, topic_id = fields.int32(), fields.take(16)
+            if (changed := fields.tagged().get(REPLICAS_TAG)) is not None:
+                self._replicas.setdefault(topic_id, {})[partition] = _Fields(changed, path).number() - 1
+        elif kind == REMOVE_TOPIC_RECORD:
+            topic_id = fields.take(16)
+            self._replicas.pop(topic_id, None)
+            self._settings.pop(self._names.pop(topic_id, ""), None)
+        elif kind == CONFIG_RECORD and fields.take(1)[0] == OF_TOPIC:
+            topic, name, setting = fields.text() or "", fields.text() or "", fields.text()
+            own = self._settings.setdefault(topic, {})
+            if setting is None:
+                own.pop(name, None)
+            else:
+                own[name] = setting
+
+
+class _Fields:
+    """A record's value, field by field. Every method raises Corrupt where it ends too early."""
+
+    def __init__(self, value: bytes, path: str) -> None:
+        self._value, self._path, self._at = value, path, 0
+
+    def number(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            found |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return found
+
+    def int32(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def tagged(self) -> dict[int, bytes]:
+        """The tagged fields at the end of a record, undecoded."""
+        return {self.number(): self.take(self.number()) for _ in range(self.number())}
+
+    def text(self) -> str | None:
+        length = self.number()
+        if length == 0:
+            return None
+        try:
+            return self.take(length - 1).decode()
+        except UnicodeDecodeError:
+            raise Corrupt("reading a broker's metadata, a text is none", path=self._path) from None
+
+    def take(self, count: int) -> bytes:
+        found = self._value[self._at : self._at + count]
+        if len(found) < count:
+            raise Corrupt("reading a broker's metadata, a record ends too early", path=self._path)
+        self._at += count
+        return found

@@ -1,0 +1,299 @@
+"""Forking a topic: another topic of the same bucket, with the same records, and not a byte of them copied.
+
+The rows of the fork name the source's objects (`remote.gc.fork_references` has the protocol: states, crashes, who
+deletes what). Both topics go their own ways from there: retention, compaction, rewriting and deletion of one never show
+in the other. The fork is a topic in the bucket; a machine takes it up by restoring it (`tiered.migrate.restore_plan`,
+``takes_over``).
+
+`upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all.
+Running the same fork again goes on with partitions that are missing, and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.names import check_topic, new_topic_id
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import request_cost
+from remote.gc.fork_references import homes_of
+from remote.gc.partition_removal import PartitionRemoval, Removal
+from remote.gc.pins import Pin, end_pin, list_pins, pin_newest
+from remote.keys import foreign_key, topic_directory
+from remote.manifest.catalog import RemotePartitionName, missing_between
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import add_segments, delete_partition, expire_segments
+from remote.manifest.page_spill import keys_of, named_keys
+from remote.segment_entry import RemoteSegment
+from remote.store import ObjectStore
+from tiered.read.topic_id_resolution import without_deleted
+
+PIN_MS = 86_400_000
+_REMOVER = "fork"  # who signs the removal of a fork that nobody was told of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFork:
+    """One partition: `rows` of `head` become the fork's. `is_there`: an earlier run made it."""
+
+    source: RemotePartitionName
+    fork: RemotePartitionName
+    head: Head
+    rows: tuple[RemoteSegment, ...]
+    is_there: bool = False
+
+    @property
+    def next_offset(self) -> int:
+        return self.rows[-1].next_offset if self.rows else self.head.log_start_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """What the fork can read and nobody copies."""
+        return sum(row.size_bytes for row in self.rows)
+
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
+        """For its requests: pin twice, heads and pages, and the looks."""
+        of = prices.of(None)
+        return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4, prices=of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPlan:
+    """A topic's fork. `unfinished` is what is left of forks that were not made in time, to be removed to the end.
+
+    `missing` are partitions of the source without a manifest, between others: the fork lacks them.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: tuple[PartitionFork, ...]
+    upto_offset: int | None = None
+    unfinished: tuple[RemotePartitionName, ...] = ()
+    missing: tuple[RemotePartitionName, ...] = ()
+
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
+        return sum(each.dollars(prices) for each in self.partitions)
+
+
+def plan_fork(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    topic: str,
+    *,
+    known: Sequence[RemotePartitionName],
+    upto_offset: int | None = None,
+) -> ForkPlan:
+    """What forking all partitions `names` of one topic takes. `known` are the bucket's partitions of the name `topic`.
+
+    Raises InvalidRequest for partitions of several topics and a name that is another topic's, NotFound for a deleted
+    one, and InvalidRequest where a cleaned topic would lack keys below `upto_offset`.
+    """
+    check_topic(topic)
+    names = without_deleted(store, names)
+    if len(sources := {topic_directory(name.topic, name.topic_id) for name in names}) != 1:
+        raise InvalidRequest("forking, not one topic: choose one by its id", topics=",".join(sorted(sources)))
+    heads = {name: head for name in known if (head := _head(store, name)) is not None}
+    dead = {name.topic_id for name, head in heads.items() if head.deleted_ms is not None}
+    living = {name: head for name, head in heads.items() if name.topic_id not in dead}
+    ids = {name.topic_id for name in living}
+    if len(ids) > 1 or any(head.writer_id != _writer(names[0]) for head in living.values()):
+        raise InvalidRequest("forking, the bucket has another topic of that name", topic=topic)
+    topic_id = ids.pop() if ids else new_topic_id()
+    parts = []
+    for name in names:
+        fork = RemotePartitionName(topic, topic_id, name.partition)
+        head, rows = _rows(store, name, upto_offset)
+        parts.append(PartitionFork(source=name, fork=fork, head=head, rows=rows, is_there=fork in living))
+    forkers = {name: head for name, head in heads.items() if head.writer_id in (_REMOVER, _writer(names[0]))}
+    dropped = {name.topic_id for name, head in forkers.items() if head.deleted_ms is not None}
+    unfinished = tuple(name for name in forkers if name.topic_id in dropped)
+    return ForkPlan(
+        topic=topic,
+        topic_id=topic_id,
+        partitions=tuple(parts),
+        upto_offset=upto_offset,
+        unfinished=unfinished,
+        missing=tuple(missing_between(names)),
+    )
+
+
+def run_fork(
+    store: ObjectStore,
+    plan: ForkPlan,
+    *,
+    now_ms: Callable[[], int],
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda partitions: None,
+) -> tuple[PartitionFork, ...]:
+    """Fork partition by partition; those that are forked now or were before. May be repeated by planning again.
+
+    Raises Conflict where a partition was not forked in time (its pin ended before everything was written): then the
+    fork is removed; plan and run again.
+    """
+    done = []
+    for name in plan.unfinished:
+        _remove(store, name, now_ms)
+    for each in plan.partitions:
+        if should_stop():
+            break
+        done.append(each if each.is_there and _is_whole(store, each) else _forked(store, plan, each, now_ms))
+        progress(1)
+    return tuple(done)
+
+
+def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Callable[[], int]) -> PartitionFork:
+    prefix, began = each.source.prefix, now_ms()
+    source = MetadataLog(store, prefix)
+    pin, head = pin_newest(
+        store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
+    )
+    head, rows = _chosen(source, head, plan.upto_offset)
+    announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
+    log = _begun(store, each, head, now_ms())
+    if not log.refresh().has_rows:  # else of an earlier run: they are looked at below
+        if head.log_start_offset:  # before the rows: what was deleted below it in the first of them stays deleted
+            log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
+        log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
+    if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
+        if _is_whole(store, each):  # another run was in time: nobody takes that back
+            return replace(each, is_there=True)
+        _mark_removed(log, head, now_ms())
+        for part in plan.partitions:
+            _remove(store, part.fork, now_ms)
+        raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
+    _check_still_ours(log, head)
+    return replace(each, head=head, rows=tuple(rows), is_there=True)
+
+
+def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> MetadataLog:
+    """The fork's first head. Its epoch is above all leader epochs of the rows: appends go on in it."""
+    log = MetadataLog(store, each.fork.prefix)
+    log.become_writer(
+        _writer(each.source),
+        now_ms,
+        topic=each.fork.topic,
+        topic_id=each.fork.topic_id,
+        partition=each.fork.partition,
+        properties=head.properties,
+        first_epoch=head.epoch + 1,
+        seal_key_id=head.seal_key_id,
+    )
+    return log
+
+
+def _told_other_homes(
+    store: ObjectStore, each: PartitionFork, rows: Sequence[RemoteSegment], pin: Pin, *, now_ms: int
+) -> list[tuple[str, Pin]]:
+    """Of a fork of a fork: every partition whose objects it names is told before it names one."""
+    told = []
+    for home in sorted(homes_of(keys_of(rows), each.source.prefix) - {each.source.prefix}):
+        log = MetadataLog(store, home)
+        other, _ = pin_newest(
+            store, home, log, now_ms=now_ms, expires_ms=pin.expires_ms, holder="fork", fork=each.fork.prefix
+        )
+        told.append((home, other))
+    return told
+
+
+def _is_in_time(
+    store: ObjectStore,
+    log: MetadataLog,
+    source: MetadataLog,
+    each: PartitionFork,
+    announced: Sequence[tuple[str, Pin]],
+    now_ms: Callable[[], int],
+) -> bool:
+    """The look: the fork is announced still, and the source's newest head names every object of its rows still.
+
+    The announcements must have time left: one that had lapsed while there was no fork yet may be removed late, by
+    somebody who decided that long ago. Whoever finds it lapsed from now on finds the fork as well.
+    """
+    if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
+        return False
+    newest = source.refresh(exact=True)
+    if newest.deleted_ms is not None:
+        return False
+    named = source.ask(newest, lambda index: named_keys(index.head, index.page))
+    known = {foreign_key(each.source.prefix, key) for key in named}
+    has_all = log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
+    return has_all and all(pin.expires_ms > now_ms() + PIN_MS // 24 for _, pin in announced)
+
+
+def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: Callable[[], int]) -> bool:
+    """End the pins, the source's last, by which others know that the look is over; False where one is gone."""
+    return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
+
+
+def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
+    """The first step of a removal, in our own epoch: where another run has taken the fork up since, it may have told
+    somebody of it. Raises Conflict then."""
+    try:
+        log.commit(delete_partition(now_ms=now_ms), now_ms)
+    except Fenced as error:
+        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+
+
+def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
+    """A partition of a fork that nobody was told of goes, at once. What a cut leaves, the next run ends."""
+    if _head(store, name) is None:
+        return
+    removal = PartitionRemoval(
+        store, name.prefix, _REMOVER, topic=name.topic, topic_id=name.topic_id, partition=name.partition
+    )
+    while removal.step(now_ms(), grace_ms=0) is Removal.UNDER_WAY:
+        pass
+
+
+def _check_still_ours(log: MetadataLog, head: Head) -> None:
+    """Whoever takes the fork up after this sees that its pin has ended, and removes nothing (`_is_whole`). Raises
+    Conflict where another one took it up before: it may not have seen that."""
+    try:
+        log.refresh(exact=True)
+        log.check_not_fenced()
+    except Fenced as error:
+        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+
+
+def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
+    """Whether some run got as far as its last look: a pin of the fork was ended on purpose. Others may have been cut;
+    what the fork holds by now is its own business."""
+    head = _head(store, each.fork)
+    if head is None or head.deleted_ms is not None:
+        return False
+    pins = list_pins(store, each.source.prefix)
+    return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
+
+
+def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+    log = MetadataLog(store, name.prefix)
+    return _chosen(log, log.refresh(exact=True), upto)
+
+
+def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+    facts = {"topic": head.topic, "partition": head.partition}
+    if head.deleted_ms is not None or head.given_up:
+        raise NotFound("forking a topic, it was deleted or its tier given up", **facts)
+    rows = log.ask(head, lambda index: [row for row in index.rows() if row.next_offset > head.log_start_offset])
+    kept = [row for row in rows if upto is None or row.next_offset <= upto]
+    end = kept[-1].next_offset if kept else head.log_start_offset
+    below = [row for row in rows if upto is None or row.base_offset < upto]
+    reach = max((row.cleaned_through or 0 for row in below), default=0)
+    if reach > (head.next_offset if upto is None else end):
+        hint = "the topic was cleaned: keys whose older records went for newer ones above would be missing"
+        raise InvalidRequest(f"forking a part, {hint}", ends_at=end, exact_from=reach, **facts)
+    return head, tuple(kept)
+
+
+def _renamed(row: RemoteSegment, prefix: str) -> RemoteSegment:
+    return replace(row, data_key=foreign_key(prefix, row.data_key), indexes_key=foreign_key(prefix, row.indexes_key))
+
+
+def _head(store: ObjectStore, name: RemotePartitionName) -> Head | None:
+    return MetadataLog(store, name.prefix).load(exact=True)
+
+
+def _writer(source: RemotePartitionName) -> str:
+    return f"fork of {source.topic}-{source.topic_id}"

@@ -1,0 +1,441 @@
+"""Importing a bucket that others filled: the same records at the same offsets, in our layout, verified, resumable.
+
+Every segment is read once, to a file of its own; everything that we say of it is made from those bytes: counts, times,
+indexes, leader epochs, checksums. What the source says of transactions that began before its first segment is taken
+over, for no bytes tell of them. Then it is uploaded as a manager uploads its own (`remote.segments.segment_upload`),
+which holds the indexes against the batches and refuses what does not decode. So what is committed is sound by the same
+checks.
+
+Nothing is linked to: a row that named somebody else's object would lose it when that somebody's retention runs, and
+the bytes have to be read for their checksums anyway (decision 0020).
+
+1. `plan_import` lists the source and what the target has already: the rows that are due, with requests and dollars.
+2. `run_import` becomes the target's writer and copies row by row, each committed in the order of offsets.
+3. A second run finds what is there and goes on behind it; when nothing is due it changes nothing.
+
+| a crash, or an error, after | leaves in the target | what becomes of it |
+|---|---|---|
+| the epoch | a head without rows, or with those of earlier runs | the next run goes on there |
+| an upload | objects that no head names | nobody's, once the next run has begun |
+| a commit, its answer lost | the new head | that row is there when it is planned again |
+
+The target partition has one writer, this import: whoever else wrote there is never overtaken. A manager that takes the
+topic over afterwards goes on at its end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import BinaryIO
+
+import numpy as np
+
+from local.errors import Conflict, Corrupt, InvalidRequest
+from local.format.columns import BatchTable
+from local.index import txn_index
+from local.index.index_building import IndexRows
+from local.index.index_files import slices_of
+from local.log import producer_snapshot
+from local.log.checkpoints import encode_epochs
+from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_state import ProducerState
+from local.names import new_topic_id
+from local.verify.findings import Finding, Severity
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import request_cost
+from remote.external.external_layout import ForeignFormat, ForeignName, ForeignParts
+from remote.external.external_lineage import gaps
+from remote.external.external_object import ForeignObject
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.catalog import RemotePartitionName, list_partitions
+from remote.manifest.co_writer import GuestLog
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_changes import add_segments, expire_segments
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.sealing import keyed
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store import ObjectStore
+from tiered.jobs.bucket_copying import EPOCHS_APART
+from tiered.jobs.rewriting import RewriteCost, cost_of
+from tiered.migrate.grown_segments import Grown, grown
+from tiered.partition.segment_inspection import SegmentWatch
+from tiered.read.external_bytes import INTERVAL_BYTES, is_told, parse_lineage
+from tiered.read.external_partition import list_rows
+from tiered.stores.object_encoding import Keeping
+
+PIECE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportPlan:
+    """What one partition's import still has to do. `gaps` are offsets that the source lacks, between two segments. The
+    first of `rows` may be the rest of one that has `grown` since an earlier run. `findings` are what makes no sense in
+    the source: an import ends before the first segment that it keeps from being read, `blocked_from`, since nothing can
+    be put in front of rows that are there."""
+
+    source: ForeignName
+    name: RemotePartitionName
+    layout: str
+    now_ms: int
+    rows: tuple[RemoteSegment, ...]
+    log_start_offset: int
+    keeping: Keeping
+    properties: dict[str, str]
+    gaps: tuple[tuple[int, int], ...]
+    cost: RewriteCost
+    grown: Grown | None = None
+    findings: tuple[Finding, ...] = ()
+    blocked_from: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOutcome:
+    """`rows` were imported by this run; the target ends at `next_offset`. `is_complete`: nothing is left to do."""
+
+    name: RemotePartitionName
+    rows: int
+    size_bytes: int
+    record_count: int
+    next_offset: int
+    is_complete: bool = True
+
+
+def plan_import(
+    source: ObjectStore,
+    layout: ForeignFormat,
+    name: ForeignName,
+    target: ObjectStore,
+    *,
+    topic_id: str,
+    now_ms: int,
+    keeping: Keeping | None = None,
+    properties: dict[str, str] | None = None,
+    prices: PriceTable = BUILT_IN,
+) -> ImportPlan:
+    """What is to be imported of a partition, into the topic of that id. Nothing is changed.
+
+    Raises InvalidRequest for one and the same store, Conflict where somebody else writes to the target or it holds
+    other offsets than the source, and what listing the source raises.
+    """
+    if source.url == target.url:
+        raise InvalidRequest("importing a bucket, source and target are the same", store=source.url)
+    ours = RemotePartitionName(name.topic, topic_id, name.partition)
+    found: dict[str, Finding] = {}
+    rows = list_rows(source, layout, name, findings=found)
+    log = MetadataLog(target, ours.prefix)
+    head = log.load(exact=True)
+    _check_ours(source, target, ours, head)
+    reached = 0 if head is None else head.taken_upto
+    rest = None if head is None else grown(rows, log, head, reached)
+    due = tuple(row for row in rows if row.base_offset >= reached)
+    due = due if rest is None else (rest.row, *due)
+    blocked = [each.offsets[0] for each in found.values() if each.severity is Severity.CORRUPT and each.offsets]
+    blocked_from = min((base for base in blocked if base >= reached), default=None)
+    if blocked_from is not None:
+        due = tuple(row for row in due if row.base_offset < blocked_from)
+    keeping = keeping or Keeping()
+    return ImportPlan(
+        source=name,
+        name=ours,
+        layout=layout.layout.value,
+        now_ms=now_ms,
+        rows=due,
+        log_start_offset=rows[0].base_offset if rows else 0,
+        keeping=keeping,
+        properties=dict(properties or {}),
+        gaps=tuple(gaps(rows)),
+        cost=_cost(due, keeping, prices),
+        grown=rest,
+        findings=tuple(found.values()),
+        blocked_from=blocked_from,
+    )
+
+
+def topic_id_for(
+    source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, asked: str | None = None
+) -> str:
+    """The id under which a topic is imported: `asked`, or that of an earlier run, or the source's, or a new one.
+
+    Raises Conflict where the target has a living topic of the name already that this import did not make, unless an id
+    was asked for: then there are two of one name, and readers have to say which.
+    """
+    others = set()
+    for name in list_partitions(target):
+        if name.topic != topic or asked not in (None, name.topic_id):
+            continue
+        head = MetadataLog(target, name.prefix).load(exact=True)
+        if head is not None and head.deleted_ms is None:
+            if head.writer_id == _writer(source):
+                return name.topic_id
+            others.add(name.topic_id)
+    if others:
+        facts = {"topic": topic, "topic_ids": ",".join(sorted(others)), "store": target.url}
+        raise Conflict("importing a topic, the target has one of this name", **facts)
+    return asked or source_id or new_topic_id()
+
+
+def run_import(
+    source: ObjectStore,
+    layout: ForeignFormat,
+    target: ObjectStore,
+    plan: ImportPlan,
+    *,
+    now_ms: Callable[[], int],
+    keys: KeyRing = NO_KEYS,
+    scratch: str | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> ImportOutcome:
+    """Do a plan in this process. Told to stop, it does so between two segments and says so.
+
+    `scratch` is a directory with room for one segment, None for the system's. Raises Corrupt, naming the object, for a
+    segment that does not decode or contradicts its place; InvalidRequest for messages of format 0 or 1, which the
+    remote tier does not hold; Conflict, Fenced as `plan_import`. What was committed before stays.
+    """
+    target = keyed(target, keys)
+    if not plan.rows:
+        return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
+    log = _begin(source, target, plan)
+    work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
+    done: list[RemoteSegment] = []
+    for row, following in zip_longest(plan.rows, plan.rows[1:]):
+        if should_stop():
+            return _outcome(target, plan, done, is_complete=False)
+        done.append(work.take(row, following, now_ms, scratch))
+        progress(row.size_bytes)
+    return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the segments before say: producers, and where each leader epoch began."""
+
+    producers: ProducerState
+    epochs: LeaderEpochs
+
+
+class _Import:
+    """One run over one partition, in the order of offsets."""
+
+    def __init__(
+        self,
+        source: ObjectStore,
+        layout: ForeignFormat,
+        target: ObjectStore,
+        plan: ImportPlan,
+        epoch: int,
+        keys: KeyRing,
+        state: _State,
+    ) -> None:
+        self._source = source
+        self._layout = layout
+        self._target = target
+        self._plan = plan
+        self._epoch = epoch
+        self._keys = keys
+        self._producers = state.producers
+        self._epochs = state.epochs
+        self._is_cleaned = False  # a batch of this run lacks records: a cleaner has been through the topic
+
+    def take(
+        self, row: RemoteSegment, following: RemoteSegment | None, now_ms: Callable[[], int], scratch: str | None
+    ) -> RemoteSegment:
+        """Read, looked at, uploaded, committed; the row of our own."""
+        if following is not None and row.next_offset < following.base_offset:
+            self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(row)
+        parts = self._layout.parts(self._source, row)
+        rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.row == row else None
+        skipped = 0 if rest is None else rest.skipped_bytes
+        with tempfile.TemporaryFile(dir=scratch) as file:
+            _fetch(ForeignObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
+            if rest is not None:
+                rest.check(partial(_read, file, 0))
+            segment = self._looked_at(row, following, parts, partial(_read, file, skipped))
+            made = copy_segment(
+                self._target,
+                self._plan.name.prefix,
+                segment,
+                epoch=self._epoch,
+                now_ms=now_ms(),
+                at_rest=self._plan.keeping.at_rest(self._keys),
+            )
+        guest = GuestLog(self._target, self._plan.name.prefix)
+        guest.join(epoch=self._epoch)
+        guest.commit(add_segments([made]), now_ms())
+        return made
+
+    def _is_cleaned_behind(self, row: RemoteSegment) -> bool:
+        """Whether some later segment lacks records: what lies in front of it has been cleaned as well."""
+        for later in self._plan.rows:
+            if later.base_offset >= row.next_offset:
+                body = ForeignObject(self._source, later.data_key, self._layout.parts(self._source, later))
+                reached = later.base_offset
+                for _, _, table in slices_of(body.read):
+                    if lacks_records(table, reached):
+                        return True
+                    reached = int(table.last_offsets[-1]) + 1
+        return False
+
+    def _looked_at(
+        self,
+        row: RemoteSegment,
+        following: RemoteSegment | None,
+        parts: ForeignParts,
+        read: Callable[[int, int], bytes],
+    ) -> SegmentToCopy:
+        indexes, epochs, aborted, seen, reached = IndexRows(), LeaderEpochs(), [], 0, row.base_offset
+        for at, data, table in slices_of(read):
+            self._is_cleaned = self._is_cleaned or lacks_records(table, reached)
+            reached = int(table.last_offsets[-1]) + 1
+            indexes.add(table)
+            for change in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
+                if (epoch := int(table.leader_epochs[change])) >= 0:
+                    epochs = epochs.assign(epoch, int(table.base_offsets[change]))
+            aborted += self._producers.replay(data, table)
+            seen = at + table.valid_bytes
+        if seen != row.size_bytes:
+            facts = {"object": row.data_key, "at": seen, "size_bytes": row.size_bytes}
+            raise Corrupt("importing a segment, it is not whole batches", **facts)
+        if is_told(row) and row.size_bytes == parts.chunks.size_bytes:
+            aborted = txn_index.entries(parts.txn or b"", path=row.data_key)
+            if parts.producers:
+                told = producer_snapshot.decode(parts.producers, path=row.data_key)
+                self._producers = ProducerState(told)
+        made = indexes.indexes(row.base_offset, INTERVAL_BYTES)
+        own = self._own_epochs(row, epochs)
+        files = bytes(made.offset), bytes(made.time)
+        # In a cleaned topic the offsets up to the next segment are those of removed records.
+        next_offset = row.next_offset
+        if following is not None and self._is_cleaned:
+            next_offset = max(next_offset, following.base_offset)
+        place = row.data_key, row.base_offset, next_offset
+        return SegmentToCopy(
+            base_offset=row.base_offset,
+            next_offset=next_offset,
+            size_bytes=row.size_bytes,
+            epochs=own,
+            offset_index=files[0],
+            time_index=files[1],
+            txn_index=txn_index.encode(aborted),
+            producer_snapshot=producer_snapshot.encode(self._producers.entries()),
+            leader_epochs=encode_epochs(self._epochs.entries),
+            read=read,
+            inspect=partial(SegmentWatch, *place, own, files),
+        )
+
+    def _own_epochs(self, row: RemoteSegment, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
+        """The epochs of a row, by its batches; of one whose batches do not say, that of the row before, or 0."""
+        entries = epochs.entries or ((self._epochs.latest or 0, row.base_offset),)
+        own = ((entries[0][0], row.base_offset), *entries[1:])
+        for epoch, start in own:
+            self._epochs = self._epochs.assign(epoch, start)
+        return own
+
+
+def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> MetadataLog:
+    """Become the writer of the target; a new partition begins where the source does.
+
+    Its epochs are far above the leader epochs of the source, so whoever takes it over appends in a later one.
+    """
+    log = MetadataLog(target, plan.name.prefix)
+    known = log.load(exact=True)
+    _check_ours(source, target, plan.name, known)
+    log.become_writer(
+        _writer(source),
+        plan.now_ms,
+        topic=plan.name.topic,
+        topic_id=plan.name.topic_id,
+        partition=plan.name.partition,
+        properties=plan.properties if known is None else None,
+        first_epoch=max((epoch for row in plan.rows for epoch, _ in row.epochs), default=0) + EPOCHS_APART,
+        seal_key_id=plan.keeping.key_id,
+    )
+    head = log.refresh()
+    if not head.has_rows and head.log_start_offset < plan.log_start_offset:
+        log.commit(expire_segments([], now_ms=plan.now_ms, log_start_offset=plan.log_start_offset), plan.now_ms)
+    return log
+
+
+def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
+    """As the last imported row left it."""
+    log = MetadataLog(target, plan.name.prefix)
+    head = log.refresh(exact=True)
+    last = log.ask(head, MetadataIndex.last_row)
+    if last is None:
+        return _State(ProducerState(), LeaderEpochs())
+    bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
+    entries = producer_snapshot.decode(bundle.producers, path=last.indexes_key)
+    return _State(ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key)))
+
+
+def lacks_records(table: BatchTable, from_offset: int) -> bool:
+    """Whether offsets from `from_offset` on are missing between batches, or records inside one: a cleaner did it.
+
+    No other part of Kafka leaves such a hole inside a segment.
+    """
+    starts = np.concatenate(([from_offset], table.last_offsets[:-1] + 1))
+    spans = table.last_offsets - table.base_offsets + 1
+    return bool((table.base_offsets > starts).any() or (table.record_counts < spans).any())
+
+
+def _fetch(body: ForeignObject, size_bytes: int, file: BinaryIO) -> None:
+    at = 0
+    while at < size_bytes:
+        piece = body.read(at, min(PIECE_BYTES, size_bytes - at))
+        if not piece:
+            raise Corrupt("importing a segment, its object is short", object=body.key, at=at)
+        file.write(piece)
+        at += len(piece)
+    file.flush()
+
+
+def _read(file: BinaryIO, start: int, position: int, length: int) -> bytes:
+    file.seek(start + position)
+    return file.read(length)
+
+
+def _outcome(target: ObjectStore, plan: ImportPlan, done: list[RemoteSegment], *, is_complete: bool) -> ImportOutcome:
+    head = MetadataLog(target, plan.name.prefix).load(exact=True)
+    return ImportOutcome(
+        name=plan.name,
+        rows=len(done),
+        size_bytes=sum(row.size_bytes for row in done),
+        record_count=sum(row.record_count for row in done),
+        next_offset=0 if head is None else head.next_offset,
+        is_complete=is_complete,
+    )
+
+
+def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, head: Head | None) -> None:
+    if head is None or (head.writer_id == _writer(source) and head.deleted_ms is None):
+        return
+    facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": head.writer_id}
+    raise Conflict("importing a bucket, somebody else writes there, or the topic was deleted", **facts)
+
+
+def _writer(source: ObjectStore) -> str:
+    return f"import of {source.url}"
+
+
+def _cost(due: tuple[RemoteSegment, ...], keeping: Keeping, prices: PriceTable) -> RewriteCost:
+    costs = [cost_of([row], keeping, prices) for row in due]
+    heads = len(costs) + 2 if costs else 0
+    return RewriteCost(
+        gets=sum(each.gets for each in costs),
+        puts=sum(each.puts for each in costs) + heads,
+        read_bytes=sum(each.read_bytes for each in costs),
+        write_bytes=sum(each.write_bytes for each in costs),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
+    )

@@ -1,0 +1,197 @@
+"""One restored partition as the files of a Kafka log directory, whole or not at all.
+
+Everything is laid down in ``<topic>-<partition>.restoring`` beside the place it is meant for, synced, and renamed there
+in the end. While such a directory is there a Kafka broker refuses to start on the log directory, by its name; our
+manager passes it over. Order of effects for one row: its indexes, then its ``.log`` under a temporary name, synced,
+compared with the row's checksum, renamed. So a ``.log`` under its own name is whole, and one that a run before left is
+taken as it is once its bytes were compared again.
+
+| file | what it holds |
+|---|---|
+| ``<base>.log .index .timeindex .txnindex`` of each row | the bytes that the source's disk had |
+| ``<offset>.snapshot`` at each row's end | the producers, as the source knew them there |
+| ``<next offset>.log``, empty | the active segment: so the log ends where the bucket does, holes included |
+| ``leader-epoch-checkpoint``, ``partition.metadata`` | the lineage of the rows; the topic id |
+
+A cut row has its ``.log`` alone: what is beside it is made by recovery, which reads it whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from local import kernels, names
+from local.errors import Corrupt, NotFound
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.format.crc32c import crc32c
+from local.log import checkpoints
+from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TEMPORARY, TIME_INDEX, TXN_INDEX, segment_file
+from local.storage import Storage, join, replace_file
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.segment_entry import RemoteSegment
+from tiered.migrate.restore_plan import PartitionRestore
+from tiered.partition.reconciliation import lineage
+from tiered.read.view_rows import leads_astray
+
+STAGING = ".restoring"
+READ_BYTES = 4 * RANGE_BYTES
+_CRC_START, _LAST_OFFSET_DELTA = 21, 23  # in a batch's header
+
+Progress = Callable[[int], None]
+ShouldStop = Callable[[], bool]
+
+
+def lay_down(
+    storage: Storage,
+    directory: str,
+    remote: RemotePartition,
+    planned: PartitionRestore,
+    *,
+    topic_id: str,
+    should_stop: ShouldStop = lambda: False,
+    progress: Progress = lambda size_bytes: None,
+) -> bool:
+    """All files of a partition in `directory`, durable on return; False when told to stop before that.
+
+    Raises NotFound when a row has left the bucket meanwhile (plan again), Corrupt for one whose bytes are not its own.
+    """
+    storage.make_directory(directory)
+    _clear(storage, directory, planned)
+    for at, row in enumerate(planned.rows):
+        if should_stop():
+            return False
+        if row.next_offset > planned.next_offset:
+            _write_cut(storage, directory, remote, row, planned.next_offset)
+        else:
+            _write_row(storage, directory, remote, row)
+            following = planned.rows[at + 1].base_offset if at + 1 < len(planned.rows) else planned.next_offset
+            _write_producers(storage, directory, bytes(remote.indexes(row).producers), following)
+        progress(row.size_bytes)
+    if not planned.rows:
+        _write_last_producers(storage, directory, remote, planned)
+    if not planned.rows or planned.rows[-1].base_offset < planned.next_offset:
+        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+            replace_file(storage, join(directory, segment_file(planned.next_offset, suffix)), b"")
+    epochs = lineage(planned.head).truncate_from_end(planned.next_offset)
+    checkpoints.write_epochs(storage, join(directory, names.LEADER_EPOCHS), epochs.entries)
+    checkpoints.write_topic_id(storage, directory, topic_id)
+    return True
+
+
+def trusted_upto(planned: PartitionRestore) -> int:
+    """Up to which offset the files were compared with the bucket's; a cut row is not."""
+    last = planned.rows[-1] if planned.rows else None
+    return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
+
+
+def is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
+    """Whether the segment's ``.log`` there has the row's very bytes; a run that writes it writes that file last."""
+    path = join(directory, segment_file(row.base_offset, LOG))
+    with suppress(NotFound):
+        if storage.size(path) != row.size_bytes:
+            return False
+        found = 0
+        for position in range(0, row.size_bytes, READ_BYTES):
+            found = crc32c(storage.read(path, position, READ_BYTES), found)
+        return found == row.content_crc32c
+    return False
+
+
+def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
+    """What a run by another plan left goes; so does the mark of the end, which is laid down last.
+
+    The topic id stays: the empty partition that it was taken from may be put aside already
+    (`tiered.migrate.restore_place`).
+    """
+    wanted = {row.base_offset for row in planned.rows if row.next_offset <= planned.next_offset}
+    for name in storage.list(directory):
+        if name == names.PARTITION_METADATA:
+            continue
+        parsed = names.parse_segment_file(name)
+        if parsed is None or parsed[0] not in wanted or name.endswith(TEMPORARY):
+            storage.unlink(join(directory, name))
+
+
+def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment) -> None:
+    if is_whole(storage, directory, row):
+        return
+    bundle = remote.indexes(row)
+    for suffix, body in ((OFFSET_INDEX, bundle.offset), (TIME_INDEX, bundle.time), (TXN_INDEX, bundle.txn)):
+        if suffix != TXN_INDEX or len(body):
+            replace_file(storage, join(directory, segment_file(row.base_offset, suffix)), bytes(body))
+    path = join(directory, segment_file(row.base_offset, LOG))
+    found = 0
+    file = storage.create(path + TEMPORARY)
+    try:
+        for position in range(0, row.size_bytes, READ_BYTES):
+            piece = remote.read(row, position, READ_BYTES)
+            found = crc32c(piece, found)
+            file.append(piece)
+        if found != row.content_crc32c:
+            facts = {"expected": f"{row.content_crc32c:08x}", "found": f"{found:08x}", "object": row.data_key}
+            raise Corrupt("restoring a segment, its checksum differs", base_offset=row.base_offset, **facts)
+        file.sync()
+    finally:
+        file.close()
+    storage.rename(path + TEMPORARY, path)
+    storage.sync_directory(directory)
+
+
+def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment, end: int) -> None:
+    """The batches below `end`, the one that holds it with its records below it alone."""
+    path = join(directory, segment_file(row.base_offset, LOG))
+    at, found = remote.position_of_offset(row, end), b""
+    if at and leads_astray(row, remote.read(row, at, HEADER_BYTES), end, at):
+        at = 0
+    while at + len(found) < row.size_bytes:
+        found += remote.read(row, at + len(found), READ_BYTES)
+        table = kernels.scan_batches(found, verify=False)
+        if len(table) and int(table.last_offsets[-1]) >= end:
+            break
+    file = storage.create(path + TEMPORARY)
+    try:
+        for position in range(0, at, READ_BYTES):
+            file.append(remote.read(row, position, min(READ_BYTES, at - position)))
+        file.append(cut_batches(found, end))
+        file.sync()
+    finally:
+        file.close()
+    storage.rename(path + TEMPORARY, path)
+    storage.sync_directory(directory)
+
+
+def cut_batches(data: bytes, end: int) -> bytes:
+    """Batches of `data` as far as they lie below the offset `end`; the one that holds it keeps what lies below.
+
+    Of that one everything stays as it was (codec, producer, its first sequence) but the records, their largest
+    timestamp and the last offset, which is `end` - 1. `data` begins with a batch and may end within one.
+    """
+    table = kernels.scan_batches(data, verify=False)
+    below = int((table.last_offsets < end).sum())
+    whole = int(table.positions[below]) if below < len(table) else table.valid_bytes
+    if below == len(table) or int(table.base_offsets[below]) >= end:
+        return data[:whole]
+    batch = data[whole : whole + int(table.sizes[below])]
+    columns = kernels.decode_columns(batch, include_control=True)
+    keep = np.asarray(columns.offsets < end, np.bool_)
+    rest = bytearray(kernels.filter_batches(batch, keep, keep_last_batch=True))
+    header = read_header(rest)
+    assert header is not None, "what was filtered is a batch"
+    struct.pack_into(">i", rest, _LAST_OFFSET_DELTA, end - 1 - header.base_offset)
+    struct.pack_into(">I", rest, _CRC_START - 4, crc32c(memoryview(rest)[_CRC_START:]))
+    return data[:whole] + bytes(rest)
+
+
+def _write_producers(storage: Storage, directory: str, snapshot: bytes, offset: int) -> None:
+    if snapshot:
+        replace_file(storage, join(directory, segment_file(offset, PRODUCER_SNAPSHOT)), snapshot)
+
+
+def _write_last_producers(storage: Storage, directory: str, remote: RemotePartition, planned: PartitionRestore) -> None:
+    """Of a log without a row on the disk: the producers at the end of the bucket's last row."""
+    if planned.last_row is not None:
+        _write_producers(storage, directory, bytes(remote.indexes(planned.last_row).producers), planned.next_offset)

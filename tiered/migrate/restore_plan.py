@@ -1,0 +1,289 @@
+"""Topics of a bucket put back on a disk: which rows become files, how far, at what price.
+
+Plans only; `tiered.migrate.restore_files` and `tiered.migrate.restore_running` do them.
+
+The bucket is enough: its heads have the settings, the rows, the leader epochs and the producers. A restored directory
+is a Kafka log directory: a broker opens it, and so does `LogManager`.
+
+| `Kept` | files on the disk | afterwards |
+|---|---|---|
+| ALL | every segment | a topic of its own that no bucket stands behind; or, with `takes_over`, the tiered topic |
+| RECENT | what `local.retention.*` would have left | with `takes_over` only: older ones are read from the tier |
+| NONE | an empty active segment | with `takes_over` only: everything is read from the tier |
+
+A cut (`to_offset`, `to_time_ms`) ends the log exactly there: the batch that holds it keeps its records below it. The
+bucket has what lies above, so a cut topic cannot take over; a fork can (`tiered.migrate.fork`). In a topic that was
+cleaned a cut may miss keys: their older records went for the sake of newer ones above it. That is said, and refused
+unless accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.names import TopicPartition
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import request_cost, retrieval_cost
+from policies.rules import Limits
+from remote.fetch.range_reader import RANGE_BYTES
+from remote.manifest.catalog import RemotePartitionName, partitions_of
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
+from tiered.config.properties import DEFAULTS
+from tiered.config.topic_settings import resolve_rules
+from tiered.read.bucket_reader import RemoteLog
+from tiered.read.topic_id_resolution import without_deleted
+
+ENABLE = "remote.storage.enable"
+
+
+class Kept(Enum):
+    """Which segments get files on the disk."""
+
+    ALL = "all"
+    RECENT = "recent"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreWish:
+    """What is asked for. `takes_over`: the restored directory becomes the topic's writer, whoever was it before."""
+
+    kept: Kept = Kept.ALL
+    to_offset: int | None = None
+    to_time_ms: int | None = None
+    takes_over: bool = False
+    accepts_missing_keys: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidRequest for wishes that contradict each other."""
+        is_cut = self.to_offset is not None or self.to_time_ms is not None
+        if self.to_offset is not None and self.to_time_ms is not None:
+            raise InvalidRequest("restoring, up to an offset and up to a time at once")
+        if is_cut and self.takes_over:
+            raise InvalidRequest("restoring a part and taking over, the bucket holds more than that: fork the topic")
+        if self.kept is not Kept.ALL and not self.takes_over:
+            hint = "without files somebody has to serve the tier: take over, or restore all"
+            raise InvalidRequest(f"restoring, {hint}", kept=self.kept.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRestore:
+    """One partition's part. `rows` become files, ascending; the log ends at `next_offset`, inside the last row perhaps.
+
+    `left_rows`, older than those, stay in the tier alone, `last_row` is the newest one of both. A cut below
+    `exact_from` may miss keys; None: none is missing.
+    """
+
+    name: RemotePartitionName
+    head: Head
+    rows: tuple[RemoteSegment, ...]
+    next_offset: int
+    cleaned_reach: int
+    left_rows: tuple[RemoteSegment, ...] = ()
+    exact_from: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def last_row(self) -> RemoteSegment | None:
+        return next(iter((*self.rows[-1:], *self.left_rows[-1:])), None)
+
+    @property
+    def remote_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.left_rows)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(row.stored_bytes + row.indexes_bytes for row in self.rows)
+
+    @property
+    def gets(self) -> int:
+        return 2 + sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in self.rows)
+
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
+        """For its requests, and where a class bills it for what is read; traffic out of a region is not in it."""
+        dollars = request_cost(gets=2, prices=prices.of(None))
+        for row in self.rows:
+            here = prices.of(row.storage_class)
+            dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)
+            dollars += retrieval_cost(row.stored_bytes, here)
+        return dollars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRestore:
+    """One topic, all of its partitions."""
+
+    topic: str
+    topic_id: str
+    properties: dict[str, str]
+    wish: RestoreWish
+    partitions: tuple[PartitionRestore, ...]
+
+    @property
+    def partition_count(self) -> int:
+        return 1 + max(each.name.partition for each in self.partitions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A partition that keeps its topic from being restored, and why."""
+
+    name: RemotePartitionName
+    error: LogError
+
+
+def plan_restore(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    wish: RestoreWish,
+    *,
+    now_ms: int,
+    keys: KeyRing = NO_KEYS,
+    left_out: list[LeftOut] | None = None,
+    missing: Sequence[RemotePartitionName] = (),
+) -> list[TopicRestore]:
+    """What restoring these partitions takes; writes nothing. By topic.
+
+    A deleted topic does not stand in the way of a living one of its name. Raises InvalidRequest for a wish that cannot
+    be, and to take over a part of a topic; NotFound for a deleted topic or one without a head.
+
+    With `left_out` a topic with a corrupt partition, or with one of the partitions `missing`, is left out, and noted
+    there, where another topic can be restored: a topic without one of its partitions would look like a whole one.
+    """
+    wish.check()
+    topics: dict[tuple[str, str], list[PartitionRestore]] = {}
+    broken: list[LeftOut] = []
+    living = without_deleted(store, names)
+    for name in living:
+        try:
+            planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
+        except Corrupt as error:
+            broken.append(LeftOut(name=name, error=error))
+            continue
+        topics.setdefault((name.topic, name.topic_id), []).append(planned)
+    broken += _missing(store, missing, living)
+    for each in broken:
+        topics.pop((each.name.topic, each.name.topic_id), None)
+    if broken and (left_out is None or not topics):
+        raise broken[0].error
+    if left_out is not None:
+        left_out += broken
+    if wish.takes_over:
+        for (topic, topic_id), found in topics.items():
+            _check_whole(store, topic, topic_id, {each.name for each in found})
+    if len({topic for topic, _ in topics}) < len(topics):
+        twice = sorted(f"{topic}-{topic_id}" for topic, topic_id in topics)
+        raise InvalidRequest("restoring, two topics of one name: choose one by its id", topics=",".join(twice))
+    return [
+        TopicRestore(
+            topic=topic,
+            topic_id=topic_id,
+            properties=_properties(found[0].head, wish),
+            wish=wish,
+            partitions=tuple(found),
+        )
+        for (topic, topic_id), found in topics.items()
+    ]
+
+
+def _missing(
+    store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
+) -> list[LeftOut]:
+    ids = {name.topic_id for name in living}
+    attempt = "restoring a topic, the bucket has no manifest of this partition: its records may be lost"
+    return [
+        LeftOut(name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url))
+        for name in missing
+        if name.topic_id in ids
+    ]
+
+
+def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collection[RemotePartitionName]) -> None:
+    """Raises InvalidRequest where the bucket has more of a topic: a manager owns all of its partitions, so it would
+    take those as well, from whoever has records of them on its disk alone."""
+    missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
+    if missing:
+        wrong = "taking over a part of a topic, whoever owns it owns all of it: name the topic alone"
+        raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))
+
+
+def plan_partition(
+    log: MetadataLog,
+    store: ObjectStore,
+    name: RemotePartitionName,
+    wish: RestoreWish,
+    *,
+    now_ms: int,
+    keys: KeyRing = NO_KEYS,
+) -> PartitionRestore:
+    """One partition by its newest head. Raises as `plan_restore`."""
+    head = log.cached or log.refresh(exact=True)
+    facts = {"topic": name.topic, "partition": name.partition}
+    if head.deleted_ms is not None:
+        raise NotFound("restoring a topic, it was deleted", deleted_ms=head.deleted_ms, **facts)
+    if head.given_up:
+        raise NotFound("restoring a topic, its tier was given up: only its disk has it", **facts)
+    all_rows = log.ask(head, lambda index: list(index.rows(head.readable_from)))
+    end = _end(store, name, head, wish, keys)
+    rows = [row for row in all_rows if row.base_offset < end and row.next_offset > head.log_start_offset]
+    reach = max((row.cleaned_through or 0 for row in rows), default=0)
+    if reach > end and not wish.accepts_missing_keys:
+        hint = "the topic was cleaned: keys whose older records went for newer ones above the cut would be missing"
+        raise InvalidRequest(f"restoring a part, {hint}; accept that, or cut later", cut=end, exact_from=reach, **facts)
+    on_disk = _on_disk(rows, wish, head, now_ms)
+    return PartitionRestore(
+        name=name,
+        head=head,
+        rows=tuple(on_disk),
+        next_offset=end,
+        cleaned_reach=min(reach, end),
+        left_rows=tuple(rows[: len(rows) - len(on_disk)]),
+        exact_from=reach if reach > end else None,
+    )
+
+
+def _end(store: ObjectStore, name: RemotePartitionName, head: Head, wish: RestoreWish, keys: KeyRing) -> int:
+    end: int | None = wish.to_offset
+    if wish.to_time_ms is not None:
+        reader = RemoteLog(store, topic_ids={name.topic: name.topic_id}, keys=keys).reader()
+        end = reader.offset_for_timestamp(TopicPartition(name.topic, name.partition), wish.to_time_ms)
+    return head.taken_upto if end is None else max(head.log_start_offset, min(end, head.taken_upto))
+
+
+def _on_disk(rows: Sequence[RemoteSegment], wish: RestoreWish, head: Head, now_ms: int) -> list[RemoteSegment]:
+    match wish.kept:
+        case Kept.ALL:
+            return list(rows)
+        case Kept.NONE:
+            return []
+        case Kept.RECENT:
+            return _recent(rows, resolve_rules({**DEFAULTS, **head.properties}).local_limits, now_ms)
+
+
+def _recent(rows: Sequence[RemoteSegment], limits: Limits, now_ms: int) -> list[RemoteSegment]:
+    """The newest rows that local retention would not have dropped."""
+    kept: list[RemoteSegment] = []
+    size = 0
+    for row in reversed(rows):
+        newest_ms = row.max_timestamp_ms if row.max_timestamp_ms is not None else row.committed_ms
+        is_old = limits.ms is not None and now_ms - newest_ms > limits.ms
+        if is_old or (limits.bytes is not None and size >= limits.bytes):
+            break
+        kept.append(row)
+        size += row.size_bytes
+    return kept[::-1]
+
+
+def _properties(head: Head, wish: RestoreWish) -> dict[str, str]:
+    """The topic's settings. One that does not take over is not tiered: into this bucket it would fence the other."""
+    return {**head.properties, ENABLE: "true" if wish.takes_over else "false"}

@@ -1,0 +1,117 @@
+"""Problems with one cause, taken together: a dead store is one problem, however many partitions it stops.
+
+Two problems have one cause when they are of one kind and their messages differ only in facts that say where:
+``key=value`` pairs, and the name of the place. The pairs ``cause=``, ``class=``, ``code=`` and ``status=`` say what
+failed, so they are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from local.errors import AccessDenied, LogError, NotFound, Unavailable
+from local.names import TopicPartition
+from tiered.config.units import counted
+
+NAMES_SHOWN = 3  # places that a line names
+_WHERE = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem of one place. `kind` is the class of the error."""
+
+    where: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemGroup:
+    """Problems with one cause, in the order given. `cause` is their message without the facts in which they differ."""
+
+    places: tuple[str, ...]
+    kind: str
+    cause: str
+
+    @property
+    def line(self) -> str:
+        """One line: the place, or how many partitions and the first names; then the cause."""
+        return group_line(self.places, self.cause)
+
+
+def group_line(places: Sequence[str], cause: str, thing: str = "partition") -> str:
+    """``orders/0: CAUSE``, ``200 partitions (orders/0, orders/1, orders/2, ...): CAUSE``."""
+    return f"{shared_places(places, thing)}: {cause}"
+
+
+def shared_places(places: Sequence[str], thing: str = "partition") -> str:
+    """``orders/0``, ``200 partitions (orders/0, orders/1, orders/2, ...)``."""
+    if len(places) == 1:
+        return places[0]
+    names = ", ".join([*places[:NAMES_SHOWN], *(["..."] if len(places) > NAMES_SHOWN else [])])
+    return f"{counted(len(places), thing)} ({names})"
+
+
+def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
+    """Those of a store that is away, refuses, or is not there: the disk is as good as ever."""
+    away = (Unavailable, AccessDenied, NotFound)
+    return {name: error for name, error in errors.items() if isinstance(error, away)}
+
+
+def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
+    """The problems of partitions, by name."""
+    return [
+        Problem(where=str(name), kind=type(error).__name__, message=flat(error))
+        for name, error in sorted(errors.items())
+    ]
+
+
+def uncleanable_problem(name: TopicPartition, reason: str) -> Problem:
+    """The problem of a log that cannot be cleaned."""
+    return Problem(where=str(name), kind="uncleanable", message=f"uncleanable: {' '.join(reason.split())}")
+
+
+def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
+    """In the order of the first problem of each group."""
+    found: dict[tuple[str, str], list[Problem]] = {}
+    for each in problems:
+        found.setdefault((each.kind, cause_of(each.message, each.where)), []).append(each)
+    return [
+        ProblemGroup(
+            places=tuple(each.where for each in some),
+            kind=some[0].kind,
+            cause=shared_message([(each.message, each.where) for each in some]),
+        )
+        for some in found.values()
+    ]
+
+
+def cause_of(message: str, where: str) -> str:
+    """A message without the facts that say where."""
+    return _without_place(_WHERE.sub("", message), where)
+
+
+def shared_message(messages: Sequence[tuple[str, str]]) -> str:
+    """The first of these messages, each given with its place, without the facts that another one does not have."""
+    if len(messages) == 1:
+        return messages[0][0]
+    shared = set.intersection(*(set(_WHERE.findall(message)) for message, _ in messages))
+    first, where = messages[0]
+    return _without_place(_WHERE.sub(lambda found: found[0] if found[0] in shared else "", first), where).strip(" :")
+
+
+def is_alike(one: LogError | None, other: LogError) -> bool:
+    """Whether two errors are of one class and say the same but for their facts."""
+    return one is not None and type(one) is type(other) and one.attempt == other.attempt
+
+
+def flat(error: BaseException) -> str:
+    """The message in one line."""
+    return " ".join(str(error).split())
+
+
+def _without_place(message: str, where: str) -> str:
+    return " ".join(re.sub(rf"\b{re.escape(where)}\b", "", message).split())

@@ -1,0 +1,290 @@
+"""Uploads paused: of some topics, or of all, until somebody resumes them. Nothing is lost by it, and nothing skipped.
+
+While a topic is paused none of its bytes go to the bucket: no segment is copied, no row replaced, no view built.
+Everything else goes on. Closed segments wait on the disk, whatever `local.retention.*` says: as always only what is
+committed in the bucket leaves the disk. `retention.*` goes on expiring what is in the bucket. Who resumes finds the
+bucket's end where it was, and the next copy begins there: the rows stay without a gap. It is not KIP-950's
+``remote.log.copy.disable``, by which `retention.*` also ends what was never copied.
+
+``uploads-paused.json`` lies at the root of every log directory (a broker looks at directories there) and is replaced
+whole; the highest `version` holds, so a disk that was away while something changed does not bring the old state back.
+It is written beside a manager at work, without the directory's lock, by one process at a time (a lock of its own); the
+manager looks at it at the begin of a round, of a task, and before each copy. A crash leaves the change made or not
+made. A file that cannot be read pauses everything: who paused must not find that a damaged file went on in his place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from local.errors import AccessDenied, Conflict, DiskFailed, InvalidRequest, LogError, NotFound
+from local.logdirs.log_dirs import LogDirectories
+from local.storage import Storage, StorageFile, join, replace_file
+from policies.rules import Pause
+from tiered.node.topic_registry import Topic, TopicRegistry
+
+FILE = "uploads-paused.json"
+LOCK = ".uploads-paused.lock"
+FORMAT_VERSION = 1
+REASON_LENGTH_MAX = 200
+_log = logging.getLogger(__name__)
+
+Places = Sequence[tuple[Storage, str]]
+
+
+class _Paused(msgspec.Struct, frozen=True):
+    since_ms: int
+    reason: str = ""
+
+
+class _File(msgspec.Struct, frozen=True):
+    """`topics` by their ids: a topic that is made anew under the name of a deleted one is not paused."""
+
+    format_version: int
+    version: int
+    all: _Paused | None = None
+    topics: dict[str, _Paused] = {}
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_DECODER = msgspec.json.Decoder(_File)
+_NOTHING = _File(format_version=FORMAT_VERSION, version=0)
+
+
+class Pauses:
+    """What is paused on a node, as it was when `refresh` looked last. Thread safe."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        look = _read(places)
+        self._file = look.file or (None if look.is_damaged else _NOTHING)  # None: a file that cannot be read
+
+    def refresh(self) -> None:
+        """Look again. Never raises: what cannot be looked at now stays as it was."""
+        with self._lock:
+            before = self._file
+            look = _read(self._places)
+            if look.is_damaged or look.file is not None:
+                self._file = look.file
+            if self._file != before:
+                _log.warning("pauses of uploads have changed: %s", _words(self._file))
+
+    def of(self, topic: Topic) -> Pause | None:
+        """Since when and why uploads of `topic` are paused: by a pause of all first; None where they go on."""
+        file = self._file
+        if file is None:
+            return Pause(since_ms=None, reason=f"{FILE} cannot be read; 'tiered resume' writes it anew")
+        found = file.all or file.topics.get(topic.topic_id)
+        if found is None:
+            return None
+        return Pause(since_ms=found.since_ms, reason=found.reason, is_of_all=file.all is not None)
+
+
+def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+    """Pause the uploads of some topics (None: of all, those to come included); those that are paused now, by topic.
+
+    Durable on return. What is paused already stays so since then, with its reason. Raises NotFound for a topic that is
+    not there, and Conflict while somebody else is changing pauses.
+    """
+    _check_reason(reason)
+    registry = TopicRegistry(places)
+    chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
+    mark = _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
+    with _changing(places) as (file, write):
+        if file is None and chosen is not None:
+            raise InvalidRequest(f"pausing uploads, {FILE} cannot be read, so all are paused: 'tiered resume' first")
+        file = file or _NOTHING
+        if chosen is None:
+            file = msgspec.structs.replace(file, all=file.all or mark)
+        else:
+            topics = {topic.topic_id: file.topics.get(topic.topic_id, mark) for topic in chosen}
+            file = msgspec.structs.replace(file, topics={**file.topics, **topics})
+        write(file)
+    return paused_topics(places)
+
+
+def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
+    """Resume the uploads of some topics (None: of all, those that were paused one by one included); those that are
+    paused still, by topic. Durable on return; one that is not paused is no error.
+
+    Raises NotFound for a topic that is not there, InvalidRequest for some topics while all are paused, and Conflict
+    while somebody else is changing pauses.
+    """
+    registry = TopicRegistry(places)
+    chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
+    with _changing(places) as (file, write):
+        if chosen is None:
+            write(_NOTHING)
+        else:
+            if file is None or file.all is not None:
+                raise _all_paused(topic.name for topic in chosen)
+            gone = {topic.topic_id for topic in chosen} | (file.topics.keys() - _ids(registry))
+            kept = {topic_id: mark for topic_id, mark in file.topics.items() if topic_id not in gone}
+            write(msgspec.structs.replace(file, topics=kept))
+    return paused_topics(places)
+
+
+def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+    """What would be paused after `pause_uploads`. Raises as that does, and changes nothing."""
+    _check_reason(reason)
+    registry = TopicRegistry(places)
+    chosen = registry.all() if names is None else [registry.get(name) for name in sorted(set(names))]
+    if names is not None and _read(places).is_damaged:
+        raise InvalidRequest(f"pausing uploads, {FILE} cannot be read, so all are paused: 'tiered resume' first")
+    mark = Pause(since_ms=now_ms, reason=" ".join(reason.split()), is_of_all=names is None)
+    return {**{topic.name: mark for topic in chosen}, **paused_topics(places)}
+
+
+def foretell_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
+    """What would still be paused after `resume_uploads`. Raises as that does, and changes nothing."""
+    if names is None:
+        return {}
+    registry = TopicRegistry(places)
+    chosen = [registry.get(name).name for name in sorted(set(names))]
+    look = _read(places)
+    if look.is_damaged or (look.file is not None and look.file.all is not None):
+        raise _all_paused(chosen)
+    return {name: pause for name, pause in paused_topics(places).items() if name not in chosen}
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > REASON_LENGTH_MAX:
+        raise InvalidRequest(f"pausing uploads, a reason of more than {REASON_LENGTH_MAX} letters", length=len(reason))
+
+
+def _all_paused(names: Iterable[str]) -> InvalidRequest:
+    return InvalidRequest(
+        "resuming uploads of some topics while those of all are paused: 'tiered resume' resumes all",
+        topics=",".join(names),
+    )
+
+
+def paused_topics(places: Places) -> dict[str, Pause]:
+    """The topics whose uploads are paused now, by name. Changes nothing."""
+    pauses = Pauses(places)
+    found = ((topic.name, pauses.of(topic)) for topic in TopicRegistry(places).all())
+    return {name: pause for name, pause in found if pause is not None}
+
+
+class Pausable:
+    """The part of a manager that pauses uploads of its node. Any thread may call it."""
+
+    _directory: LogDirectories
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def pause_uploads(self, topics: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+        """`pause_uploads` of this node; an upload under way is still committed."""
+        self._check_writable()
+        return pause_uploads(self._directory.places(), topics, now_ms=now_ms, reason=reason)
+
+    def resume_uploads(self, topics: Iterable[str] | None = None) -> dict[str, Pause]:
+        """`resume_uploads` of this node; the next round goes on."""
+        self._check_writable()
+        return resume_uploads(self._directory.places(), topics)
+
+    def paused_topics(self) -> dict[str, Pause]:
+        """The topics whose uploads are paused now, by name."""
+        return paused_topics(self._directory.places())
+
+
+def _ids(registry: TopicRegistry) -> set[str]:
+    return {topic.topic_id for topic in registry.all()}
+
+
+class _Writer:
+    def __init__(self, places: Places, version: int) -> None:
+        self._places, self._version = places, version
+
+    def __call__(self, file: _File) -> None:
+        """To every directory that takes it. Raises the last error where none did."""
+        body = msgspec.json.encode(msgspec.structs.replace(file, version=self._version))
+        failed: LogError | None = None
+        written = 0
+        for storage, root in self._places:
+            try:
+                replace_file(storage, join(root, FILE), body)
+                written += 1
+            except (DiskFailed, AccessDenied, NotFound) as error:
+                failed = error
+                _log.warning("a copy of the pauses was not written: directory=%s error=%s", root, error)
+        if not written and failed is not None:
+            raise failed
+
+
+@contextmanager
+def _changing(places: Places) -> Iterator[tuple[_File | None, _Writer]]:
+    """What is paused now (None: cannot be read) and who writes what is to be, alone meanwhile."""
+    lock = _lock(places)
+    try:
+        look = _read(places)
+        # By two where a copy is out of reach: it may be ahead by one change that nobody was told of.
+        version = look.highest_version + (2 if look.unreachable else 1)
+        yield (None if look.is_damaged else look.file or _NOTHING), _Writer(places, version)
+    finally:
+        lock.close()
+
+
+def _lock(places: Places) -> StorageFile:
+    """In the first directory that is there. Raises Conflict while somebody else has it."""
+    failed: LogError | None = None
+    for storage, root in places:
+        try:
+            return storage.lock(join(root, LOCK))
+        except Conflict:
+            raise Conflict(
+                "changing which uploads are paused, somebody else is changing them; run it again", directory=root
+            ) from None
+        except (DiskFailed, AccessDenied, NotFound) as error:
+            failed = error
+    assert failed is not None, "a node has a log directory"
+    raise failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """`file` is the copy that holds; None while no directory could be looked at, or all there are are damaged."""
+
+    file: _File | None
+    is_damaged: bool
+    unreachable: int
+
+    @property
+    def highest_version(self) -> int:
+        return self.file.version if self.file is not None else 0
+
+
+def _read(places: Places) -> _Look:
+    found: list[_File] = []
+    damaged = unreachable = missing = 0
+    for storage, root in places:
+        path = join(root, FILE)
+        try:
+            body = _DECODER.decode(storage.read(path))
+            if body.format_version != FORMAT_VERSION:
+                raise msgspec.ValidationError(f"unknown format {body.format_version}")
+            found.append(body)
+        except NotFound:
+            missing += 1
+        except msgspec.MsgspecError as error:
+            _log.error("the pauses cannot be read: path=%s cause=%s", path, error)
+            damaged += 1
+        except LogError:
+            unreachable += 1  # a disk that is lost: another one tells, or what was known holds
+    if found:
+        return _Look(max(found, key=lambda each: each.version), is_damaged=False, unreachable=unreachable)
+    return _Look(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)
+
+
+def _words(file: _File | None) -> str:
+    if file is None:
+        return f"{FILE} cannot be read, everything is paused"
+    return f"all={'paused' if file.all is not None else 'no'} topics={len(file.topics)}"

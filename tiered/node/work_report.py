@@ -1,0 +1,174 @@
+"""What a working manager leaves behind for those who look: when it worked last, and what is in trouble since when.
+
+``work-report.json`` in the first log directory that is online. It is put in its place whole, after a round that changed
+something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Nothing depends on it but what people are shown: a
+file that is lost, damaged or of another version is as if there were none. A crash leaves the last one, which then says
+that somebody is at work; its age tells that nobody is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from local.errors import LogError, NotFound
+from local.names import TopicPartition
+from local.storage import Storage, join, replace_file
+from tiered.config.clock_guard import Doubt
+from tiered.node.next_steps import next_step
+
+FILE = "work-report.json"
+VERSION = 1
+KEEP_INTERVAL_MS = 30_000
+STALE_ROUNDS = 5  # so many intervals without a word, and nobody is at work
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition's trouble as one manager met it, or the node's (no topic then). `kind` is the class of the error,
+    `count` the rounds that met it, `code` the error's (`local.errors.ErrorCode`), None for an error without one,
+    `next_step` what to look at."""
+
+    topic: str | None
+    partition: int | None
+    kind: str
+    message: str
+    since_ms: int
+    last_ms: int
+    count: int = 1
+    code: str | None = None
+    next_step: str = ""
+
+    @property
+    def name(self) -> TopicPartition | None:
+        if self.topic is None or self.partition is None:
+            return None
+        return TopicPartition(self.topic, self.partition)
+
+
+class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`round_ms` is when the last round ended, by the time it went by, and `wall_ms` by the machine's clock, which may
+    not have been believed; `doubted_ms` since when not. `interval_ms` is the rest after it; `is_ended`: it stopped in
+    order."""
+
+    version: int = VERSION
+    pid: int
+    started_ms: int
+    round_ms: int
+    wall_ms: int | None = None
+    doubted_ms: int | None = None
+    interval_ms: int
+    is_ended: bool = False
+    troubles: tuple[Trouble, ...] = ()
+
+    @property
+    def seen_ms(self) -> int:
+        """When the last round ended, for whoever looks by the machine's clock."""
+        return self.wall_ms if self.wall_ms is not None else self.round_ms
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """Of the machine's clock, as the last round left it."""
+        if self.doubted_ms is None or self.wall_ms is None:
+            return None
+        return Doubt(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
+
+    def is_at_work(self, now_ms: int) -> bool:
+        """Whether somebody worked a short while ago and has not said that he stopped."""
+        return not self.is_ended and now_ms - self.seen_ms <= STALE_ROUNDS * max(self.interval_ms, KEEP_INTERVAL_MS)
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_REPORT = msgspec.json.Decoder(WorkReport)
+
+
+class WorkJournal:
+    """Keeps the report of one manager. Not thread safe: rounds come one after the other."""
+
+    def __init__(
+        self, place: Callable[[], tuple[Storage, str]], *, pid: int, started_ms: int, interval_ms: int
+    ) -> None:
+        """`place` says which log directory is to hold the file."""
+        self._place = place
+        self._report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
+        self._kept: WorkReport | None = None
+
+    @property
+    def report(self) -> WorkReport:
+        return self._report
+
+    def note_round(
+        self,
+        problems: Mapping[TopicPartition, LogError],
+        now_ms: int,
+        *,
+        of_node: LogError | None = None,
+        is_ended: bool = False,
+        wall_ms: int | None = None,
+        doubt: Doubt | None = None,
+    ) -> None:
+        """A round is over and left these problems; `of_node` ended it. Raises what the disk raises: nothing is lost
+        but what people are shown, and the next round tries again."""
+        known = {each.name: each for each in self._report.troubles}
+        met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
+        met += [(name, problems[name]) for name in sorted(problems)]
+        troubles = tuple(_next(known.get(name), name, error, now_ms) for name, error in met)
+        self._report = msgspec.structs.replace(
+            self._report,
+            round_ms=now_ms,
+            wall_ms=wall_ms,
+            doubted_ms=doubt.since_ms if doubt is not None else None,
+            troubles=troubles,
+            is_ended=is_ended,
+        )
+        if self._is_due():
+            self.keep()
+
+    def keep(self) -> None:
+        """Put the report in its place."""
+        storage, root = self._place()
+        replace_file(storage, join(root, FILE), msgspec.json.encode(self._report))
+        self._kept = self._report
+
+    def _is_due(self) -> bool:
+        if self._kept is None or self._kept.is_ended != self._report.is_ended:
+            return True
+        is_other = [_facts(each) for each in self._kept.troubles] != [_facts(each) for each in self._report.troubles]
+        return is_other or not 0 <= self._report.round_ms - self._kept.round_ms < KEEP_INTERVAL_MS
+
+
+def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
+    """The newest report in any of the log directories; None where there is none that can be read."""
+    found = []
+    for storage, root in places:
+        try:
+            report = _REPORT.decode(storage.read(join(root, FILE)))
+        except (NotFound, LogError, msgspec.MsgspecError):
+            continue  # what only tells of others' work is no trouble of its own
+        if report.version == VERSION:
+            found.append(report)
+    return max(found, key=lambda each: each.round_ms, default=None)
+
+
+def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, now_ms: int) -> Trouble:
+    message = " ".join(str(error).split())
+    if known is not None and known.kind == type(error).__name__:
+        count = known.count + 1
+        step = next_step(error)
+        return msgspec.structs.replace(
+            known, message=message, last_ms=now_ms, count=count, code=error.code, next_step=step
+        )
+    return Trouble(
+        topic=name.topic if name is not None else None,
+        partition=name.partition if name is not None else None,
+        kind=type(error).__name__,
+        message=message,
+        since_ms=now_ms,
+        last_ms=now_ms,
+        code=error.code,
+        next_step=next_step(error),
+    )
+
+
+def _facts(trouble: Trouble) -> tuple[object, ...]:
+    return trouble.topic, trouble.partition, trouble.kind, trouble.message, trouble.since_ms

@@ -1,0 +1,66 @@
+"""The names that heads are signed with. Managers': machine, node, and a part of their own for each start. Jobs': what
+they are, and their id.
+
+A node's part is the same at every start with the same directories, wherever they are mounted, so whoever finds a head
+can tell whether the manager of these directories was the last one to write there. It decides nothing: who may commit is
+the epoch's alone.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+from local.errors import LogError
+from local.log.checkpoints import read_meta_properties
+from local.storage import Storage
+
+INGEST = "ingest-"  # before the job's id
+AFTER_INGEST = f"{INGEST}deletion-"  # what freed the bytes of a partition that was an ingest's: nobody's afterwards
+ADOPT = "adopt beside "  # before the machine and the process; no machine's name has a blank
+COPY = "copy of "  # before the source's url
+DELETION = "deletion-"  # what freed those of anybody else's
+RESTORE = "restore-"  # a directory that was restored to become the writer
+_MANAGER = re.compile(r".+-([0-9a-f]{8})-[0-9a-f]{8}")
+
+
+def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
+    """For a manager that begins on these directories."""
+    import socket
+    import uuid
+
+    return f"{socket.gethostname()}-{node_mark(storage, directories) or 'new'}-{uuid.uuid4().hex[:8]}"
+
+
+def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
+    """Eight characters for the node that the first readable directory says it is of; None where none says."""
+    for directory in directories:
+        try:
+            found = read_meta_properties(storage, directory)
+        except LogError:
+            continue
+        if found is not None:
+            return f"{zlib.crc32(f'{found.cluster_id}/{found.node_id}'.encode()):08x}"
+    return None
+
+
+def signed_for(writer_id: str, storage: Storage, directory: str) -> str:
+    """The name of a job that works for the node of this directory: a manager that opens it later is the same writer."""
+    mark = node_mark(storage, [directory])
+    return writer_id if mark is None else f"{writer_id}@{mark}"
+
+
+def is_of_other_node(writer_id: str, mark: str | None) -> bool:
+    """Whether a writer of another node that keeps a log of its own signed so; False where that is not known."""
+    if mark is not None and writer_id.startswith((RESTORE, ADOPT)):
+        return "@" in writer_id and not writer_id.endswith(f"@{mark}")
+    found = _MANAGER.fullmatch(writer_id)
+    is_job = writer_id.startswith((INGEST, COPY, DELETION))
+    return mark is not None and found is not None and not is_job and found[1] != mark
+
+
+def is_of_node(writer_id: str, mark: str | None) -> bool:
+    """Whether a manager of that node signed so."""
+    parts = writer_id.split("-")
+    return mark is not None and len(parts) >= 3 and parts[-2] == mark

@@ -1,0 +1,22 @@
+"""Whether a log directory has room for appends."""
+
+from __future__ import annotations
+
+from local.errors import DiskFailed
+from local.logdirs.log_dirs import LogDirectories
+from local.names import TopicPartition
+
+
+def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
+    """Raises DiskFailed (enospc) when the partition's log directory has less room than `least_bytes`."""
+    directory = directories.of(partition)
+    space = directory.storage.space(directory.root)
+    if space is not None and space.free_bytes < least_bytes:
+        raise DiskFailed(
+            "appending, the disk is nearly full; tried again it may have room",
+            partition=partition,
+            directory=directory.root,
+            free_bytes=space.free_bytes,
+            least_bytes=least_bytes,
+            cause="enospc",
+        )

@@ -1,0 +1,85 @@
+"""Where every partition stands: what each tier holds, what waits, and what exists on this disk only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.names import TopicPartition
+from policies.copy_lag import copy_due_since_ms, uncopied
+from policies.rules import Pause, deletion_due_ms
+from policies.snapshot import PartitionSnapshot
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest import UnlinkedObject, UnlinkedPage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
+    while copying is switched off (KIP-950); `at_risk_bytes` are those of segments with retained records of which the
+    bucket lacks some. `remote_bytes` are those of the log that it holds; what is paid for there is
+    `tiered.status.storage_cost`'s.
+
+    `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
+    size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
+    `paused`: somebody paused the uploads; what is due waits for that.
+    For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
+    """
+
+    partition: TopicPartition
+    is_tiered: bool
+    log_start_offset: int
+    local_start_offset: int
+    next_offset: int
+    remote_next_offset: int | None
+    local_segments: int
+    local_bytes: int
+    remote_segments: int
+    remote_bytes: int
+    lag_segments: int
+    lag_bytes: int
+    at_risk_bytes: int
+    unlinked_bytes: int
+    cleaner_offset: int | None
+    lag_since_ms: int | None = None
+    overdue_bytes: int = 0
+    overdue_since_ms: int | None = None
+    problem: str | None = None
+    paused: Pause | None = None
+
+    @property
+    def paused_since_ms(self) -> int | None:
+        return self.paused.since_ms if self.paused is not None else None
+
+
+def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) -> PartitionStatus:
+    """The figures of one snapshot."""
+    is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
+    waiting = uncopied(snapshot) if is_copied else []
+    only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
+    gone: tuple[UnlinkedObject | UnlinkedPage, ...] = (*snapshot.unlinked, *snapshot.unlinked_pages)
+    due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in gone]
+    overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
+    return PartitionStatus(
+        partition=snapshot.partition,
+        is_tiered=snapshot.is_tiered,
+        log_start_offset=snapshot.log_start_offset,
+        local_start_offset=max(snapshot.log_start_offset, snapshot.segments[0].base_offset),
+        next_offset=snapshot.next_offset,
+        remote_next_offset=snapshot.remote_next_offset if snapshot.is_tiered else None,
+        local_segments=len(snapshot.segments),
+        local_bytes=sum(each.size_bytes for each in snapshot.segments),
+        remote_segments=snapshot.committed_count,
+        remote_bytes=snapshot.committed_bytes,
+        lag_segments=len(waiting),
+        lag_bytes=sum(each.size_bytes for each in waiting),
+        at_risk_bytes=sum(each.size_bytes for each in only_here),
+        unlinked_bytes=snapshot.unlinked_bytes,
+        cleaner_offset=snapshot.cleaner_offset,
+        lag_since_ms=copy_due_since_ms(snapshot),
+        overdue_bytes=sum(size for _, size in overdue),
+        overdue_since_ms=min((since for since, _ in overdue), default=None),
+        problem=problem,
+        paused=snapshot.paused,
+    )

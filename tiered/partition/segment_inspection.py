@@ -1,0 +1,231 @@
+"""From a sealed local segment to what the remote tier needs to know of it.
+
+The facts of a row (record count, timestamps, offsets) are taken from the bytes while they go up, never from memory or
+an index: a segment whose bytes do not decode, contradict its place in the log, or lie elsewhere than its indexes say,
+is refused before anything is committed (KAFKA-15401 tiered such segments), and what of it is in the store already is
+removed again.
+
+An index that contradicts the bytes never goes up: offset and time index are made from the very bytes that were sent,
+the transaction index is made again from the log, and where that cannot be done the segment is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from local import kernels
+from local.errors import Corrupt, InvalidRequest, LogError
+from local.format.batch_header import CONTROL, MAGIC
+from local.format.columns import BatchTable, joined_tables
+from local.index import txn_index
+from local.index.index_building import build_indexes
+from local.index.txn_scan import TransactionScan
+from local.log import Log
+from local.log.checkpoints import encode_epochs
+from local.names import LOG
+from local.segment.segment import Segment
+from local.segment.segment_info import SegmentInfo
+from local.segment.segment_reading import batch_slices
+from local.verify.findings import Severity
+from local.verify.index_checks import INTERVAL_BYTES, check_offset_index, check_time_index, places_of
+from remote.segments.segment_upload import SegmentToCopy
+from remote.segments.segment_upload_stream import SegmentFacts
+
+_log = logging.getLogger(__name__)
+
+
+def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None = None) -> SegmentToCopy:
+    """What it takes to copy a sealed segment. Its bytes are read, and looked at by `SegmentWatch`, when they go up."""
+    segment = log.segment(info.base_offset)
+    path = segment.path(LOG)
+    epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
+    indexes = bytes(segment.offset_index()), bytes(segment.time_index())
+    return SegmentToCopy(
+        base_offset=info.base_offset,
+        next_offset=info.next_offset,
+        size_bytes=segment.size_bytes,
+        epochs=epochs,
+        offset_index=indexes[0],
+        time_index=indexes[1],
+        txn_index=segment.txn_index(),
+        producer_snapshot=log.producer_snapshot(info.next_offset),
+        leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
+        cleaned_through=cleaned_through,
+        read=segment.read,
+        path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
+        inspect=partial(
+            SegmentWatch,
+            path,
+            info.base_offset,
+            info.next_offset,
+            epochs,
+            indexes,
+            aborted=segment.txn_index(),
+            interval_bytes=log.settings.index_interval_bytes,
+            on_wrong=partial(_rebuild, segment),
+            aborted_again=partial(log.aborted_again, info.base_offset),
+        ),
+    )
+
+
+def _rebuild(segment: Segment, problem: str) -> None:
+    """The indexes on the disk, too; without it the next reader finds them wrong again."""
+    with suppress(LogError):
+        segment.rebuild_indexes(problem, lambda: True)
+
+
+def count_records(segment: Segment) -> int:
+    """The records of a sealed segment as a row counts them: without markers. Reads the batches' headers."""
+    count = 0
+    for _, data in batch_slices(segment):
+        table = kernels.scan_batches(data, verify=False)
+        count += int(table.record_counts[(table.attributes & CONTROL) == 0].sum())
+    return count
+
+
+class SegmentWatch:
+    """See `remote.segments.segment_upload_stream.Inspector`: every batch whole, with its CRC, decodable, in its place,
+    in its leader epoch, and where the `indexes` (offset, time) say.
+
+    Raises Corrupt where the bytes stop making sense, and InvalidRequest at the first message of format 0 or 1: the
+    remote tier holds batches of format 2 only. Memory: the columns of some batches, the headers of all.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        base_offset: int,
+        next_offset: int,
+        epochs: tuple[tuple[int, int], ...],
+        indexes: tuple[bytes, bytes] | None = None,
+        *,
+        aborted: bytes | None = None,
+        interval_bytes: int = INTERVAL_BYTES,
+        on_wrong: Callable[[str], None] = lambda problem: None,
+        aborted_again: Callable[[str], bytes] | None = None,
+    ) -> None:
+        """`aborted` is the ``.txnindex``. `on_wrong` is called with what is wrong with `indexes`. `aborted_again` gives
+        another `aborted` for one that contradicts the batches; without it such a segment is refused."""
+        self._path = path
+        self._base_offset = base_offset
+        self._next_offset = next_offset
+        self._epochs = np.array([epoch for epoch, _ in epochs], np.int64)
+        self._epoch_starts = np.array([start for _, start in epochs], np.int64)
+        self._indexes = indexes
+        self._txn_index = aborted
+        self._interval_bytes = interval_bytes
+        self._on_wrong = on_wrong
+        self._aborted_again = aborted_again
+        self._transactions = TransactionScan()
+        self._tables: list[tuple[int, BatchTable]] = []
+        self._seen_bytes = 0
+        self._records = 0
+        self._first_offset: int | None = None
+        self._last_offset: int | None = None
+        self._times: tuple[int, int] | None = None  # smallest, largest
+
+    def take(self, data: memoryview) -> int:
+        try:
+            return self._take(data)
+        except (Corrupt, InvalidRequest) as error:
+            raise error.restated(
+                f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}
+            ) from error
+
+    def facts(self) -> SegmentFacts:
+        made = self._indexes_again()
+        low, high = self._times if self._times is not None else (None, None)
+        return SegmentFacts(
+            record_count=self._records,
+            first_offset=self._first_offset,
+            last_offset=self._last_offset,
+            max_timestamp_ms=high,
+            min_timestamp_ms=low,
+            offset_index=made[0] if made is not None else None,
+            time_index=made[1] if made is not None else None,
+            txn_index=self._txn_index_again(),
+        )
+
+    def _take(self, data: memoryview) -> int:
+        table = kernels.scan_batches(data)
+        if table.is_corrupt:
+            raise Corrupt(f"checking a segment, {table.problem}", at=table.valid_bytes)
+        if len(table) == 0:
+            return 0
+        self._check_places(table)
+        for columns in kernels.decode_in_steps(data, verify=False, table=table):
+            self._records += len(columns)
+            told = columns.timestamps[columns.timestamps >= 0]  # -1 is Kafka's "no timestamp"
+            if len(told):
+                low, high = self._times or (int(told[0]), int(told[0]))
+                self._times = min(low, int(told.min())), max(high, int(told.max()))
+        if self._indexes is not None:
+            self._tables.append((self._seen_bytes, table))
+        if self._txn_index is not None:
+            self._transactions.take(data, table)
+        self._seen_bytes += table.valid_bytes
+        return table.valid_bytes
+
+    def _indexes_again(self) -> tuple[bytes, bytes] | None:
+        """Both indexes made from the bytes, where those that were given send a reader anywhere but to the batches they
+        mean; None where they do not."""
+        if self._indexes is None:
+            return None
+        places, base = places_of(self._tables, self._seen_bytes), self._base_offset
+        found = check_offset_index(self._indexes[0], base, places, path=self._path)
+        found += check_time_index(self._indexes[1], base, places, path=self._path)
+        wrong = next((each for each in found if each.severity is Severity.CORRUPT), None)
+        if wrong is None:
+            return None
+        _log.warning("a segment's index is wrong, made again for the copy: path=%s cause=%s", self._path, wrong.what)
+        tables = [replace(table, positions=table.positions + at) for at, table in self._tables]
+        made = build_indexes(joined_tables(tables or [kernels.scan_batches(b"")]), base, self._interval_bytes)
+        self._on_wrong(wrong.what)
+        return bytes(made.offset), bytes(made.time)
+
+    def _txn_index_again(self) -> bytes | None:
+        """A transaction index that agrees with the batches; None where the given one does. Raises Corrupt."""
+        if self._txn_index is None:
+            return None
+        problem = self._problem_of(self._txn_index)
+        if problem is None:
+            return None
+        made = self._aborted_again(problem) if self._aborted_again is not None else None
+        problem = problem if made is None else self._problem_of(made)
+        if problem is not None:
+            raise Corrupt(f"copying a segment, its transaction index is wrong: {problem}", path=self._path)
+        return made
+
+    def _problem_of(self, data: bytes) -> str | None:
+        try:
+            txn_index.check(data, self._base_offset, path=self._path)
+            return self._transactions.found().problem(txn_index.entries(data, path=self._path))
+        except Corrupt as error:
+            return error.attempt
+
+    def _check_places(self, table: BatchTable) -> None:
+        """Raises for batches of an old format, out of order, outside the segment or of another leader epoch."""
+        if table.has_legacy:
+            at = int(table.positions[(table.magics != MAGIC).argmax()])
+            raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)
+        ends = np.concatenate(([-1 if self._last_offset is None else self._last_offset], table.last_offsets))
+        self._refuse(table, table.base_offsets <= ends[:-1], "offsets go back")
+        outside = (table.base_offsets < self._base_offset) | (table.last_offsets >= self._next_offset)
+        self._refuse(table, outside, "it reaches beyond its place in the log", next_offset=self._next_offset)
+        governing = np.searchsorted(self._epoch_starts, table.base_offsets, "right") - 1
+        of_another = (table.leader_epochs >= 0) & (table.leader_epochs != self._epochs[governing])
+        self._refuse(table, of_another | (governing < 0), "a batch of another leader epoch")
+        self._first_offset = int(table.base_offsets[0]) if self._first_offset is None else self._first_offset
+        self._last_offset = int(table.last_offsets[-1])
+
+    def _refuse(self, table: BatchTable, wrong: np.ndarray, what: str, **facts: object) -> None:
+        if wrong.any():
+            row = int(wrong.argmax())
+            where = {"at": int(table.positions[row]), "offset": int(table.base_offsets[row])}
+            raise Corrupt(f"checking a segment, {what}", **where, **facts)

@@ -1,0 +1,95 @@
+"""What a saved plan rests on beside the state of its partitions: settings, prices, the bucket, which topics these are.
+
+Told by name, so that a refusal says what was changed. Every setting counts but those of `WITHOUT_EFFECT`: a new one
+makes plans of before it refused, never applied to something else than was looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from local.errors import NotFound
+from policies.cost.prices import PriceTable
+from tiered.config.config import Config
+from tiered.config.properties import DEFAULTS, parse
+from tiered.config.property_table import Value
+from tiered.manager.manager import LogManager
+
+_APPENDS = "of appends, and what they send is in the state"
+_PACE = "how fast, not what"
+_ROOM = "whether there is room is asked when it is done"
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "max.message.bytes": _APPENDS,
+    "message.timestamp.type": _APPENDS,
+    "message.timestamp.before.max.ms": _APPENDS,
+    "message.timestamp.after.max.ms": _APPENDS,
+    "compression.type": _APPENDS,
+    "compression.gzip.level": _APPENDS,
+    "compression.lz4.level": _APPENDS,
+    "compression.zstd.level": _APPENDS,
+    "append.batch.bytes": _APPENDS,
+    "flush.messages": _APPENDS,
+    "flush.ms": _APPENDS,
+    "producer.id.expiration.ms": _APPENDS,
+    "log.cleaner.threads": _PACE,
+    "log.cleaner.io.max.bytes.per.second": _PACE,
+    "log.cleaner.uncleanable.retry.ms": _PACE,
+    "num.recovery.threads.per.data.dir": _PACE,
+    "remote.log.manager.copy.max.bytes.per.second": _PACE,
+    "remote.log.manager.fetch.max.bytes.per.second": _PACE,
+    "remote.log.manager.task.interval.ms": _PACE,
+    "remote.log.manager.copier.thread.pool.size": _PACE,
+    "remote.log.manager.expiration.thread.pool.size": _PACE,
+    "remote.s3.client": "both clients send the same requests",
+    "remote.fetch.cache.bytes": "of readers",
+    "remote.fetch.cache.dir": "of readers",
+    "remote.fetch.cache.dir.max.bytes": "of readers",
+    "log.dir.free.bytes.min": _ROOM,
+    "log.dir.free.share.min": _ROOM,
+    "log.dir.append.free.bytes.min": _ROOM,
+    "log.dir.relief.free.bytes.min": _ROOM,
+    "clock.jump.hold.ms": "what a clock may decide is asked when it is done",
+    "cost.prices": "the prices themselves count, wherever they stand",
+}
+
+
+def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
+    """What a plan for `topics` rests on, by name; settings that are built in are left out, and a topic that is gone."""
+    found = {"prices": _told(prices), "remote.url": config.remote_url or "none"}
+    for name in sorted(topics):
+        try:
+            topic = manager.topic(name)
+        except NotFound:
+            continue
+        found[f"{name} topic id"] = topic.topic_id
+        effective = config.topic_properties(name, topic.properties)
+        found |= {f"{name} {key}": _spelled(parse(key, text)) for key, text in effective.items() if _counts(key, text)}
+    return found
+
+
+def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """``orders retention.ms 86400000 -> 3600000`` for everything that is another; nothing for what is as it was."""
+    found = []
+    for name in sorted({*before, *now}):
+        was, has = (each.get(name, "as built in") for each in (before, now))
+        if was != has:
+            found.append(f"{name} {was} -> {has}")
+    return found
+
+
+def _counts(key: str, text: str) -> bool:
+    return key not in WITHOUT_EFFECT and parse(key, text) != parse(key, DEFAULTS[key])
+
+
+def _spelled(value: Value) -> str:
+    """The same for ``1d`` and ``24h``."""
+    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _told(prices: PriceTable | None) -> str:
+    """With their date, and with digits that change with any number of them."""
+    if prices is None:
+        return "not known"
+    digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()
+    return f"{prices.as_of} {prices.region} {digits}"

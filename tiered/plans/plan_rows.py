@@ -1,0 +1,102 @@
+"""A priced plan as flat rows for tables and programs: what the command and the page have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tiered.plans.planning import line_fields, told
+
+if TYPE_CHECKING:
+    from policies.cost.plan_cost import DecisionCost
+    from policies.decisions import Decision
+
+Row = dict[str, object]
+
+# In the order of a plan. The sign tells what it does to bytes: + makes, - takes away, ~ changes.
+VERBS = {
+    "RollActive": ("~", "roll"),
+    "CleanLog": ("~", "clean"),
+    "CopySegment": ("+", "upload"),
+    "ReplaceRemote": ("~", "replace"),
+    "RaiseCleaned": ("~", "note clean"),
+    "DropLocal": ("-", "local"),
+    "BuildView": ("+", "view"),
+    "AdvanceLogStart": ("~", "log start"),
+    "GiveUpRemote": ("-", "give up"),
+    "ExpireRemote": ("-", "expire"),
+    "ExpirePage": ("-", "expire page"),
+    "DeleteUnlinked": ("-", "delete"),
+    "DeletePage": ("-", "delete page"),
+    "CollectHeads": ("-", "collect"),
+}
+
+
+def decision_row(line: DecisionCost) -> Row:
+    """One decision: what, where, which range, how many bytes and requests, dollars once and a month, why."""
+    sign, verb = VERBS[kind_of(line)]
+    return {
+        **line_fields(line),
+        "sign": sign,
+        "verb": verb,
+        "where": str(line.partition),
+        "what": _what(line.decision),
+        "requests": line.puts + line.gets + line.lists,
+        "once": told(line.dollars + line.early_dollars),
+    }
+
+
+def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
+    """The sums of each kind that there is."""
+    found: list[Row] = []
+    for kind, (sign, verb) in VERBS.items():
+        some = [each for each in lines if kind_of(each) == kind]
+        if some:
+            found.append(
+                {
+                    "sign": sign,
+                    "verb": verb,
+                    "decision": kind,
+                    "count": len(some),
+                    "size_bytes": sum(each.decision.size_bytes for each in some),
+                    "requests": sum(each.puts + each.gets + each.lists for each in some),
+                    "once": told(sum(each.dollars + each.early_dollars for each in some)),
+                    "dollars_per_month": told(sum(each.monthly_dollars for each in some)),
+                }
+            )
+    return found
+
+
+def kind_of(line: DecisionCost) -> str:
+    """The name of its class in `policies.decisions`."""
+    return type(line.decision).__name__
+
+
+def _what(decision: Decision) -> str:
+    """The half-open offsets, or whatever else the decision is about."""
+    from policies.decisions import (
+        AdvanceLogStart,
+        BuildView,
+        CleanLog,
+        CollectHeads,
+        DeletePage,
+        DeleteUnlinked,
+        GiveUpRemote,
+        RollActive,
+    )
+
+    match decision:
+        case RollActive():
+            return f"[{decision.base_offset}, ...)"
+        case CleanLog():
+            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case BuildView():
+            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
+        case AdvanceLogStart() | GiveUpRemote():
+            return f"to {decision.offset}"
+        case DeleteUnlinked() | DeletePage():
+            return decision.key
+        case CollectHeads():
+            return f"heads up to {decision.upto_sequence}"
+        case _:
+            return f"[{decision.base_offset}, {decision.next_offset})"

@@ -1,0 +1,179 @@
+"""A plan with its price: what a round would do at some moment, decided and priced on the same snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import isnan
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from policies.cost.plan_cost import DecisionCost, PlanCost, plan_cost
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.decisions import Plan
+from policies.deferrals import Deferral
+from policies.plan import plan as plan_snapshots
+from policies.remote_retention import page_to_know
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import remote_unknown_deferrals
+from tiered.config.config import Config
+from tiered.config.price_file import new_class, told_prices
+from tiered.config.properties import canonical, find_property, parse
+from tiered.config.topic_settings import resolve_rules
+from tiered.manager.manager import LogManager
+from tiered.plans.plan_basis import plan_basis
+from tiered.status.status_report import snapshots_at_hand
+from tiered.status.storage_cost import all_lying
+from tiered.status.unknown_figures import unread_partitions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COPY_DISABLE = "remote.log.copy.disable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
+
+    Without `prices` (the file of them cannot be read) all dollars of `cost` are NaN. `missing` are the partitions of
+    which a tier could not be read: the plan has no decision of them, and no total is known.
+    `unread` are those whose oldest page of rows may expire in part and was not asked for. `basis` is what else it rests
+    on (`tiered.plans.plan_basis`).
+    """
+
+    plan: Plan
+    cost: PlanCost
+    prices: PriceTable | None
+    snapshots: tuple[PartitionSnapshot, ...]
+    problems: Mapping[TopicPartition, str]
+    unread: tuple[TopicPartition, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[TopicPartition, LogError] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, float | int | None]:
+        """Dollars a month and bytes on the disk now and then, and dollars once; None for what is not known."""
+        cost = self.cost
+        is_whole = not self.missing
+        opened = {each.partition for each in self.snapshots}
+        return {
+            "now_dollars_per_month": told(cost.now_dollars) if is_whole else None,
+            "then_dollars_per_month": told(cost.then_dollars) if is_whole else None,
+            "dollars_once": told(cost.dollars) if is_whole else None,
+            "now_disk_bytes": cost.now_disk_bytes if opened.issuperset(self.missing) else None,
+            "then_disk_bytes": cost.then_disk_bytes if is_whole else None,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """A line for each decision, with its requests and dollars. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame([line_fields(each) for each in self.cost.lines])
+
+
+def priced_plan(
+    manager: LogManager,
+    at_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    may_ask: bool = True,
+) -> PricedPlan:
+    """What a round would do at `at_ms`, and what that costs. Changes nothing.
+
+    For a later moment: if nothing came and nothing was done until then. `overrides` are settings of topics that hold
+    for this plan alone. Unless it `may_ask`, no request is sent for it: of pages of old rows that may expire it then
+    only says that they are there (`unread`). Raises NotFound for a topic that is not there, InvalidRequest for a
+    setting that is none of a topic's or contradicts others.
+    """
+    names = None if topics is None else sorted(set(topics))
+    for name in names or ():
+        manager.topic(name)
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots, config = look(at_ms, names), manager.config
+    if overrides:
+        config = _overridden(config, overrides)
+        snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
+    known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
+    prices = told_prices(manager.config)
+    problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
+    plan = plan_snapshots(known, at_ms)
+    plan = replace(plan, deferrals={**plan.deferrals, **_of_unknown(snapshots, known, problems)})
+    table = prices or BUILT_IN
+    cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=new_class(config))
+    return PricedPlan(
+        plan=plan,
+        cost=cost if prices is not None else cost.without_dollars(),
+        prices=prices,
+        snapshots=tuple(snapshots),
+        problems=problems,
+        unread=tuple(each.partition for each in known if page_to_know(each) is not None),
+        basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
+        missing=unread_partitions(manager, names),
+    )
+
+
+def _of_unknown(
+    snapshots: Sequence[PartitionSnapshot], known: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
+) -> dict[TopicPartition, list[Deferral]]:
+    """What waits in partitions whose remote tier was never seen: no plan speaks of them."""
+    seen = {each.partition for each in known}
+    found: dict[TopicPartition, list[Deferral]] = {}
+    for each in snapshots:
+        if each.partition not in seen:
+            why = " ".join(problems.get(each.partition, "what the remote tier holds of it is not known").split())
+            found[each.partition] = remote_unknown_deferrals(each, why)
+    return {name: some for name, some in found.items() if some}
+
+
+def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:
+    where = {"option": "what if"}
+    for name, text in overrides.items():
+        find_property(name, where, per_topic=True)
+        parse(name, text, where)
+    asked = {name: canonical(name, text) for name, text in overrides.items()}
+    return replace(config, overrides={**config.overrides, **asked})
+
+
+def _under(
+    manager: LogManager, config: Config, snapshots: Sequence[PartitionSnapshot], asks_for_copies: bool
+) -> list[PartitionSnapshot]:
+    """The same logs under other settings of their topics. A tier that is being given up stays that."""
+    rules: dict[str, PartitionRules] = {}
+    for topic in {each.partition.topic for each in snapshots}:
+        rules[topic] = resolve_rules(config.topic_properties(topic, manager.topic(topic).properties))
+    return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asks_for_copies)) for each in snapshots]
+
+
+def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) -> PartitionRules:
+    """`after`, with what depends on more than settings."""
+    if before.gives_up_remote or not asks_for_copies:
+        return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
+    return after
+
+
+def told(dollars: float) -> float | None:
+    """None for what nobody knows."""
+    return None if isnan(dollars) else dollars
+
+
+def line_fields(line: DecisionCost) -> dict[str, object]:
+    """One decision and its price as flat fields; dollars are None where prices are not known."""
+    return {
+        "decision": type(line.decision).__name__,
+        "topic": line.partition.topic,
+        "partition": line.partition.partition,
+        "size_bytes": line.decision.size_bytes,
+        "reason": line.decision.reason,
+        "puts": line.puts,
+        "gets": line.gets,
+        "lists": line.lists,
+        "deletes": line.deletes,
+        "bytes_in": line.bytes_in,
+        "dollars": told(line.dollars),
+        "early_deletion_dollars": told(line.early_dollars),
+        "dollars_per_month": told(line.monthly_dollars),
+    }

@@ -1,0 +1,345 @@
+"""The remote tier by itself: everything that a machine with nothing but the bucket's address can see and read.
+
+No manager, no local directory, nothing is written. Two topics of one name (one was deleted and created again, or two
+directories share the bucket) are two topics: which of them is meant has to be said, they are never mixed. The view
+knows the heads as they were when a partition was first asked for; `refresh` looks for newer ones (one small GET each).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
+from local.names import TopicPartition, check_topic
+from local.storage import DiskStorage
+from local.verify.findings import Finding
+from remote.external.external_layout import OURS, ForeignFormat, ForeignName, LayoutOptions
+from remote.external.external_log import ForeignLog
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.disk_cache import DiskCache
+from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.pins import Pin, pin_newest, release
+from remote.keys import partition_prefix
+from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import IndexCopies, index_copies, shares
+from remote.manifest.manifest import Head, check_says_something
+from remote.manifest.sealing import keyed
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
+from remote.store.open_store import open_store
+from tiered.config.key_rings import load_key_ring
+from tiered.config.properties import nearest
+from tiered.config.secrets import split_url
+from tiered.read.external_partition import foreign_source
+from tiered.read.partition_source import PartitionSource
+from tiered.read.reader_factory import Readable
+from tiered.stores.parallel import side_by_side
+
+CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
+AT_ONCE = 8  # topics that are asked whether they were deleted
+_log = logging.getLogger(__name__)
+
+
+class RemoteLog(Readable):
+    """Read-only view of a bucket. Thread safe; a context manager that closes the store.
+
+    `topic_ids` says, by name, which topic is meant where the bucket holds several of one name.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        topic_ids: Mapping[str, str] | None = None,
+        keys: KeyRing = NO_KEYS,
+        disk: DiskCache | None = None,
+        copies: IndexCopies | None = None,
+        layout: LayoutOptions = OURS,
+    ) -> None:
+        """Of another `layout` than ours nothing but reading works: there are no pins and no views."""
+        self.store = keyed(store, keys)
+        self._layout = layout
+        self._foreign: ForeignFormat | None = None
+        self._disk = disk
+        self._copies = copies
+        self._pins: list[tuple[str, Pin]] = []
+        self._chosen = dict(topic_ids or {})
+        self._cache = ChunkCache(cache_bytes)
+        self._keys = keys
+        self._lock = threading.RLock()
+        self._names: list[RemotePartitionName] | None = None
+        self._ids: dict[str, list[str]] = {}  # of the topics asked for
+        self._partitions: dict[tuple[str, str], list[RemotePartitionName]] = {}
+        self._sources: dict[TopicPartition, PartitionSource] = {}
+        self._deleted: set[str] = set()  # ids of topics
+
+    def topics(self) -> list[str]:
+        """Names of the topics in the bucket, sorted; of ours without those that were deleted, for which each topic's
+        first head is asked. One whose head is damaged is there. Raises NotFound when there is no such bucket."""
+        firsts: dict[tuple[str, str], RemotePartitionName] = {}
+        for name in self._known():
+            firsts.setdefault((name.topic, name.topic_id), name)
+        names = list(firsts.values())
+        told = side_by_side(self._is_told_deleted, names, threads=AT_ONCE, name="tiered-topics")
+        return sorted({name.topic for name, is_deleted in zip(names, told, strict=True) if not is_deleted})
+
+    def topic_ids(self, topic: str) -> list[str]:
+        """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
+        check_topic(topic)
+        found = self._ids_of(topic)
+        if not found:
+            topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
+            there_are = ", ".join(sorted(topics)[:10]) or "none"
+            told = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
+            raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, **told)
+        return found
+
+    def each_of(self, topic: str) -> list[RemoteLog]:
+        """A view for each living topic of that name, over the same store: this one where there is no choice. Close this
+        one alone. Raises as `topic_ids`."""
+        ids = self._living_ids(topic)
+        if topic in self._chosen or len(ids) < 2:
+            return [self]
+        choices = [{**self._chosen, topic: each} for each in ids]
+        return [RemoteLog(self.store, topic_ids=each, keys=self._keys, layout=self._layout) for each in choices]
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """Raises NotFound, naming what there is; InvalidRequest, with ids, if several living topics have the name."""
+        return sorted(name.topic_partition for name in self._named(topic, self._meant(topic)))
+
+    def head(self, partition: TopicPartition) -> Head:
+        """The partition's newest head as of the last refresh. Raises NotFound."""
+        head = self._source(partition).head()
+        if head is None:
+            raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
+        return head
+
+    def refresh(self) -> None:
+        """Look for new partitions and newer heads."""
+        with self._lock:
+            self._names = None
+            self._ids.clear()
+            self._partitions.clear()
+            for source in self._sources.values():
+                if source.metadata is not None:
+                    source.metadata.load()
+
+    def gaps(self, partition: TopicPartition) -> list[tuple[int, int]]:
+        """Of another layout than ours: offsets ``[start, end)`` that no segment holds, between two that do.
+
+        Our own heads say what is gone for good, so there it is nothing. Raises NotFound.
+        """
+        self.head(partition)
+        metadata = self._source(partition).metadata
+        return metadata.gaps if isinstance(metadata, ForeignLog) else []
+
+    def findings(self, partition: TopicPartition) -> list[Finding]:
+        """Of another layout than ours: what in the bucket makes no sense, by offsets. Raises NotFound."""
+        self.head(partition)
+        metadata = self._source(partition).metadata
+        return metadata.findings if isinstance(metadata, ForeignLog) else []
+
+    def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
+        """Hold on to the partition's newest head until `expires_ms` or `close`: what it and later ones name stays.
+
+        For reads that take longer than the grace time; it writes one small object into the bucket. The head. Raises as
+        `remote.gc.pins.pin_newest`.
+        """
+        source = self._source(partition)
+        if not self._layout.is_ours:
+            raise InvalidRequest("pinning a head, this bucket is only read", store=self.store.url)
+        assert source.remote is not None and source.metadata is not None  # noqa: PT018 - a source of a bucket has both
+        prefix = source.remote.prefix
+        pin, head = pin_newest(self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
+        with self._lock:
+            self._pins.append((prefix, pin))
+        return head
+
+    def close(self) -> None:
+        """Let go of all pins and of the store. A pin that cannot be removed expires by itself."""
+        with self._lock:
+            pins, self._pins = self._pins, []
+        for prefix, pin in pins:
+            try:
+                release(self.store, prefix, [pin])
+            except LogError as error:
+                _log.warning("a pin stays until it expires: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+        if self._disk is not None:
+            self._disk.close()
+        self.store.close()
+
+    def __enter__(self) -> RemoteLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _known(self) -> list[RemotePartitionName]:
+        """Everything: a listing for each topic, in our own layout."""
+        with self._lock:
+            if self._names is None:
+                layout = self._format()
+                self._names = list_partitions(self.store) if layout is None else list(layout.partitions(self.store))
+            return self._names
+
+    def _named(self, topic: str, topic_id: str) -> list[RemotePartitionName]:
+        with self._lock:
+            if self._format() is not None:
+                return [name for name in self._known() if (name.topic, name.topic_id) == (topic, topic_id)]
+            if (topic, topic_id) not in self._partitions:
+                self._partitions[topic, topic_id] = partitions_of(self.store, topic, topic_id)
+            return self._partitions[topic, topic_id]
+
+    def _ids_of(self, topic: str) -> list[str]:
+        with self._lock:
+            if self._format() is not None:
+                return sorted({name.topic_id for name in self._known() if name.topic == topic})
+            if topic not in self._ids:
+                self._ids[topic] = topic_ids(self.store, topic)
+            return list(self._ids[topic])
+
+    def _format(self) -> ForeignFormat | None:
+        """None for our own layout."""
+        if self._foreign is None and not self._layout.is_ours:
+            from remote.external.layout_detection import foreign_format
+
+            self._foreign = foreign_format(self.store, self._layout)
+            if self._foreign is None:
+                self._layout = OURS
+        return self._foreign
+
+    def _meant(self, topic: str) -> str:
+        """The id of the one topic that the name means."""
+        ids = self.topic_ids(topic) if topic in self._chosen else self._living_ids(topic)
+        chosen = self._chosen.get(topic, ids[0])
+        if topic not in self._chosen and len(ids) > 1:
+            raise InvalidRequest(
+                "finding a topic in the bucket, several have this name: choose one with --topic-id or topic_ids",
+                topic=topic,
+                topic_ids=",".join(ids),
+            )
+        if chosen not in ids:
+            raise NotFound(
+                "finding a topic in the bucket, none has this id", topic=topic, topic_id=chosen, there_are=",".join(ids)
+            )
+        return chosen
+
+    def _living_ids(self, topic: str) -> list[str]:
+        """The ids of the name without those of deleted topics, unless all of them were. Raises as `topic_ids`."""
+        ids = self.topic_ids(topic)
+        if len(ids) < 2:
+            return ids
+        firsts = {each: next(iter(self._named(topic, each)), None) for each in ids}
+        return [each for each, first in firsts.items() if first is None or not self._is_deleted(first)] or ids
+
+    def _is_told_deleted(self, first: RemotePartitionName) -> bool:
+        """False where the head that would say so is damaged or refused: no other topic's name depends on it."""
+        try:
+            return self._is_deleted(first)
+        except (AccessDenied, Corrupt, InvalidRequest):
+            return False
+
+    def _is_deleted(self, first: RemotePartitionName) -> bool:
+        """Of the topic that has this first partition, by its newest head. Nothing takes that back, so it is asked until
+        it is so."""
+        if not self._layout.is_ours:
+            return False
+        if first.topic_id not in self._deleted:
+            head = MetadataLog(self.store, first.prefix).load()
+            if head is None or head.deleted_ms is None:
+                return False
+            self._deleted.add(first.topic_id)
+        return True
+
+    def _source(self, partition: TopicPartition) -> PartitionSource:
+        with self._lock:
+            if partition not in self._sources:
+                topic_id = self._meant(partition.topic)
+                layout = self._format()
+                if layout is None:
+                    self._sources[partition] = self._own_source(partition, topic_id)
+                else:
+                    named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
+                    if (name := named.get(partition)) is None:
+                        raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+                    assert isinstance(name, ForeignName), "a layout gives names of its own"
+                    self._sources[partition] = foreign_source(self.store, layout, name, self._cache)
+            return self._sources[partition]
+
+    def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
+        """Found by its heads. Where there is none its name is looked for, and `MetadataLog.missing` says why."""
+        prefix = partition_prefix(partition.topic, topic_id, partition.partition)
+        metadata = MetadataLog(self.store, prefix, copies=self._copies)
+        head = metadata.load()
+        if head is None and partition not in self.partitions(partition.topic):
+            raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+        if head is None:
+            head = metadata.refresh()
+        if head.deleted_ms is not None:
+            raise NotFound(
+                "finding a partition in the bucket, its topic was deleted",
+                partition=partition,
+                deleted_ms=head.deleted_ms,
+            )
+        check_says_something(head)
+        remote = RemotePartition(
+            self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk, guesses=Guesses()
+        )
+        return PartitionSource(partition, None, remote, metadata)
+
+
+def open_remote(
+    url: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    topic_ids: Mapping[str, str] | None = None,
+    key_ring: str | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    cache_dir: str | None = None,
+    cache_dir_bytes: int = CACHE_DIR_BYTES,
+    layout: str = "tiered",
+    prefixes: Sequence[str] = ("",),
+    private_keys: Mapping[str, str] | None = None,
+) -> RemoteLog:
+    """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
+
+    `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
+    (`tiered.config.key_rings`). `cache_bytes` of memory hold what was fetched, and with `cache_dir` up to
+    `cache_dir_bytes` of it stay there for the next time, and the index with it. No request is sent before something is
+    asked for.
+
+    `layout` says whose bucket it is (`remote.external.external_layout`): ``tiered``, ``aiven``,
+    ``local-tiered-storage``,
+    ``pinterest``, ``logs``, or ``auto`` to look. Of Aiven's, `prefixes` are what ``key.prefix`` was, and `private_keys`
+    the files of its RSA keys by their ids.
+
+    Raises InvalidRequest for a url or an option that is none, and what keeps us from the key ring.
+    """
+    split_url(url)
+    asked = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
+    if cache_dir and not asked.is_ours:
+        raise InvalidRequest(
+            "opening a bucket, only our own is cached on a disk: others have no checksums", layout=layout
+        )
+    keys = load_key_ring(key_ring, os.environ)
+    piece_bytes, index_bytes = shares(cache_dir_bytes)
+    disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), piece_bytes) if cache_dir else None
+    store = open_store(url, dict(options or {}))
+    copies = index_copies(cache_dir, index_bytes, is_writer=disk is not None)
+    return RemoteLog(
+        store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=asked
+    )
+
+
+def topic_ids(store: ObjectStore, topic: str) -> list[str]:
+    """The ids of the topics of one name in a store, sorted; empty for none. One listing."""
+    return [topic_id for _, topic_id in list_topics(store, topic)]

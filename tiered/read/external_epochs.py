@@ -1,0 +1,179 @@
+"""The leader epochs of a foreign partition held against its batches, where what the bucket says contradicts itself.
+
+Which of several copies is read is decided by leader epochs, and those are other software's word: of manifests and of
+epoch checkpoints. The batches are the truth. They are read where believing the word would hide offsets that a segment
+holds, where different segments hold the same offsets, and where a checkpoint contradicts the segment beside it:
+
+1. the header of each segment's first batch, one small read;
+2. the headers of all batches of a segment whose first one differs, which has several epochs, which overlaps another, or
+   which has offsets that would be hidden.
+
+A contradiction is a finding. A segment that cannot be read is left out, and so is a broken checkpoint: the next older
+one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from local.errors import Corrupt
+from local.format.batch_header import HEADER_BYTES, read_header
+from local.index.index_files import slices_of
+from local.log.leader_epochs import LeaderEpochs
+from local.verify.findings import Finding, Severity, damaged
+from remote.external.external_layout import ForeignFormat
+from remote.external.external_lineage import Chosen, Copy
+from remote.store import ObjectStore
+from tiered.read.external_bytes import Told, checkpoint_of, reader_of
+
+THREADS = 16
+Note = Callable[[Finding], None]
+
+
+def checkpoint_beside(
+    store: ObjectStore, layout: ForeignFormat, found: Sequence[Told], note: Note
+) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """(the newest leader-epoch checkpoint that makes sense, whether a newer one does not); empty without one."""
+    with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
+    is_doubtful = False
+    for each in sorted(with_epochs, key=lambda each: (each.epochs[-1][0], each.next_offset), reverse=True):
+        try:
+            entries = checkpoint_of(store, layout, each)
+        except Corrupt as error:
+            note(replace(damaged(error, each.segment.data_key), severity=Severity.WARNING, offsets=_range(each)))
+            is_doubtful = True
+            continue
+        if entries and not _agrees(LeaderEpochs(entries), each):
+            if each.is_begun or each.is_verified:
+                what = "its leader-epoch checkpoint contradicts its batches: it is not used"
+                note(Finding(severity=Severity.WARNING, path=each.segment.data_key, what=what, offsets=_range(each)))
+            is_doubtful = True
+            continue
+        return entries, is_doubtful
+    return (), is_doubtful
+
+
+def hidden(copies: Sequence[Copy], chosen: Sequence[Chosen]) -> list[tuple[int, int]]:
+    """The offsets that a copy holds and that are not read."""
+    bases = {copy.number: copy.base_offset for copy in copies}
+    read = sorted((bases[each.number], each.next_offset) for each in chosen)
+    found: list[tuple[int, int]] = []
+    reached = 0
+    for base, end in sorted((copy.base_offset, copy.next_offset) for copy in copies):
+        for at, to in _without(max(base, reached), end, read):
+            if found and found[-1][1] == at:
+                found[-1] = found[-1][0], to
+            else:
+                found.append((at, to))
+        reached = max(reached, end)
+    return found
+
+
+def overlaps(found: Sequence[Told]) -> bool:
+    """Whether different segments hold the same offset; copies of one segment do not count."""
+    ordered = sorted({(each.segment.base_offset, each.next_offset, each.epochs) for each in found})
+    return any(one[1] > two[0] for one, two in pairwise(ordered))
+
+
+def verified(
+    store: ObjectStore,
+    layout: ForeignFormat,
+    found: Sequence[Told],
+    unread: Sequence[tuple[int, int]],
+    note: Note,
+) -> list[Told]:
+    """With the epochs that the batches say; see the module text. `unread` are the offsets that would be hidden.
+
+    Segments that cannot be read are left out.
+    """
+    bases = sorted({each.segment.base_offset for each in found})
+
+    def is_doubtful(told: Told) -> bool:
+        is_unread = any(base < told.next_offset and told.segment.base_offset < end for base, end in unread)
+        return is_unread or any(_overlap(told, each) for each in found)
+
+    with ThreadPoolExecutor(THREADS, "tiered-epochs") as threads:
+        answers = threads.map(lambda told: _verified(store, layout, told, is_doubtful(told), bases, note), found)
+        return [told for told in answers if told is not None]
+
+
+def _verified(
+    store: ObjectStore,
+    layout: ForeignFormat,
+    told: Told,
+    is_doubtful: bool,
+    bases: Sequence[int],
+    note: Note,
+) -> Told | None:
+    if told.is_verified or (told.is_begun and not is_doubtful):
+        return told
+    try:
+        read = reader_of(store, layout, told.segment)
+        header = read_header(read(0, HEADER_BYTES))
+        if header is None:
+            raise Corrupt("reading a segment, it does not begin with a batch", object=told.segment.data_key)
+        is_plain = len(told.epochs) == 1 and header.leader_epoch in (-1, told.epochs[0][0])
+        if is_plain and not is_doubtful:
+            return replace(told, is_begun=True, has_all_epochs=True)
+        epochs, end = _scanned(read, told)
+    except Corrupt as error:
+        note(replace(damaged(error, told.segment.data_key), offsets=_range(told)))
+        return None
+    claimed = told.epochs
+    if epochs and claimed and epochs != claimed:
+        what = f"leader epochs that contradict the batches: said={_text(claimed)} batches={_text(epochs)}"
+        note(Finding(severity=Severity.WARNING, path=told.segment.data_key, what=what, offsets=_range(told)))
+    # A cleaned segment ends before its last offset; beyond the next segment's base that is no longer believed.
+    limit = min((base for base in bases if base >= end), default=told.next_offset)
+    next_offset = min(told.next_offset, max(end, limit))
+    return replace(told, epochs=epochs or claimed, next_offset=next_offset, has_all_epochs=True, is_verified=True)
+
+
+def _scanned(read: Callable[[int, int], bytes], told: Told) -> tuple[tuple[tuple[int, int], ...], int]:
+    epochs, end = LeaderEpochs(), told.segment.base_offset
+    for _, _, table in slices_of(read):
+        for row in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
+            if (epoch := int(table.leader_epochs[row])) >= 0:
+                epochs = epochs.assign(epoch, int(table.base_offsets[row]))
+        end = int(table.last_offsets[-1]) + 1
+    entries = epochs.entries
+    return ((entries[0][0], told.segment.base_offset), *entries[1:]) if entries else (), end
+
+
+def _agrees(checkpoint: LeaderEpochs, told: Told) -> bool:
+    """Whether a checkpoint says the same epochs of the segment; one that begins inside it was cut by DeleteRecords."""
+    base, end = _range(told)
+    if checkpoint.entries[0][1] > base:
+        return True
+    return [epoch for epoch, _ in checkpoint.between(base, end)] == [epoch for epoch, _ in told.epochs]
+
+
+def _overlap(one: Told, two: Told) -> bool:
+    is_copy = _range(one) == _range(two) and one.epochs == two.epochs
+    (base, end), (other, other_end) = _range(one), _range(two)
+    return not is_copy and max(base, other) < min(end, other_end)
+
+
+def _range(told: Told) -> tuple[int, int]:
+    return told.segment.base_offset, told.next_offset
+
+
+def _without(start: int, end: int, read: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """``[start, end)`` without the ranges of `read`, which ascend and do not overlap."""
+    left = []
+    for base, following in read:
+        if following <= start or base >= end:
+            continue
+        if base > start:
+            left.append((start, base))
+        start = max(start, following)
+    return [*left, (start, end)] if start < end else left
+
+
+def _text(epochs: Sequence[tuple[int, int]]) -> str:
+    return ",".join(f"{epoch}@{start}" for epoch, start in epochs[:5])

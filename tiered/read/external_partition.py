@@ -1,0 +1,309 @@
+"""Reading one partition of a foreign bucket: the same verbs as of our own, for the same readers.
+
+Indexes that the bucket lacks are made from the batches the first time they are asked for, and kept. Which transactions
+were aborted is told by the index beside each segment where the layout keeps one; otherwise all batches from the first
+segment on are looked at, once, and only for whoever reads committed records (`Replay`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from local.errors import Corrupt
+from local.index import offset_index, time_index, txn_index
+from local.index.index_files import slices_of
+from local.log import producer_snapshot
+from local.log.producer_state import ProducerState
+from local.verify.findings import Finding, Severity, damaged
+from remote.external.external_layout import Cipher, ForeignFormat, ForeignName, ForeignParts, ForeignSegment
+from remote.external.external_lineage import Copy, choose
+from remote.external.external_log import ForeignLog
+from remote.external.external_object import ForeignObject, open_chunk
+from remote.fetch.chunk_cache import ChunkCache, Slice
+from remote.fetch.range_reader import Opener, RemotePartition
+from remote.manifest.commit_protocol import MetadataLog
+from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segments.chunk_table import ChunkTable
+from remote.segments.index_bundle import IndexBundle
+from remote.store import Body, ObjectStore
+from tiered.read.external_bytes import Told, built_indexes, is_told, position_of, row_of, tell, with_all_epochs
+from tiered.read.external_epochs import checkpoint_beside, hidden, overlaps, verified
+from tiered.read.partition_source import PartitionSource
+
+THREADS = 16
+_log = logging.getLogger(__name__)
+
+
+class ForeignPartition(RemotePartition):
+    """See the module text. Chunks have no checksums here, so batches' CRCs are looked at by whoever gives them out."""
+
+    is_checked = False
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: ForeignFormat,
+        cache: ChunkCache | None = None,
+        *,
+        metadata: MetadataLog | None = None,
+    ) -> None:
+        super().__init__(store, "", cache, metadata=metadata)
+        self._layout = layout
+        self._ciphers: dict[str, Cipher | None] = {}
+        self._replay = Replay(self)
+
+    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+        """As its parent's, and never behind the row's end, where the object may go on with what does not count."""
+        length = max(0, min(length, segment.size_bytes - position))
+        return super().read(segment, position, length, in_one_piece=in_one_piece)
+
+    def txn_index(self, segment: RemoteSegment) -> Body:
+        if is_told(segment):
+            return self.indexes(segment).txn
+        return self._replay.aborted(segment, self._rows())
+
+    def producer_snapshot(self, segment: RemoteSegment) -> Body:
+        if is_told(segment) and "producers" in segment.indexes:
+            return self.indexes(segment).producers
+        return self._replay.producers(segment, self._rows())
+
+    def object_of(self, segment: RemoteSegment) -> ForeignObject:
+        """The segment's bytes for whoever goes through them once."""
+        return ForeignObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
+
+    def _rows(self) -> Sequence[RemoteSegment]:
+        return self.head().segments
+
+    def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
+        parts = self._layout.parts(self._store, segment)
+        self._ciphers[segment.data_key] = parts.cipher
+        offsets, times = self._sound_indexes(segment, parts)
+        return IndexBundle(
+            offset=offsets,
+            time=times,
+            txn=_below(parts.txn or b"", segment),
+            producers=parts.producers or b"",
+            epochs=parts.epochs or b"",
+            chunks=parts.chunks,
+        )
+
+    def _sound_indexes(self, segment: RemoteSegment, parts: ForeignParts) -> tuple[bytes, bytes]:
+        """Those of the bucket as far as they make sense for the bytes that are read, or new ones."""
+        if parts.offset is None or parts.time is None:
+            body = ForeignObject(self._store, segment.data_key, parts)
+            made = built_indexes(body.read, segment.base_offset)
+            return made[0][: _entries_below(made[0], segment)], made[1]
+        return parts.offset[: _entries_below(parts.offset, segment)], parts.time[: _sound_times(parts.time)]
+
+    def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
+        if segment.data_key not in self._ciphers:  # another one of this partition has filled the cache
+            self._ciphers[segment.data_key] = self._layout.parts(self._store, segment).cipher
+        cipher = self._ciphers[segment.data_key]
+
+        def opened(number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
+            del is_sound  # there is nothing to compare with
+            if (
+                stored.size_bytes != table.stored_range(number)[1]
+                or len(stored.body) < stored.start + stored.size_bytes
+            ):
+                raise Corrupt("a chunk is short", chunk=number)
+            if table.is_as_it_is:
+                return stored
+            view = memoryview(stored.body)[stored.start : stored.start + stored.size_bytes]
+            return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])
+
+        return opened
+
+
+class Replay:
+    """What all batches of a partition say of its transactions, from the first row on; as far as it was asked for."""
+
+    def __init__(self, remote: ForeignPartition) -> None:
+        self._remote = remote
+        self._lock = threading.Lock()
+        self._state = ProducerState()
+        self._aborted: dict[str, bytes] = {}
+        self._producers: dict[str, bytes] = {}
+        self._reached = 0
+
+    def aborted(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
+        """The ``.txnindex`` of a row. Raises Corrupt, NotFound."""
+        with self._lock:
+            self._go_to(segment, rows)
+            return self._aborted.get(segment.data_key, b"")
+
+    def producers(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
+        """The ``.snapshot`` at the end of a row."""
+        with self._lock:
+            self._go_to(segment, rows)
+            return self._producers.get(segment.data_key, b"")
+
+    def _go_to(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
+        for row in rows:
+            if row.base_offset >= self._reached and row.base_offset <= segment.base_offset:
+                self._take(row)
+
+    def _take(self, row: RemoteSegment) -> None:
+        body = self._remote.object_of(row)
+        found = []
+        for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, row.size_bytes - at)))):
+            found += self._state.replay(data, table)
+        self._aborted[row.data_key] = txn_index.encode(found)
+        self._producers[row.data_key] = producer_snapshot.encode(self._state.entries())
+        self._reached = row.next_offset
+
+
+@dataclass(slots=True)
+class Known:
+    """What earlier looks at a partition have found: segments by key, size and time, and what made no sense by key."""
+
+    told: dict[tuple[str, int, int], Told | None] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+
+def foreign_source(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> PartitionSource:
+    """A partition of a foreign bucket as the readers take it. Nothing is asked of the store yet."""
+    known = Known()
+
+    def look(findings: dict[str, Finding]) -> list[RemoteSegment]:
+        return list_rows(store, layout, name, known, findings)
+
+    metadata = ForeignLog(store, name, layout.layout, look)
+    remote = ForeignPartition(store, layout, cache, metadata=metadata)
+    return PartitionSource(name.topic_partition, None, remote, metadata)
+
+
+def list_rows(
+    store: ObjectStore,
+    layout: ForeignFormat,
+    name: ForeignName,
+    known: Known | None = None,
+    findings: dict[str, Finding] | None = None,
+) -> list[RemoteSegment]:
+    """The rows there are, ascending, without overlaps; what leader epochs rule out, and what is not whole, left out.
+
+    `known` is what was told of segments before, and what is told now: objects never change under one name, size and
+    time. `findings`, by object, takes what makes no sense: a segment without sense is left out, the others are read.
+    Raises what the layout raises.
+    """
+    seen = Known() if known is None else known
+    known_told, findings = seen.told, {} if findings is None else findings
+
+    def note(found: Finding) -> None:
+        findings[found.path] = seen.findings[found.path] = found
+
+    segments = []
+    for each in layout.segments(store, name):
+        if each.finding is not None:
+            note(replace(each.finding, offsets=(each.base_offset, each.next_offset or each.base_offset + 1)))
+        if not each.is_blocked:
+            segments.append(each)
+            if each.data_key in seen.findings:
+                note(seen.findings[each.data_key])
+    keys = [(each.data_key, each.stored_bytes, each.stamp_ms) for each in segments]
+    fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known_told]
+    with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
+        answers = threads.map(lambda pair: _tell(store, layout, pair[1], note), fresh)
+        known_told.update((key, told) for (key, _), told in zip(fresh, answers, strict=True))
+    found = [told for key in keys if (told := known_told[key]) is not None]
+    found, known_epochs = _settled(store, layout, found, note)
+    told_by_key = {told.segment.data_key: told for told in found}
+    known_told.update((key, told_by_key.get(key[0])) for key in keys)
+    copies = _copies(found)
+    chosen = choose(copies, known_epochs)
+    try:
+        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+    except Corrupt as error:
+        if not known_epochs:
+            raise
+        # No leader begins inside a batch: the checkpoint is wrong, and the batches alone decide.
+        note(replace(damaged(error, f"{name.prefix}epochs"), severity=Severity.WARNING))
+        chosen = choose(copies)
+        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+    for start, end in hidden(copies, chosen):
+        what = "offsets that are not read: the leader epochs say that the last leader's log does not have them"
+        note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
+    left_out = len(found) - len(rows)
+    if left_out:
+        _log.info("copies are not needed: partition=%s segments=%d", name.topic_partition, left_out)
+    return _all_or_none_told(rows)
+
+
+def _tell(
+    store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment, note: Callable[[Finding], None]
+) -> Told | None:
+    """As `tell`; a segment that makes no sense is a finding."""
+    try:
+        return tell(store, layout, segment)
+    except Corrupt as error:
+        note(replace(damaged(error, segment.data_key), offsets=(segment.base_offset, segment.base_offset + 1)))
+        return None
+
+
+def _settled(
+    store: ObjectStore, layout: ForeignFormat, found: list[Told], note: Callable[[Finding], None]
+) -> tuple[list[Told], tuple[tuple[int, int], ...]]:
+    """(the segments with all their epochs, the checkpoint of the last leader); by the batches where there is doubt."""
+    known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+    if known_epochs or is_doubtful or overlaps(found):
+        # Which copy counts is told by where each epoch began, to the batch.
+        with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
+            found = list(threads.map(lambda told: with_all_epochs(store, layout, told), found))
+    for _ in range(2):  # what the first look at the batches has changed may hide others
+        copies = _copies(found)
+        unread = hidden(copies, choose(copies, known_epochs))
+        if is_doubtful or unread or overlaps(found):
+            found = verified(store, layout, found, unread, note)
+            known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+    return found, known_epochs
+
+
+def _copies(found: Sequence[Told]) -> list[Copy]:
+    return [
+        Copy(
+            number=number,
+            base_offset=told.segment.base_offset,
+            next_offset=told.next_offset,
+            epochs=told.epochs,
+            stamp_ms=told.segment.stamp_ms,
+        )
+        for number, told in enumerate(found)
+    ]
+
+
+def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int) -> RemoteSegment:
+    """Cut where another leader's records begin."""
+    row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
+    if next_offset >= told.next_offset:
+        return row
+    parts = layout.parts(store, row)
+    body = ForeignObject(store, row.data_key, parts)
+    offsets = parts.offset if parts.offset is not None else built_indexes(body.read, row.base_offset)[0]
+    cut = position_of(body.read, offsets, row.base_offset, next_offset)
+    return row_of(told, layout, next_offset=next_offset, size_bytes=cut)
+
+
+def _all_or_none_told(rows: list[RemoteSegment]) -> list[RemoteSegment]:
+    """Transactions are told by all rows or by none: an index counts on those before it."""
+    if all(is_told(row) for row in rows):
+        return rows
+    unknown = {"txn": IndexRange(start=-1, length=1)}
+    return [replace(row, indexes={**row.indexes, **unknown}) for row in rows]
+
+
+def _entries_below(offsets: bytes, segment: RemoteSegment) -> int:
+    """How many leading bytes of an offset index are sound and lead into the bytes that are read."""
+    return offset_index.sound_entries(offsets, segment.size_bytes) * offset_index.ENTRY_BYTES
+
+
+def _sound_times(times: bytes) -> int:
+    return time_index.sound_entries(times) * time_index.ENTRY_BYTES
+
+
+def _below(aborted: bytes, segment: RemoteSegment) -> bytes:
+    """The aborted transactions that were decided below the row's end: what was cut off decided nothing."""
+    return txn_index.truncate(aborted, segment.next_offset) if aborted else b""

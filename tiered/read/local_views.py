@@ -1,0 +1,205 @@
+"""The compacted views of a partition that lie beside its log: for a topic without a remote tier.
+
+Layout, in the partition's directory:
+
+| name | what |
+|---|---|
+| ``view-catalog`` | views, their parts, old parts that wait for their deletion (`remote.manifest.view_catalog`) |
+| ``view/<name>/<stem>.log``, ``.indexes`` | the parts, as in a bucket (`tiered.read.view_files`) |
+| ``view/~aside/<ulid>`` | a part that is being written |
+
+Order of effects of a run (`tiered.views.view_building`), and what a crash after each step leaves:
+
+| step | effect | a crash after it leaves | removed by |
+|---|---|---|---|
+| 1 | the catalog notes that a run is under way | old view, note (told as interrupted later) | the next run |
+| 2 | a part is put together in ``<base>.log.cleaned`` | old view, that file | recovery of the log |
+| 3 | part and indexes: written aside, synced, renamed, directory synced | old view, files without a name | `open` |
+| 4 | the catalog: written aside, synced, renamed | old or new view, whole; files without a name | `open` |
+| 5 | the partition's directory is synced | new view, durable; old parts listed in it | step 6 |
+| 6 | `file.delete.delay.ms` later: old parts deleted, directory synced | new view, names of no files | step 6 again |
+| 7 | the catalog is replaced by one without those names | new view | |
+
+No file is deleted because of a catalog that may not be durable: before the first deletion of `open` and of step 6 the
+partition's directory is synced. So a power cut never brings back a catalog that names a deleted part.
+
+A view is void once the log ends below its horizon, for the offsets are given to other records then. `cut` takes such
+views out before the log is truncated, and `open` where recovery found a log that ends earlier.
+
+A catalog that is damaged is an error for readers and runs. `tiered view drop` replaces it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from local.errors import Corrupt, LogError, NotFound
+from local.log import Log
+from local.log.view_directory import view_files
+from local.names import VIEW_CATALOG, VIEW_PARTS
+from local.storage import join, parent, replace_file
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.view import CompactedView
+from remote.manifest.view_catalog import ViewCatalog, decode_catalog, encode_catalog
+from remote.manifest.view_changes import cut_views
+from tiered.read.view_files import ViewFiles
+
+_log = logging.getLogger(__name__)
+
+Change = Callable[[ViewCatalog], ViewCatalog]
+
+
+class LocalViews:
+    """See the module text. Thread safe. `open` comes first; what is only looked at changes nothing.
+
+    `epoch` is this process's: the catalog's own for a read-only open.
+    """
+
+    def __init__(self, log: Log, cache: ChunkCache | None = None) -> None:
+        self._log = log
+        self._cache = cache
+        self._lock = threading.RLock()
+        self._catalog = ViewCatalog()
+        self._damage: LogError | None = None
+        self._is_unsure = False  # a change failed: what lies on the disk has to be read again
+        self._since_ms: dict[str, int] = {}  # since when a part waits, by a clock that may have been set back
+        self._parts: RemotePartition | None = None
+        self.epoch = 1
+
+    @property
+    def parts(self) -> RemotePartition:
+        """Reads the parts, as those in a bucket are read."""
+        if self._parts is None:
+            self._parts = RemotePartition(self.files, "", ChunkCache() if self._cache is None else self._cache)
+        return self._parts
+
+    @property
+    def files(self) -> ViewFiles:
+        return ViewFiles(lambda: self._log.place)
+
+    @property
+    def damage(self) -> LogError | None:
+        """What is wrong with the catalog, None for a sound one."""
+        return self._damage
+
+    def known(self) -> tuple[CompactedView, ...]:
+        """The views as last read or written; none where the catalog is damaged. Nothing is read."""
+        return self._catalog.views
+
+    def catalog(self, *, is_newest: bool = False) -> ViewCatalog:
+        """The catalog; of a read-only open the one on the disk with `is_newest`. Raises Corrupt, DiskFailed."""
+        with self._lock:
+            if self._is_unsure or (is_newest and self._log.is_read_only):
+                self._read()
+            if self._damage is not None:
+                raise self._damage
+            return self._catalog
+
+    def open(self, now_ms: int) -> None:
+        """Read the catalog; unless the log is read-only, also take out void views and delete files without a name.
+
+        Raises DiskFailed. A damaged catalog is kept as it is, and so are the parts.
+        """
+        with self._lock:
+            self._read()
+            if self._log.is_read_only or not self._has_anything():
+                return
+            self.epoch = self._catalog.epoch + 1
+            if self._damage is None:
+                self.cut(self._log.next_offset, now_ms)
+                self._delete_unnamed()
+
+    def commit(self, change: Change) -> ViewCatalog:
+        """Replace the catalog by what `change` makes of it: steps 4 and 5. Raises what `change` raises, DiskFailed.
+
+        After DiskFailed the old catalog or the new one is there; the next use reads which.
+        """
+        with self._lock:
+            before = self.catalog()
+            ours = before if before.epoch == self.epoch else replace(before, epoch=self.epoch)
+            after = change(ours)
+            if after is not ours:
+                self._write(after)
+            return self._catalog
+
+    def cut(self, offset: int, now_ms: int) -> None:
+        """Before the log ends at `offset` again: take out views that know records from there on. Raises DiskFailed."""
+        with self._lock:
+            if self._damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
+                _log.warning(
+                    "views are void, the log ends below them: partition=%s offset=%d", self._log.partition, offset
+                )
+                self.commit(cut_views(offset, now_ms=now_ms))
+
+    def forget_damage(self) -> bool:
+        """Replace a damaged catalog by one without a view; False where it is sound. Raises DiskFailed."""
+        with self._lock:
+            if self._damage is None:
+                return False
+            self._write(ViewCatalog(epoch=self.epoch))
+            self._damage = None
+            self._delete_unnamed()
+            return True
+
+    def delete_due(self, now_ms: int, delay_ms: int) -> int:
+        """Steps 6 and 7; how many files that were. A part that waits since a time to come waits from now on."""
+        with self._lock:
+            if not self._catalog.unlinked or self._damage is not None:
+                return 0
+            catalog = self.catalog()
+            for each in catalog.unlinked:
+                self._since_ms[each.key] = min(self._since_ms.get(each.key, each.unlinked_ms), now_ms)
+            due = {each.key for each in catalog.unlinked if now_ms - self._since_ms[each.key] >= delay_ms}
+            if not due:
+                return 0
+            in_use = {key for view in catalog.views for row in view.rows for key in (row.data_key, row.indexes_key)}
+            storage, directory = self._log.place
+            storage.sync_directory(directory)
+            self.files.delete(sorted(due - in_use))
+            self.commit(lambda known: replace(known, unlinked=tuple(e for e in known.unlinked if e.key not in due)))
+            self._since_ms = {key: since for key, since in self._since_ms.items() if key not in due}
+            return len(due)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        storage, directory = self._log.place
+        path, self._damage = join(directory, VIEW_CATALOG), None
+        try:
+            self._catalog = decode_catalog(storage.read(path), path=path) if storage.exists(path) else ViewCatalog()
+        except NotFound:
+            self._catalog = ViewCatalog()
+        except Corrupt as error:
+            _log.error("a view catalog is damaged: partition=%s error=%s", self._log.partition, error)
+            advice = f"drop the views ('tiered view drop {self._log.partition.topic}') and build them anew"
+            self._catalog, self._damage = ViewCatalog(), Corrupt(f"{error.attempt}: {advice}", **error.facts)
+        self._is_unsure = False
+        if self._log.is_read_only:
+            self.epoch = self._catalog.epoch
+
+    def _write(self, catalog: ViewCatalog) -> None:
+        storage, directory = self._log.place
+        self._is_unsure = True
+        replace_file(storage, join(directory, VIEW_CATALOG), encode_catalog(catalog))
+        self._is_unsure, self._catalog = False, catalog
+
+    def _has_anything(self) -> bool:
+        storage, directory = self._log.place
+        return storage.exists(join(directory, VIEW_CATALOG)) or storage.is_directory(join(directory, VIEW_PARTS))
+
+    def _delete_unnamed(self) -> None:
+        """Delete what a crash left of a run: files below ``view`` that the catalog does not name."""
+        storage, directory = self._log.place
+        unnamed = [path for path in view_files(storage, directory) if path not in self._catalog.named_keys]
+        if not unnamed:
+            return
+        storage.sync_directory(directory)
+        for path in unnamed:
+            storage.unlink(join(directory, path))
+        for place in sorted({parent(path) for path in unnamed}):
+            storage.sync_directory(join(directory, place))
+        _log.info("deleted what no view names: partition=%s files=%d", self._log.partition, len(unnamed))

@@ -1,0 +1,148 @@
+"""Offsets that have a name, over both tiers: Kafka's ListOffsets for a partition of ours.
+
+| name | code | over both tiers |
+|---|---|---|
+| `LATEST` | -1 | the log end; under read_committed the last stable offset |
+| `EARLIEST` | -2 | the head's log start, the log's where nothing is tiered |
+| `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, wherever it lies |
+| `EARLIEST_LOCAL` | -4 | the first offset that the disk answers for |
+| `LATEST_TIERED` | -5 | the highest offset that was ever in the bucket (the epoch of one that is gone is unknown) |
+| `EARLIEST_PENDING_UPLOAD` | -6 | the first offset that waits for its upload; none for a topic that is not tiered |
+
+Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
+`ListOffsetsRequest`, `UnifiedLog.fetchOffsetByTimestamp`; KIP-405, KIP-1005.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.records.isolation import Isolation
+from local.records.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from remote.manifest.manifest import SpillRow
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment
+from tiered.read.partition_source import PartitionSource
+from tiered.read.read_committed import stable_end
+
+if TYPE_CHECKING:
+    from tiered.read.reader import TieredReader
+
+# ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023); no names that a log
+# without a remote tier knows.
+LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
+
+
+def find_offset(
+    source: PartitionSource,
+    reader: TieredReader,
+    spec: OffsetSpec | int,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> FoundOffset | None:
+    """The offset that `spec` means; None when there is none (no late enough record, no local or no remote tier).
+
+    Raises InvalidRequest for a negative number that is no spec, Unavailable when the bucket is needed and away.
+    """
+    if spec == LATEST_TIERED:
+        return _latest_tiered(source)
+    if spec == EARLIEST_PENDING_UPLOAD:
+        return _earliest_pending(source)
+    log = source.log
+    match parse_spec(spec):
+        case OffsetSpec.LATEST:
+            is_committed = isolation is Isolation.READ_COMMITTED
+            offset = stable_end(source) if is_committed else source.next_offset()
+            return FoundOffset(offset, None, _epoch_at(source, offset - 1))
+        case OffsetSpec.EARLIEST:
+            offset = source.start_offset()
+            return FoundOffset(offset, None, _epoch_at(source, offset))
+        case OffsetSpec.EARLIEST_LOCAL:
+            if log is None:
+                return None
+            offset = max(log.local_log_start_offset, source.start_offset())
+            return FoundOffset(offset, None, _epoch_at(source, offset))
+        case OffsetSpec.MAX_TIMESTAMP:
+            found = _newest(source, reader)
+        case timestamp_ms:
+            found = _at_or_after(source.partition, reader, timestamp_ms)
+    is_seen = found is None or isolation is Isolation.READ_UNCOMMITTED or found.offset < stable_end(source)
+    return found if is_seen else None
+
+
+def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
+    """What expired, or was deleted, does not lower it; a reader waits for it to rise. Source: `UnifiedLog`'s
+    ``highestOffsetInRemoteStorage``, KIP-1005."""
+    head = source.head()
+    if head is None or head.highest_next_offset == 0:
+        return None
+    offset = head.highest_next_offset - 1
+    return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= head.log_start_offset else None)
+
+
+def _earliest_pending(source: PartitionSource) -> FoundOffset | None:
+    head = source.head()
+    if head is None:
+        return None
+    return FoundOffset(head.next_offset, None, _epoch_at(source, head.next_offset))
+
+
+def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:
+    offset = reader.offset_for_timestamp(partition, timestamp_ms)
+    if offset is None:
+        return None
+    for columns in reader.columns(partition, offset, offset + 1):
+        if len(columns):
+            epoch = int(columns.table.leader_epochs[columns.batch_ordinals[0]])
+            return FoundOffset(offset, int(columns.timestamps[0]), epoch if epoch >= 0 else None)
+    return FoundOffset(offset)
+
+
+def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
+    """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts.
+
+    A row may tell of a record that cleaning has taken meanwhile: what is on the disk is told by the disk, and where
+    nothing is as late as that, the next largest is looked for.
+    """
+    start, log = source.start_offset(), source.log
+    local_start = log.local_log_start_offset if log is not None else None
+    rows = [row for row in source.ask(_parts) or [] if local_start is None or row.base_offset < local_start]
+    known = [_largest(source.partition, reader, row, start) for row in rows]
+    local = log.offset_for(OffsetSpec.MAX_TIMESTAMP) if log is not None else None
+    known.append(local.timestamp_ms if local is not None else None)
+    for timestamp_ms in sorted({each for each in known if each is not None}, reverse=True):
+        if (found := _at_or_after(source.partition, reader, timestamp_ms)) is not None:
+            return found
+    return None
+
+
+def _parts(index: MetadataIndex) -> list[SpillRow | RemoteSegment]:
+    """Live rows, and pages of them; the page that the log start lies in row by row."""
+    start = index.head.log_start_offset
+    found: list[SpillRow | RemoteSegment] = []
+    for part in index.parts():
+        is_cut = isinstance(part, SpillRow) and part.base_offset < start
+        found += index.rows(part.base_offset, part.next_offset) if is_cut else [part]
+    return found
+
+
+def _largest(partition: TopicPartition, reader: TieredReader, row: SpillRow | RemoteSegment, start: int) -> int | None:
+    if row.base_offset >= start or row.max_timestamp_ms is None:
+        return row.max_timestamp_ms
+    steps = reader.columns(partition, start, row.next_offset)
+    return max((int(columns.timestamps.max()) for columns in steps if len(columns)), default=None)
+
+
+def _epoch_at(source: PartitionSource, offset: int) -> int | None:
+    """The leader epoch of `offset`, by the disk's lineage or else by the bucket's."""
+    log = source.log
+    found = log.epochs.epoch_at(offset) if log is not None else None
+    if found is not None:
+        return found
+    try:
+        row = source.ask(lambda index: index.find_by_offset(offset))
+    except LogError:
+        return None
+    below = [epoch for epoch, first in row.epochs if first <= offset] if row is not None else []
+    return below[-1] if below else None

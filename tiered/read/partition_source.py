@@ -1,0 +1,146 @@
+"""Where the records of one partition lie: its log, its objects, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange
+from local.log import Log
+from local.names import TopicPartition
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment
+
+if TYPE_CHECKING:
+    from tiered.read.local_views import LocalViews
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSource:
+    """The tiers of one partition; either may be missing. `is_disk_alone`: the local log is to be read by itself, from
+    its first segment on, although the log begins in the bucket. `local_views`: the compacted views beside the log."""
+
+    partition: TopicPartition
+    log: Log | None
+    remote: RemotePartition | None = None
+    metadata: MetadataLog | None = None
+    is_disk_alone: bool = False
+    local_views: LocalViews | None = None
+
+    def known_head(self) -> Head | None:
+        """The newest head seen so far; no request is sent."""
+        return self.metadata.cached if self.metadata is not None else None
+
+    def head(self) -> Head | None:
+        """As `known_head`, asked for when none was ever seen. None: nothing is tiered. Raises Unavailable."""
+        return self.known_head() or (self.metadata.load() if self.metadata is not None else None)
+
+    def head_below(self, local_start: int | None) -> Head | None:
+        """As `head`, and one that holds what the disk let go of below `local_start`.
+
+        What the disk lets go of was committed before (I2), but another process may have done both: then the head seen
+        so far ends too early, and it is read once more.
+        """
+        head = self.head()
+        if (
+            head is not None
+            and local_start is not None
+            and head.next_offset < local_start
+            and self.metadata is not None
+        ):
+            return self.metadata.load(exact=True)  # a hole is passed over, so "nothing new" has to be true
+        return head
+
+    def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:
+        """What `question` finds in the head; None without one. Raises Unavailable."""
+        head = self.head()
+        return self.ask_of(head, question) if head is not None else None
+
+    def ask_of(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
+        """What `question` finds in `head`, one of this partition's, or in the newest where `head` is too old for it."""
+        assert self.metadata is not None, "a head comes with its chain"
+        return self.metadata.ask(head, question)
+
+    def start_offset(self) -> int:
+        """The first retained offset over both tiers: the head's where there is one. Raises Unavailable.
+
+        While no head was seen, a disk that holds the whole log answers alone: no request is sent.
+        """
+        head = self.known_head() if self.has_whole_log() else self.head()
+        if head is not None:
+            return head.log_start_offset
+        if self.log is None:
+            return 0
+        return self.log.local_log_start_offset if self.is_disk_alone else self.log.log_start_offset
+
+    def next_offset(self) -> int:
+        """The log end. Raises Unavailable when it cannot be told from the disk alone."""
+        head = self.known_head() if self.has_local_records() else self.head()
+        ends = [head.next_offset] if head else []
+        if self.log is not None:
+            ends.append(self.log.next_offset)
+        return max(ends, default=0)
+
+    def has_local_records(self) -> bool:
+        return self.log is not None and self.log.next_offset > self.log.local_log_start_offset
+
+    def has_whole_log(self) -> bool:
+        """Whether the disk holds every record from its log start on, as far as the disk knows."""
+        log = self.log
+        return log is not None and self.has_local_records() and log.log_start_offset >= log.local_log_start_offset
+
+    def is_local(self, offset: int) -> bool:
+        """Whether the disk alone answers for `offset`, the log end included."""
+        log = self.log
+        return log is not None and self.has_local_records() and log.local_log_start_offset <= offset <= log.next_offset
+
+    def row_at(self, offset: int) -> tuple[RemoteSegment | None, int]:
+        """The row to read for `offset` and where in it; without a row, where to go on: nothing lies between.
+
+        Raises OffsetOutOfRange, Unavailable, and what `unknown` makes where no head tells of records that are gone from
+        the disk.
+        """
+        # The disk first, then the head: what the disk let go of was committed before.
+        local_start = self.log.local_log_start_offset if self.log is not None else None
+        head = self.head_below(local_start)
+        if head is None:
+            raise self.unseen(offset)
+        return self.ask_of(head, lambda index: self.row_in(index, offset, local_start))
+
+    def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[RemoteSegment | None, int]:
+        """As `row_at`, by the head of this index and this start of the disk."""
+        if offset < index.head.log_start_offset:  # by a newer head than the one that the read began with
+            raise out_of_range(self.partition, offset, index.head.log_start_offset, self.next_offset())
+        row = index.find_by_offset(offset)
+        if row is None or (local_start is not None and offset < local_start <= row.base_offset):
+            if local_start is None:
+                raise out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
+            return None, max(offset, local_start)
+        return row, max(offset, row.base_offset)
+
+    def unseen(self, offset: int) -> LogError:
+        """No head was ever seen, and `offset` is not on the disk."""
+        if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
+            return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
+        return self.unknown(offset)
+
+    def unknown(self, offset: int) -> LogError:
+        """Records that the disk let go of, and no head that says where they are."""
+        facts = {"partition": self.partition, "offset": offset}
+        if self.metadata is None:
+            attempt = "reading a tiered partition, no store is configured: set url in [remote] of tiered.toml"
+            return InvalidRequest(attempt, **facts)
+        return NotFound("reading a tiered partition, there is no head of it in the bucket", **facts)
+
+
+def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
+    """The error that a reader outside the log gets."""
+    return OffsetOutOfRange(
+        "reading, offset out of range", partition=partition, offset=offset, first_offset=first, next_offset=next_offset
+    )

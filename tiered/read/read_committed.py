@@ -1,0 +1,149 @@
+"""What a reader of both tiers may see of transactions: where their decided part ends, and which of them were aborted.
+
+A segment goes to the bucket once it lies below the last stable offset, so every transaction with records in it is
+decided; the marker that says how may lie in a later segment, on either tier. So the aborted transactions of a range are
+looked for in its row and in those after it, and then in the local log, until an entry tells that all of the range was
+decided. A row without aborted transactions says so itself: nothing is fetched for it.
+
+From the bucket alone the decided part ends where the earliest transaction began that was open at the end of the last
+row: the producer snapshot beside that row tells. Its marker was not copied yet.
+Source: kafka `RemoteLogManager.collectAbortedTransactions`, KIP-405.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from local.errors import Corrupt, NotFound
+from local.index.txn_index import AbortedTransaction, entries, overlapping
+from local.log import producer_snapshot
+from local.log.producer_state import ProducerState
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment
+from tiered.read.partition_source import PartitionSource
+
+_Answer = TypeVar("_Answer")
+
+
+def stable_end(source: PartitionSource) -> int:
+    """The last stable offset: below it every transaction is decided. Raises Unavailable, Corrupt."""
+    end = source.next_offset()
+    if source.log is not None:
+        return min(end, source.log.last_stable_offset)
+    begun = producers_in_bucket(source).first_unstable_offset
+    return end if begun is None else min(end, begun)
+
+
+def producers_in_bucket(source: PartitionSource) -> ProducerState:
+    """The producers as they were at the end of the last row; none without one. Raises Unavailable, Corrupt."""
+    try:
+        found = source.ask(partial(_last_producers, source.remote))
+    except NotFound as error:
+        raise Corrupt("reading the producers at the bucket's end, an object is missing", **error.facts) from error
+    return ProducerState() if found is None else found
+
+
+def _last_producers(remote: RemotePartition | None, index: MetadataIndex) -> ProducerState:
+    last = index.last_row()
+    if last is None or remote is None:
+        return ProducerState()
+    snapshot = remote.producer_snapshot(last)
+    return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
+
+
+def aborted_transactions(source: PartitionSource, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+    """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.
+
+    `upper_offset` is at most the stable end. Raises Unavailable, Corrupt, NotFound as reading does.
+    """
+    found = _settled(source, lambda index, start: _aborted(source, index, start, from_offset, upper_offset))
+    if found is None:
+        return source.log.aborted_transactions(from_offset, upper_offset) if source.log is not None else []
+    return found
+
+
+def row_with_aborted(
+    source: PartitionSource, offset: int, upper_offset: int
+) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
+    """As `PartitionSource.row_at`, with the aborted transactions of the row's records below `upper_offset`.
+
+    Row and transactions are of one head: what a later head has in the row's place may have been cleaned of both.
+    """
+
+    def look(index: MetadataIndex, start: int | None) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
+        row, at = source.row_in(index, offset, start)
+        if row is None:
+            return None, at, []
+        return row, at, _aborted(source, index, start, at, min(row.next_offset, upper_offset))
+
+    found = _settled(source, look)
+    if found is None:
+        raise source.unseen(offset)
+    return found
+
+
+def _settled(source: PartitionSource, look: Callable[[MetadataIndex, int | None], _Answer]) -> _Answer | None:
+    """What `look` finds in both tiers at one moment; None without a head.
+
+    Again with the newest head when a row's objects are gone, and when the disk let go of something meanwhile.
+    """
+    log = source.log
+    while True:
+        local_start = log.local_log_start_offset if log is not None else None
+        head = source.head_below(local_start)  # the disk first, then the head (I2)
+        if head is None:
+            return None
+        found = source.ask_of(head, partial(_look_with, look, local_start))
+        if log is None or log.local_log_start_offset == local_start:
+            return found
+
+
+def _look_with(
+    look: Callable[[MetadataIndex, int | None], _Answer], local_start: int | None, index: MetadataIndex
+) -> _Answer:
+    return look(index, local_start)
+
+
+def _aborted(
+    source: PartitionSource, index: MetadataIndex, local_start: int | None, from_offset: int, upper_offset: int
+) -> list[AbortedTransaction]:
+    found, is_complete = _in_rows(index, source.remote, from_offset, upper_offset, local_start)
+    if source.log is not None and local_start is not None and not is_complete:
+        found += source.log.aborted_transactions(max(from_offset, local_start), upper_offset)
+    return sorted(set(found), key=lambda each: each.last_offset)
+
+
+def _in_rows(
+    index: MetadataIndex,
+    remote: RemotePartition | None,
+    from_offset: int,
+    upper_offset: int,
+    local_start: int | None,
+) -> tuple[list[AbortedTransaction], bool]:
+    """What the rows tell from the one of `from_offset` on, as far as the log does not; whether nothing is left out."""
+    found: list[AbortedTransaction] = []
+    if remote is None:
+        return found, False
+    for row in _rows_with_aborted(index, from_offset, local_start):
+        try:
+            told = entries(remote.txn_index(row), path=row.indexes_key)
+        except Corrupt as error:
+            raise Corrupt(f"reading committed records, {error.attempt}", **error.facts) from error
+        some, is_complete = overlapping(told, from_offset, upper_offset)
+        found += some
+        if is_complete:
+            return found, True
+    return found, False
+
+
+def _rows_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[RemoteSegment]:
+    """The rows that say something of aborted transactions; a page without such a row is not read."""
+    for part in index.parts(start, end):
+        if part.aborted_bytes == 0:
+            continue
+        for row in index.rows(max(start, part.base_offset), part.next_offset):
+            if row.aborted_bytes:
+                yield row

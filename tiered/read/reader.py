@@ -1,0 +1,414 @@
+"""One stream over both tiers: whole batches, columns or records from any retained offset.
+
+A reader advances by a batch's last offset + 1 and by a remote row's next offset, never by what records it saw, so gaps
+that compaction left are crossed without a stall. Where an offset is on both tiers the local one answers, and the store
+is not touched. When the local tier drops a segment under a reader, or the remote tier expires one, the reader looks at
+the newest head once and goes on or says which offsets remain.
+
+Offsets below the local tier are passed over only where a head says that nothing is there. When none was ever seen (the
+bucket was out of reach so far), it is asked for first, and the answer may be Unavailable. Offsets on the disk are
+served without a request.
+
+A stream ends at the log end as it was when the stream began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+
+from local import kernels
+from local.errors import Corrupt, LogError, NotFound, OffsetOutOfRange
+from local.format.columns import Columns
+from local.format.record import StoredRecord
+from local.index.txn_index import AbortedTransaction
+from local.log import Log
+from local.names import TopicPartition
+from local.records.batch import HEADER_BYTES, read_header
+from local.records.decoding import decode_up_to_damage
+from local.records.isolation import Isolation, without_aborted
+from remote.fetch.read_ahead import SequentialReader
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.segment_entry import RemoteSegment
+from tiered.read.partition_source import PartitionSource, out_of_range
+from tiered.read.read_committed import aborted_transactions, row_with_aborted, stable_end
+from tiered.read.view_rows import leads_astray
+
+FETCH_BYTES = 1 << 20
+MISSING_ROUNDS = 3  # reads of a row whose objects the store says are not there, while the newest head names it
+
+
+class TieredReader:
+    """Reads any partition that `source_of` knows. Thread safe; iterators are not to be shared between threads.
+
+    Under READ_COMMITTED a stream ends at the last stable offset, and records and columns leave out what was aborted
+    (`tiered.read.read_committed`); batches come whole, and `aborted_transactions` tells which of them to leave out.
+    """
+
+    def __init__(
+        self,
+        source_of: Callable[[TopicPartition], PartitionSource],
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> None:
+        self._source_of = source_of
+        self._isolation = isolation
+
+    def source(self, partition: TopicPartition) -> PartitionSource:
+        """Where its records lie at this moment."""
+        return self._source_of(partition)
+
+    def offsets(self, partition: TopicPartition) -> tuple[int, int]:
+        """The retained offsets ``[start, next)`` of both tiers together. Raises Unavailable, see the module text."""
+        source = self._source_of(partition)
+        return source.start_offset(), self._end_of(source)
+
+    def next_offset(self, partition: TopicPartition) -> int:
+        """The end of `offsets`. A disk with records answers alone. Raises Unavailable."""
+        return self._end_of(self._source_of(partition))
+
+    def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
+        """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
+
+        Each item is a run of consecutive batches. The first may hold records below `start`, the last some above `end`.
+        Raises OffsetOutOfRange for a start outside the log, Corrupt (naming the object) for damaged bytes, Unavailable
+        when the bucket is needed and cannot be reached.
+        """
+        source = self._source_of(partition)
+        _check_start(source, start)
+        decided = self._end_of(source)
+        stop = decided if end is None else min(end, decided)
+        offset = start
+        with closing(_Stream(source, stop)) as stream:
+            while offset < stop:
+                before = offset
+                for data, offset in _read_on(stream, offset, self._isolation):  # noqa: B020 - it moves on
+                    if data:
+                        yield data if offset <= decided else _batches_below(data, decided)
+                    if offset >= stop:
+                        return
+                if offset == before:
+                    return
+
+    def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
+        """As `batches`, decoded and checked; records outside ``[start, end)`` are left out."""
+        source = self._source_of(partition)
+        stop = self._end_of(source) if end is None else end
+        if self._isolation is Isolation.READ_COMMITTED:
+            _check_start(source, start)
+            stop = min(stop, self._end_of(source))
+            with closing(_Stream(source, stop)) as stream:
+                yield from _committed_columns(stream, start, stop)
+            return
+        for data in self.batches(partition, start, end):
+            for columns in _decode(data, partition):
+                if len(columns) and (columns.offsets[0] < start or columns.offsets[-1] >= stop):
+                    columns = columns.select((columns.offsets >= start) & (columns.offsets < stop))
+                yield columns
+
+    def records(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[StoredRecord]:
+        """As `columns`, record by record."""
+        for columns in self.columns(partition, start, end):
+            yield from columns.records()
+
+    def aborted_transactions(self, partition: TopicPartition, start: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions with records in ``[start, end)``, by their marker's offset.
+
+        `end` is at most that of `offsets`.
+
+        `local.records.isolation.aborted_batches` tells from them which batches to leave out. Raises as `batches` does.
+        """
+        source = self._source_of(partition)
+        _check_start(source, start)
+        return aborted_transactions(source, start, end)
+
+    def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Offset of the first retained record at or after `timestamp_ms`; None when there is none.
+
+        A segment that is on both tiers is searched locally, without touching the store.
+        """
+        source = self._source_of(partition)
+        log = source.log
+        if log is None:
+            return self._search_remote(source, None, timestamp_ms)
+        if source.known_head() is None and source.has_whole_log():
+            return log.offset_for_timestamp(timestamp_ms)
+        while True:
+            # In this order: what the disk no longer has at the first step is in the head of the second (I2).
+            local_start = log.local_log_start_offset
+            found = self._search_remote(source, local_start, timestamp_ms)
+            if found is not None:
+                return found
+            try:
+                found = log.offset_for_timestamp(timestamp_ms)
+            except OffsetOutOfRange:
+                if log.local_log_start_offset == local_start:
+                    raise
+            if log.local_log_start_offset == local_start:
+                return found
+            # The disk let go of records meanwhile, which nobody has searched: again, with the newest head.
+
+    def _end_of(self, source: PartitionSource) -> int:
+        return stable_end(source) if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
+
+    def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
+        """The offset among the rows that begin below `local_start`."""
+        head = source.head_below(local_start)
+        if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
+            raise source.unknown(source.log.log_start_offset)
+        start = 0
+        while head is not None:
+            row = source.ask_of(head, partial(_late_row, timestamp_ms, start, local_start))
+            if row is None or (local_start is not None and row.base_offset >= local_start):
+                return None
+            try:
+                found = self._search_row(source, row, timestamp_ms)
+            except NotFound as error:
+                why = _why_missing(source, row, row.next_offset)
+                if isinstance(why, Corrupt):
+                    raise why from error
+                head = source.known_head()  # a newer one, without the row
+                continue
+            if found is not None:
+                return found
+            start = row.next_offset
+        return None
+
+    def _search_row(self, source: PartitionSource, row: RemoteSegment, timestamp_ms: int) -> int | None:
+        assert source.remote is not None
+        start = source.start_offset()
+        offset, position = source.remote.place_of_timestamp(row, timestamp_ms)
+        with closing(_Stream(source, row.next_offset)) as stream:
+            for data, _ in _remote_run(stream, row, position, offset):
+                for columns in _decode(data, source.partition):
+                    hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
+                    if hits.any():
+                        return int(columns.offsets[hits.argmax()])
+        return None
+
+
+def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> RemoteSegment | None:
+    return index.find_by_timestamp(timestamp_ms, start, end)
+
+
+def _check_start(source: PartitionSource, start: int) -> None:
+    if source.known_head() is not None or not source.is_local(start):
+        first = source.start_offset()
+        if not first <= start <= source.next_offset():
+            raise out_of_range(source.partition, start, first, source.next_offset())
+
+
+class _Stream:
+    """One reader's way through a partition up to `stop`, an offset; its remote reads know each other. Close it."""
+
+    def __init__(self, source: PartitionSource, stop: int) -> None:
+        self.source = source
+        self._stop = stop
+        self._remote: SequentialReader | None = None
+
+    @property
+    def remote(self) -> SequentialReader:
+        if self._remote is None:
+            assert self.source.remote is not None, "a head comes with its objects"
+            self._remote = SequentialReader(self.source.remote, self._following)
+        return self._remote
+
+    def _following(self, row: RemoteSegment) -> RemoteSegment | None:
+        """The segment that is read from the bucket after `row`; None where the stream ends or the disk takes over."""
+        log = self.source.log
+        stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
+        found = self.source.ask(lambda index: index.find_by_offset(row.next_offset))
+        return found if found is not None and found.base_offset < stop else None
+
+    def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+
+
+def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Columns]:
+    """The local log filters what is its own: the records and what tells of them are of one view there."""
+    offset, source = start, stream.source
+    while offset < stop:
+        log = source.log
+        if log is None or offset < log.local_log_start_offset:
+            for found, offset in _committed_row(stream, offset, stop):  # noqa: B007, B020 - the position moves on
+                if found is not None:
+                    yield found
+            continue
+        try:
+            for columns in log.columns(offset, isolation=Isolation.READ_COMMITTED):
+                yield columns.select(columns.offsets < stop) if columns.next_offset > stop else columns
+                offset = columns.next_offset
+                if offset >= stop:
+                    return
+            return
+        except OffsetOutOfRange:
+            # The disk let go of what comes next: it is in the bucket then (I2), or gone for good.
+            _check_start(source, offset)
+            if offset >= log.local_log_start_offset:
+                raise
+
+
+def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
+    """The committed records of one remote row from `offset` on, and where to go on after each step."""
+    row, at, aborted = row_with_aborted(stream.source, offset, stop)
+    if row is None:
+        yield None, at
+        return
+    for data, reached in _read_row(stream, row, at):
+        for columns in _decode(data, stream.source.partition):
+            kept = without_aborted(columns, aborted)
+            yield kept.select((kept.offsets >= at) & (kept.offsets < stop)), columns.next_offset
+        yield None, reached
+
+
+def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
+    """(batches, where to go on) from `offset`: one local read, or one remote row to its end."""
+    source, log = stream.source, stream.source.log
+    if log is not None and offset >= log.local_log_start_offset:
+        data = _read_local(source, log, offset, isolation)
+        if data is not None:
+            yield data, _offset_after(data, offset)
+            return
+    row, at = source.row_at(offset)
+    if row is None:
+        # The head says that no record lies between here and what is still local.
+        yield memoryview(b""), at
+        return
+    yield from _read_row(stream, row, at)
+
+
+def _read_row(
+    stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False, rounds: int = 1
+) -> Iterator[tuple[memoryview, int]]:
+    """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why.
+
+    Where that head still names the row, the row is tried again, MISSING_ROUNDS times at most: an answer of 404 may be
+    of one node of the store.
+
+    What took its place, if it was replaced, holds the same offsets, without the records that newer ones have made
+    useless: it is gone on with there, once (`is_again`), up to where the row ended.
+    """
+    remote = stream.source.remote
+    assert remote is not None, "a head comes with its objects"
+    reached = offset
+    try:
+        for data, reached in _remote_run(stream, row, remote.position_of_offset(row, offset), offset):
+            yield data, reached
+        return
+    except NotFound as error:
+        why = _why_missing(stream.source, row, reached)
+        is_named = isinstance(why, Corrupt)
+        if not isinstance(why, NotFound | Corrupt) or (rounds >= MISSING_ROUNDS if is_named else is_again):
+            raise why from error
+    if is_named:
+        yield from _read_row(stream, row, reached, is_again=is_again, rounds=rounds + 1)
+        return
+    instead, at = stream.source.row_at(reached)
+    if instead is None or instead.base_offset >= row.next_offset:
+        yield memoryview(b""), min(at, row.next_offset)
+        return
+    for data, reached in _read_row(stream, instead, at, is_again=True):
+        if reached >= row.next_offset:
+            yield _batches_below(data, row.next_offset), row.next_offset
+            return
+        yield data, reached
+
+
+def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
+    """None when the segment was dropped since we looked: it is in the remote tier then, and in the newest head (I2)."""
+    try:
+        return log.read(offset, FETCH_BYTES, isolation=isolation)
+    except OffsetOutOfRange:
+        if offset < log.local_log_start_offset:
+            return None
+        raise
+    except (NotFound, Corrupt):
+        if not log.is_read_only:
+            raise
+    # Another process dropped or cleaned the segment: see the directory and the bucket as they are now, once.
+    log.look_again()
+    if source.metadata is not None:
+        source.metadata.load(exact=True)
+    return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
+
+
+def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
+    """The rest of one remote segment from byte `position`, without the batches below `offset`."""
+    batch_bytes = 0  # of a batch that did not come in one piece
+    begun = position
+    verify = stream.source.remote is not None and not stream.source.remote.is_checked
+    while position < row.size_bytes:
+        in_one_piece = batch_bytes == 0
+        data = stream.remote.read(row, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
+        if position == begun > 0 and leads_astray(row, data, offset, position):
+            position = begun = batch_bytes = 0
+            continue
+        whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=row.data_key, position=position)
+        if whole == 0:
+            if position + len(data) >= row.size_bytes:
+                raise Corrupt("reading a remote segment, it ends inside a batch", object=row.data_key, at=position)
+            header = read_header(data)
+            batch_bytes = HEADER_BYTES if header is None else header.size_bytes
+            continue
+        position, batch_bytes = position + whole, 0
+        if skipped < whole:
+            yield data[skipped:whole], max(reached, offset)
+    yield memoryview(b""), row.next_offset
+
+
+def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **facts: object) -> tuple[int, int, int]:
+    """(length of the leading whole batches, of those below `offset`, one past the last offset).
+
+    With `verify` a batch whose CRC differs is none. Raises Corrupt, told with `facts`, where already the first one
+    makes no sense.
+    """
+    table = kernels.scan_batches(data, verify=verify)
+    if len(table) == 0:
+        if table.is_corrupt:
+            raise Corrupt(f"reading batches, {table.problem}", **facts)
+        return 0, 0, offset
+    first = int(np.searchsorted(table.last_offsets, offset))
+    skipped = int(table.positions[first]) if first < len(table) else table.valid_bytes
+    return table.valid_bytes, skipped, int(table.last_offsets[-1]) + 1
+
+
+def _batches_below(data: memoryview, end: int) -> memoryview:
+    """The leading batches that begin below `end`."""
+    at = 0
+    while (header := read_header(data, at)) and header.base_offset < end:
+        at += header.size_bytes
+    return data[:at]
+
+
+def _offset_after(data: memoryview, offset: int) -> int:
+    return _whole_batches(data, offset)[2] if data else offset
+
+
+def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> LogError:
+    """After a 404: the newest head, read once, tells expiry (an offset out of range) from a lost object (damage).
+
+    It must be the newest for certain: of a head that was collected what follows it may be gone, too.
+    """
+    head = source.metadata.load(exact=True) if source.metadata is not None else None
+    if head is not None and offset < head.log_start_offset:
+        return out_of_range(source.partition, offset, head.log_start_offset, source.next_offset())
+    if head is not None and source.ask_of(head, lambda index: index.holds(row)):
+        return Corrupt(
+            "reading a remote segment, its object is missing", partition=source.partition, object=row.data_key
+        )
+    return NotFound("reading a remote segment, it was replaced; read again", object=row.data_key)
+
+
+def _decode(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
+    """In steps of bounded memory, however well the batches were compressed."""
+    try:
+        yield from decode_up_to_damage(data)
+    except Corrupt as error:
+        header = read_header(data)
+        facts = {"topic": partition.topic, "partition": partition.partition, **error.facts}
+        if "base_offset" not in facts and header is not None:
+            facts["from_offset"] = header.base_offset
+        raise Corrupt(error.attempt, **facts) from error

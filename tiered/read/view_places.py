@@ -1,0 +1,221 @@
+"""Where the compacted views of a partition lie: in its manifest, or beside its log. One builder, two places.
+
+| | bucket | disk |
+|---|---|---|
+| for | a topic with a remote tier | a topic without one, or whose tier was given up |
+| a run reads | the bucket alone | the local log |
+| horizon | the bucket's end, or its first undecided transaction | the last stable offset, as far as it is durable |
+| parts | objects, as the topic's segments at rest | files as they are (`tiered.read.view_files`) |
+| switched by | a commit | a replaced catalog (`tiered.read.local_views`) |
+
+A topic that gets a remote tier keeps its local views. Readers and retention count on a local view until the bucket has
+one of that name. The first run in the bucket begins with the local view: it reads the local parts, writes all of them
+to the bucket together with what the bucket holds beyond the local horizon, and takes the local view out of the catalog
+after the commit. A manifest names such views without parts before the first segment is copied (`unannounced`): a job
+that compacts the bucket sees them, and keeps the tombstones that they have not taken up (I5). Until the bucket holds
+what the local view has taken up, there is nothing to do.
+
+| a crash | leaves | then |
+|---|---|---|
+| before the commit | the local view, objects of an old epoch | the next run begins anew |
+| after the commit | both views | readers find the bucket's; the next round drops the local one (`drop_superseded`) |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from local.errors import InvalidRequest
+from remote.fetch.range_reader import RemotePartition
+from remote.manifest.view import CompactedView, find_view
+from remote.manifest.view_changes import begin_view, drop_view, fail_view, switch_view
+from remote.segments.object_encoding import AS_IT_IS, AtRest
+from remote.store import ObjectStore
+from tiered.read.partition_source import PartitionSource
+from tiered.read.read_committed import stable_end
+
+if TYPE_CHECKING:
+    from remote.manifest.commit_protocol import MetadataLog
+    from remote.manifest.manifest import Head
+    from tiered.partition.partition import Partition
+    from tiered.read.local_views import LocalViews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What a run begins with. `parts` reads the parts of `old`; `own_parts`: they lie where the new ones will.
+
+    `records_max` bounds the records that the log holds from the horizon of `old` on, None where that is unknown.
+    """
+
+    old: CompactedView
+    parts: RemotePartition
+    own_parts: bool
+    epoch: int
+    log_start_offset: int
+    records_max: int | None = None
+    source_sequence: int | None = None
+
+
+class ViewPlace(Protocol):
+    """See the module text. All verbs raise what the disk and the store raise."""
+
+    store: ObjectStore
+    prefix: str
+    at_rest: AtRest
+    source: PartitionSource
+
+    def known(self, name: str) -> CompactedView | None:
+        """The view that readers find."""
+        ...
+
+    def log_start_offset(self) -> int: ...
+
+    def horizon(self) -> int:
+        """How far a run would reach now."""
+        ...
+
+    def begin(self, name: str, now_ms: int) -> Basis:
+        """Note that a run is under way."""
+        ...
+
+    def switch(self, built: CompactedView, now_ms: int) -> None:
+        """Put the new view in the place of the one that the run began with."""
+        ...
+
+    def fail(self, name: str, error: str, now_ms: int) -> None:
+        """Note why a run came to nothing."""
+        ...
+
+
+class BucketPlace:
+    """Views in the manifest."""
+
+    def __init__(self, held: Partition, store: ObjectStore | None) -> None:
+        """Raises InvalidRequest for a partition that is not ours in a bucket."""
+        if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_owned:
+            raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
+        self.store, self.prefix, self.at_rest = store, held.prefix, held.at_rest
+        self.source = PartitionSource(held.name, None, held.remote, held.metadata)
+        self._metadata: MetadataLog = held.metadata
+        self._remote: RemotePartition = held.remote
+        self._local: LocalViews | None = held.local_views
+        self._replaces: CompactedView | None = None
+        self._is_carried = False
+
+    def known(self, name: str) -> CompactedView | None:
+        own, local = find_view(self._head().views, name), self._of_disk(name)
+        return local if local is not None and (own is None or not own.is_built) else own
+
+    def log_start_offset(self) -> int:
+        return self._head().log_start_offset
+
+    def horizon(self) -> int:
+        return stable_end(self.source)
+
+    def begin(self, name: str, now_ms: int) -> Basis:
+        head = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)
+        self._replaces, local = find_view(head.views, name), self._of_disk(name)
+        old, parts = self._replaces or CompactedView(name=name), self._remote
+        self._is_carried = local is not None and not old.is_built
+        if local is not None and self._local is not None and self._is_carried:
+            old, parts = local, self._local.parts
+        start = old.horizon_offset if old.is_built else head.log_start_offset
+        return Basis(
+            old=old,
+            parts=parts,
+            own_parts=not self._is_carried,
+            epoch=head.epoch,
+            log_start_offset=head.log_start_offset,
+            records_max=sum(each.record_count for each in head.parts if each.next_offset > start),
+            source_sequence=head.sequence,
+        )
+
+    def switch(self, built: CompactedView, now_ms: int) -> None:
+        self._metadata.commit(switch_view(built, replaces=self._replaces, now_ms=now_ms), now_ms)
+        if self._is_carried and self._local is not None:
+            self._local.commit(drop_view(built.name, now_ms=now_ms))
+
+    def fail(self, name: str, error: str, now_ms: int) -> None:
+        self._metadata.commit(fail_view(name, error, now_ms=now_ms), now_ms)
+
+    def _head(self) -> Head:
+        head = self._metadata.cached
+        assert head is not None, "a writer has a head"
+        return head
+
+    def _of_disk(self, name: str) -> CompactedView | None:
+        view = find_view(self._local.known(), name) if self._local is not None else None
+        return view if view is not None and view.is_built else None
+
+
+class DiskPlace:
+    """Views beside the log. The caller holds the partition's lock: no cleaning, no move, no deletion meanwhile."""
+
+    prefix = ""
+    at_rest = AS_IT_IS
+
+    def __init__(self, held: Partition) -> None:
+        assert held.local_views is not None, "an opened partition has them"
+        self.source = PartitionSource(held.name, held.log)
+        self._log, self._views = held.log, held.local_views
+        self._replaces: CompactedView | None = None
+        self.store: ObjectStore = held.local_views.files
+
+    def known(self, name: str) -> CompactedView | None:
+        return find_view(self._views.catalog().views, name)
+
+    def log_start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    def horizon(self) -> int:
+        """Nothing beyond what is durable: after a power cut the offsets would be given to other records."""
+        self._log.flush()
+        return min(self._log.last_stable_offset, self._log.recovery_point)
+
+    def begin(self, name: str, now_ms: int) -> Basis:
+        self._views.commit(begin_view(name, now_ms=now_ms))
+        self._replaces = self.known(name)
+        return Basis(
+            old=self._replaces or CompactedView(name=name),
+            parts=self._views.parts,
+            own_parts=True,
+            epoch=self._views.epoch,
+            log_start_offset=self._log.log_start_offset,
+        )
+
+    def switch(self, built: CompactedView, now_ms: int) -> None:
+        self._views.commit(switch_view(built, replaces=self._replaces, now_ms=now_ms))
+
+    def fail(self, name: str, error: str, now_ms: int) -> None:
+        self._views.commit(fail_view(name, error, now_ms=now_ms))
+
+
+def unannounced(held: Partition) -> list[str]:
+    """The views beside the log that the manifest does not name and that a run will bring to the bucket."""
+    head, local = held.head(), held.local_views
+    if head is None or local is None or held.rules.gives_up_remote:
+        return []
+    named = {view.name for view in head.views}
+    return [view.name for view in local.known() if view.is_built and view.name not in named]
+
+
+def look_after_views(held: Partition, now_ms: int) -> None:
+    """What a round does for the views beside a log: `drop_superseded`, and old parts are deleted. Raises DiskFailed."""
+    local = held.local_views
+    if local is not None and not held.log.is_read_only:
+        drop_superseded(held, now_ms)
+        local.delete_due(now_ms, held.rules.file_delete_delay_ms)
+
+
+def drop_superseded(held: Partition, now_ms: int) -> int:
+    """Take local views out whose name the bucket has a built view of; how many. Raises DiskFailed."""
+    head, local = held.agreed_head(), held.local_views
+    if head is None or local is None or not held.is_owned:
+        return 0
+    built = {view.name for view in head.views if view.is_built}
+    doomed = [view.name for view in local.known() if view.name in built]
+    for name in doomed:
+        local.commit(drop_view(name, now_ms=now_ms))
+    return len(doomed)

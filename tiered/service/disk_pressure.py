@@ -1,0 +1,83 @@
+"""What is done when a disk fills: copied segments leave early. (`tiered.partition.disk_room` refuses appends before
+that helps.)
+
+It waits for nobody: a copy under way may wait for a store that does not answer, and the disk fills meanwhile.
+
+Nothing that only the disk has is ever given up for room. What was dropped frees its bytes only after
+``file.delete.delay.ms``; until then it is counted as free, so that not more goes than is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from local.errors import DiskFailed, LogError
+from local.logdirs.log_dir_info import LogDirFacts
+from local.names import TopicPartition
+from policies.decisions import Decision, DropLocal, Plan
+from policies.disk_relief import disk_relief
+from tiered.config.disk_properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
+from tiered.manager.manager import LogManager
+
+_log = logging.getLogger(__name__)
+
+
+class DiskRelief:
+    """Looks at the disks before each round. Not thread safe: rounds come one after the other."""
+
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
+        self.trouble: LogError | None = None  # what a log directory says that takes no records for want of room
+        self._leaving: list[tuple[int, int, str, int]] = []  # since when, how long it takes, the directory, bytes
+
+    def relieve(self, now_ms: int) -> int:
+        """Drop what has to go; the bytes. Raises nothing of single partitions: that is in the manager's problems."""
+        directories = self._manager.directory_facts()
+        self._look_for_room(directories)
+        least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
+        self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
+        dropped = 0
+        for facts in directories if least else ():
+            if facts.is_offline or facts.free_bytes is None or facts.free_bytes >= least:
+                continue
+            wanted = least - facts.free_bytes - sum(each[3] for each in self._leaving if each[2] == facts.path)
+            if wanted > 0:
+                dropped += self._relieve(facts.path, wanted, now_ms)
+        return dropped
+
+    def _look_for_room(self, directories: Iterable[LogDirFacts]) -> None:
+        least = max(1, self._manager.config.bytes_of(APPEND_FREE_MIN))
+        before, self.trouble = self.trouble, None
+        for facts in directories:
+            if not facts.is_offline and facts.free_bytes is not None and facts.free_bytes < least:
+                self.trouble = DiskFailed(
+                    "taking records, the disk is full: appends are refused until there is room again",
+                    directory=facts.path,
+                    free_bytes=facts.free_bytes,
+                    least_bytes=least,
+                    cause="enospc",
+                )
+                if before is None:
+                    _log.error("the disk is full: error=%s", self.trouble)
+                return
+        if before is not None:
+            _log.warning("there is room on the disk again")
+
+    def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
+        inside = self._manager.partitions_in(root)
+        there = [held for held in self._manager.partitions() if held.name in inside]
+        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_owned]
+        drops = disk_relief(snapshots, wanted)
+        decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
+        applied = self._manager.drop_early(Plan(now_ms=now_ms, decisions=decisions))
+        delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
+        dropped = 0
+        for name, result in applied.items():
+            size = sum(each.size_bytes for each in result.done if isinstance(each, DropLocal))
+            self._leaving.append((now_ms, delays[name], root, size))
+            dropped += size
+        _log.warning(
+            "disk fills, copied segments leave early: directory=%s wanted=%d dropped=%d", root, wanted, dropped
+        )
+        return dropped

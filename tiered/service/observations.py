@@ -1,0 +1,187 @@
+"""What a process saw of its disk, its store and its rounds since it began: counters and histograms, told from anywhere.
+
+An `Observations` is handed to the storage (`local.storage.observed_storage`) and the store
+(`remote.store.middleware.observed_store`) of a manager, and to its worker; `tiered.observe.metrics` reads it.
+`open_observed` puts all of that together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import AlreadyExists, LogError, NotFound
+from local.names import LOG, parse_partition_directory
+from local.storage import DiskStorage, Storage
+from local.storage.observed_storage import ObservedStorage
+from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
+from remote.store import ObjectStore
+from remote.store.middleware.observed_store import Around, ObservedStore
+from tiered.manager.manager import LogManager
+from tiered.partition.log_loading import OnProgress
+from tiered.stores.configured_store import configured_store
+
+if TYPE_CHECKING:
+    from tiered.config.config import Config
+
+FSYNC_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+STORE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ROUND_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramCounts:
+    """`buckets` are cumulative: (upper bound in s, how many took at most that), the last bound being infinity."""
+
+    buckets: tuple[tuple[float, int], ...]
+    count: int
+    total: float
+
+
+class Histogram:
+    """Durations in seconds. Thread safe."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, seconds: float) -> None:
+        with self._lock:
+            self._counts[bisect_left(self._bounds, seconds)] += 1
+            self._total += seconds
+
+    def counts(self) -> HistogramCounts:
+        with self._lock:
+            counts, total = list(self._counts), self._total
+        running, buckets = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
+            running += count
+            buckets.append((bound, running))
+        return HistogramCounts(buckets=tuple(buckets), count=running, total=total)
+
+
+class Observations:
+    """See the module text. Thread safe."""
+
+    def __init__(self) -> None:
+        self.fsyncs = Histogram(FSYNC_BUCKETS)
+        self.rounds = Histogram(ROUND_BUCKETS)
+        self.calls: dict[str, Histogram] = {}
+        self.last_seen_s = time.monotonic()  # when something was last done, by that clock
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, ...]] = Counter()
+
+    def of(self, name: str) -> Mapping[tuple[str, ...], int]:
+        """The counts of one name, by their labels."""
+        with self._lock:
+            return {
+                labels: count for (each, *rest), count in self._counts.items() if each == name for labels in [(*rest,)]
+            }
+
+    # -- the disk (`local.storage.observed_storage.DiskObserver`)
+
+    def appended(self, path: str, size_bytes: int) -> None:
+        directory, _, name = path.rpartition("/")
+        partition = parse_partition_directory(directory.rpartition("/")[2]) if name.endswith(LOG) else None
+        if partition is not None:
+            self._count("appended_bytes", partition.topic, by=size_bytes)
+
+    def synced(self, path: str, seconds: float, error: LogError | None) -> None:
+        self.fsyncs.observe(seconds)
+        if error is not None:
+            self._count("fsync_failures")
+
+    # -- the store
+
+    @contextmanager
+    def around(self, op: str, key: str) -> Iterator[None]:
+        """Round one call to the store (`remote.store.middleware.observed_store.Around`)."""
+        begun = time.perf_counter()
+        way = _way(op, key)
+        if way is not None:
+            self._count(f"{way}_requests", _topic(key))
+        try:
+            yield
+        except (NotFound, AlreadyExists):
+            raise  # answers, both of them
+        except LogError as error:
+            self._count("failures", op, type(error).__name__)
+            if way is not None:
+                self._count(f"{way}_errors", _topic(key))
+            raise
+        finally:
+            self._count("operations", op)
+            self._histogram(op).observe(time.perf_counter() - begun)
+
+    # -- the worker
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Round one round of background work."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.rounds.observe(time.perf_counter() - begun)
+
+    def _histogram(self, op: str) -> Histogram:
+        with self._lock:
+            return self.calls.setdefault(op, Histogram(STORE_BUCKETS))
+
+    def _count(self, name: str, *labels: str, by: int = 1) -> None:
+        self.last_seen_s = time.monotonic()
+        with self._lock:
+            self._counts[name, *labels] += by
+
+
+def open_observed(
+    config: Config,
+    observations: Observations,
+    *,
+    now_ms: int,
+    storage: Storage | None = None,
+    store: ObjectStore | None = None,
+    around: Around | None = None,
+    progress: OnProgress = lambda told: None,
+    takes_over: bool = False,
+) -> LogManager:
+    """`LogManager.open` with everything that goes to the disk and the store observed. `around` is done round each call
+    to the store as well. Raises as it does."""
+    asked = store if store is not None else configured_store(config)
+
+    def both(op: str, key: str) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(around(op, key) if around is not None else nullcontext())
+        stack.enter_context(observations.around(op, key))
+        return stack
+
+    return LogManager.open(
+        config,
+        now_ms=now_ms,
+        storage=ObservedStorage(storage or DiskStorage(), observations),
+        store=ObservedStore(asked, both) if asked is not None else None,
+        progress=progress,
+        takes_over=takes_over,
+    )
+
+
+def _way(op: str, key: str) -> str | None:
+    """Which of Kafka's three kinds of remote requests a call is; None for what is about the index."""
+    if op == "delete":
+        return "delete"
+    if not is_segment_object(key) or key.endswith(INDEXES_SUFFIX):
+        return None
+    return {"put": "copy", "upload": "copy", "get": "fetch"}.get(op)
+
+
+def _topic(key: str) -> str:
+    parsed = parse_topic_directory(key.partition("/")[0])
+    return parsed[0] if parsed is not None else ""

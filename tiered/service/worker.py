@@ -1,0 +1,149 @@
+"""Rounds of background work, one after the other, the report of them (`tiered.node.work_report`), notes on the tiers
+(`tiered.status.tier_journal`).
+
+A round that the disk or the store breaks off as a whole (no room for a checkpoint, no permission to write it, no
+answer) ends no loop: it is noted and the next one tries again. Whatever else a round raises (another configuration,
+another owner of the directory) goes to the caller. Time comes in from outside; a keeper says whether it is to be
+believed (`tiered.config.clock_guard`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
+from tiered.config.clock_guard import Timekeeper, counted_ms
+from tiered.manager.manager import LogManager
+from tiered.node.problem_groups import group_problems, problems_of, uncleanable_problem
+from tiered.node.work_report import WorkJournal, WorkReport
+from tiered.service.disk_pressure import DiskRelief
+from tiered.service.observations import Observations
+from tiered.service.problem_watch import ProblemWatch
+from tiered.service.tracing import tracer
+from tiered.status.tier_journal import TierJournal
+from tiered.stores.store_clock import WAIT_S, StoreClock
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Works for one manager, from one thread."""
+
+    def __init__(
+        self,
+        manager: LogManager,
+        *,
+        now_ms: int,
+        interval_ms: int,
+        waits: bool = True,
+        observations: Observations | None = None,
+        keeper: Timekeeper | None = None,
+        store_clock: StoreClock | None = None,
+        counted: Callable[[], int] = counted_ms,
+    ) -> None:
+        """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
+        not wait leave what waits for the store to threads of its own (`LogManager.tick`). With a `keeper` the times of
+        rounds are those of a clock that may jump; without one they are gone by as they are.
+        `counted` counts milliseconds on, whatever the clock is set to."""
+        self.manager = manager
+        self.keeper = keeper
+        self._store_clock = store_clock  # who answers when the keeper asks
+        self.waits = waits
+        self.interval_ms = interval_ms
+        self.trouble: LogError | None = None
+        self.rounds = self.failures = 0
+        self._told: str | None = None
+        self._counted, self._ended_at = counted, counted()
+        self._observations = observations or Observations()
+        self._relief = DiskRelief(manager)
+        self._spans = tracer()
+        self._notes = TierJournal(manager)
+        self.problems = ProblemWatch()
+        self._journal = WorkJournal(
+            manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
+        )
+
+    def troubles(self) -> list[str]:
+        """A line for the node and each cause of partitions' problems; nothing while there is none.
+
+        A log is uncleanable until a pass succeeds: after a restart no round has met the cause yet.
+        """
+        problems = problems_of(self.manager.problems)
+        known = {each.where for each in problems}
+        for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions()).items():
+            if str(name) not in known:
+                problems.append(uncleanable_problem(name, left.reason))
+        groups = group_problems(sorted(problems, key=lambda each: each.where))
+        return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
+
+    def _of_node(self) -> list[LogError]:
+        told = (self.trouble, self.keeper.trouble if self.keeper is not None else None, self._relief.trouble)
+        return [each for each in told if each is not None]
+
+    @property
+    def round_age_ms(self) -> int:
+        """How long ago the last round ended, or this began; no clock that jumps says otherwise."""
+        return self._counted() - self._ended_at
+
+    @property
+    def report(self) -> WorkReport:
+        """What is known of the rounds so far."""
+        return self._journal.report
+
+    def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
+        before, self.trouble, is_busy = self.trouble, None, False
+        wall_ms, now_ms = now_ms, self._believed(now_ms)
+        try:
+            self._relief.relieve(now_ms)
+            with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
+                is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
+            if (refused := self.manager.refused_checkpoints) is not None:
+                self.trouble = refused
+                self.failures += 1
+        except (AccessDenied, DiskFailed, Unavailable) as error:
+            self.trouble = error
+            self.failures += 1
+            if str(error) != str(before):
+                _log.error("round broken off: error=%s", error)
+        self.rounds += 1
+        self._ended_at = self._counted()
+        self._note(now_ms, wall_ms)
+        self._notes.note(now_ms)
+        return is_busy
+
+    def end(self, now_ms: int) -> None:
+        """Say that nobody is at work any more."""
+        wall_ms, now_ms = now_ms, self._believed(now_ms)
+        self._note(now_ms, wall_ms, is_ended=True)
+        self._notes.note(now_ms, is_last=True)
+
+    def _believed(self, wall_ms: int) -> int:
+        if self.keeper is None:
+            return wall_ms
+        before, now_ms = self.keeper.trouble, self.keeper.now_ms(wall_ms)
+        if self._store_clock is not None and self.keeper.is_asking():
+            self._store_clock.ask(self.keeper.tell, wait_s=0.0 if self.rounds else WAIT_S)
+            now_ms = self.keeper.now_ms(wall_ms)
+        if self.keeper.trouble is not None and self.keeper.trouble is not before:
+            _log.error("the clock has jumped: error=%s", self.keeper.trouble)
+        elif self.keeper.trouble is None and before is not None:
+            _log.warning("the clock is believed again: now_ms=%d", now_ms)
+        return now_ms
+
+    def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
+        of_node = next(iter(self._of_node()), None)
+        self.problems.note(self.manager.problems, of_node, now_ms)
+        doubt = self.keeper.doubt(wall_ms) if self.keeper is not None else None
+        try:
+            self._journal.note_round(
+                self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, doubt=doubt
+            )
+        except LogError as error:
+            if str(error) != self._told:  # a full disk is one every round
+                _log.warning("the report of work could not be kept: cause=%s", error)
+            self._told = str(error)
+        else:
+            self._told = None

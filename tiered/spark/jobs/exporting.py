@@ -1,0 +1,443 @@
+"""Records as Parquet files by topic and date, written by Spark's tasks, resumable, each record once.
+
+| object below the target | content |
+|---|---|
+| ``topic=<topic>/date=<day>/<partition>-<first offset>-<job>-<wave>.parquet`` | records of one task and one day |
+| ``_tiered/<job>/plan.json`` | what is exported: the offsets of each partition, fixed when the job begins |
+| ``_tiered/<job>/wave-<wave>.json`` | what one wave of tasks has exported, and its files |
+| ``_tiered/<job>/complete.json`` | the job is over: totals |
+
+The day is that of the record's timestamp, in UTC; records without one lie under ``__HIVE_DEFAULT_PARTITION__``. Readers
+of directories (Spark, DuckDB, pyarrow) pass over names that begin with an underscore.
+
+Records stay in the Python worker that decoded them, and write Parquet there: the JVM, where each costs time, sees none.
+
+**Once.** A task's file names follow from its records and its wave, and these from the pinned head, so a task that runs
+twice writes the same files twice. A wave's record is written after all its tasks; who resumes a job goes on
+behind the last one, after deleting files of the job that no record names. Two drivers must not run one job at a time.
+
+| cut | left behind | resumed |
+|---|---|---|
+| before the plan | nothing | a new job |
+| in a wave | files that no record names; readers of the directory see them | deleted, then exported again |
+| between record and next wave | nothing | goes on |
+| before ``complete`` | every file and record | written |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound
+from remote.keys import new_ulid
+from remote.store import ObjectStore, ranged_source
+from tiered.jobs.job_bucket import Bucket
+from tiered.spark.jobs.task_batches import in_waves, tasks_of_a_wave
+from tiered.spark.source.options import ReadOptions, parse_options
+from tiered.spark.source.pinning import wall_ms
+from tiered.spark.source.splits import Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+VERSION = 1
+Codec = Literal["zstd", "snappy", "gzip", "lz4", "none"]
+CODECS: tuple[Codec, ...] = get_args(Codec)
+COLUMNS = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")  # the topic is in the name
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+_OPEN_MAX = 16  # files that a task writes at a time; a record of another day closes the one longest untouched
+_BUFFER_BYTES = 32 << 20  # of a file's records before they become a row group
+_DAY_US = 86_400_000_000
+_JOB = re.compile(r"[0-9A-Za-z_]{1,64}")
+_FILE = re.compile(r"topic=[^/]+/date=[^/]+/\d+-\d{20}-([0-9A-Za-z_]+)-(\d{6})\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """One file: records of one partition and one day, the first one's offset to behind the last one's."""
+
+    key: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    records: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """`files` are those of all runs of the job. Where it is not complete, run it again with its id."""
+
+    job_id: str
+    is_complete: bool
+    files: tuple[ExportedFile, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    topic: str
+    partition: int
+    start_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    split: Split
+    wave: int
+    job_id: str
+
+
+def export(
+    spark: SparkSession,
+    url: str,
+    to: str,
+    *,
+    to_options: Mapping[str, object] | None = None,
+    job_id: str | None = None,
+    codec: str = "zstd",
+    work_directory: str | None = None,
+    wave_tasks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, int], None] = lambda done_bytes, all_bytes: None,
+    **options: str,
+) -> ExportResult:
+    """Export the records that `options` choose, which are those of ``spark.read.format("tiered")``, to `to`.
+
+    A `job_id` that `to` knows goes on with that job: its offsets are those of its beginning, only what else `options`
+    say counts. `to` is a store's URL. `progress` hears how many bytes of batches of this run's are done.
+
+    Raises what planning a read raises, InvalidRequest for a codec or job id that is none, or a job of another bucket.
+    """
+    if codec not in CODECS:
+        raise InvalidRequest("exporting with spark, not a codec", codec=codec, choices=",".join(CODECS))
+    if job_id is not None and not _JOB.fullmatch(job_id):
+        raise InvalidRequest("exporting with spark, not a job id: letters, digits, _", job=repr(job_id))
+    asked = parse_options({"path": url, **options, "includeHeaders": "true"})
+    target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
+    with target.opened() as store:
+        job = _Job(store, job_id or new_ulid(wall_ms()), url)
+        splits = _due(job, asked)
+        done, everything = 0, _size(splits)
+        progress(done, everything)
+        step = wave_tasks or tasks_of_a_wave(spark)
+        first = len(job.waves)
+        tasks = [
+            _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
+        ]
+        work, told = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
+        group = f"tiered-export-{job.job_id}"
+        waves = in_waves(spark, told, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
+        for number, results in enumerate(waves):
+            through = min(len(splits), (number + 1) * step)
+            following = splits[through] if through < len(splits) else None
+            job.finish_wave(splits[number * step : through], [file for files in results for file in files], following)
+            done += _size(splits[number * step : through])
+            progress(done, everything)
+        is_complete = len(job.waves) - first == -(-len(tasks) // step)
+        return job.result(is_complete=is_complete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRange:
+    """What an export would read of one partition: `size_bytes` of batches in so many `tasks`."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    next_offset: int
+    size_bytes: int
+    tasks: int
+
+
+def plan_export(url: str, **options: str) -> list[PlannedRange]:
+    """What `export` of a new job would read. Needs no Spark and pins nothing. Raises what planning a read raises."""
+    found: dict[tuple[str, int], list[Split]] = {}
+    for split in _planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})):
+        found.setdefault((split.topic, split.partition), []).append(split)
+    return [
+        PlannedRange(
+            topic=topic,
+            partition=partition,
+            start_offset=min(each.start_offset for each in splits),
+            next_offset=max(each.next_offset for each in splits),
+            size_bytes=_size(splits),
+            tasks=len(splits),
+        )
+        for (topic, partition), splits in sorted(found.items())
+    ]
+
+
+def _size(splits: Iterable[Split]) -> int:
+    return sum(split.size_bytes for split in splits)
+
+
+def _due(job: _Job, asked: ReadOptions) -> list[Split]:
+    """What is left to do, of a job that begins or goes on. In order, so that waves end where the next ones begin."""
+    if not job.is_known:
+        splits = _planned(asked)
+        job.begin(splits)
+        return splits
+    job.sweep()
+    left = job.left()
+    if not left:
+        return []
+    ends = {
+        side: json.dumps(_by_topic((each.topic, each.partition, getattr(each, name)) for each in left))
+        for side, name in (("startingOffsets", "start_offset"), ("endingOffsets", "next_offset"))
+    }
+    fixed = parse_options({"path": asked.url, "assign": json.dumps(_assigned(left)), **ends})
+    wanted = replace(asked, topics=None, pattern=None, partitions=fixed.partitions, start=fixed.start, end=fixed.end)
+    return _planned(wanted)
+
+
+def _planned(asked: ReadOptions) -> list[Split]:
+    from remote.store.open_store import open_store
+    from tiered.config.key_rings import keyed_store
+    from tiered.spark.source.planning import plan_read
+
+    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
+    try:
+        return sorted(plan_read(store, asked), key=lambda split: (split.topic, split.partition, split.start_offset))
+    finally:
+        store.close()
+
+
+def _by_topic(values: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for topic, partition, value in values:
+        found.setdefault(topic, {})[str(partition)] = value
+    return found
+
+
+def _assigned(ranges: Iterable[_Range]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in ranges:
+        found.setdefault(each.topic, []).append(each.partition)
+    return found
+
+
+class _Job:
+    """What the target knows of one job; the driver's alone."""
+
+    def __init__(self, store: ObjectStore, job_id: str, source: str) -> None:
+        """Raises InvalidRequest for a job that exports another bucket, Corrupt for a record that cannot be read."""
+        self.job_id = job_id
+        self.waves: list[tuple[ExportedFile, ...]] = []
+        self._store, self._source = store, source
+        self._reached: dict[tuple[str, int], int] = {}
+        plan = self._read("plan.json")
+        self.is_known = plan is not None
+        self.ranges = [_Range(**each) for each in plan["ranges"]] if plan is not None else []
+        if plan is not None and plan["source"] != source:
+            facts = {"job": job_id, "source": plan["source"], "asked": source}
+            raise InvalidRequest("going on with an export, the job is another bucket's", **facts)
+        while (wave := self._read(f"wave-{len(self.waves):06d}.json")) is not None:
+            self.waves.append(tuple(ExportedFile(**each) for each in wave["files"]))
+            self._reached.update({(topic, partition): reached for topic, partition, reached in wave["reached"]})
+
+    def begin(self, splits: Sequence[Split]) -> None:
+        """Fix what is exported. Raises InvalidRequest when another driver begins the same job."""
+        ranges: dict[tuple[str, int], _Range] = {}
+        for split in splits:  # of a partition there are several ranges: a view's and the log's, or of so many records
+            name, start, end = (split.topic, split.partition), split.start_offset, split.next_offset
+            if (known := ranges.get(name)) is not None:
+                start, end = min(start, known.start_offset), max(end, known.next_offset)
+            ranges[name] = _Range(topic=name[0], partition=name[1], start_offset=start, next_offset=end)
+        self.ranges = list(ranges.values())
+        plan = {"version": VERSION, "source": self._source, "ranges": [asdict(each) for each in self.ranges]}
+        try:
+            self._store.put_if_absent(self._key("plan.json"), json.dumps(plan).encode())
+        except AlreadyExists as error:  # or our own, after a lost answer: the same plan
+            if self._read("plan.json") != plan:
+                raise InvalidRequest("exporting with spark, another driver runs this job", job=self.job_id) from error
+
+    def left(self) -> list[_Range]:
+        """What of its offsets no wave has reached."""
+        rest = [
+            replace(each, start_offset=max(each.start_offset, self._reached.get((each.topic, each.partition), 0)))
+            for each in self.ranges
+        ]
+        return [each for each in rest if each.start_offset < each.next_offset]
+
+    def sweep(self) -> None:
+        """Delete files of this job that no record names: a wave was cut short."""
+        for topic in sorted({each.topic for each in self.ranges}):
+            listed = self._store.list(f"topic={topic}/")
+            names = [(info.key, _FILE.fullmatch(info.key)) for info in listed]
+            cut = [
+                key
+                for key, name in names
+                if name is not None and name[1] == self.job_id and int(name[2]) >= len(self.waves)
+            ]
+            self._store.delete(cut)
+
+    def finish_wave(self, splits: Sequence[Split], files: Sequence[ExportedFile], following: Split | None) -> None:
+        """A wave's tasks are all done; `following` is the first one that is not.
+
+        Splits are in the order of offsets, so what is left of a partition lies behind the last record that was seen.
+        """
+        reached: dict[tuple[str, int], int] = {}
+        for file in files:
+            name = file.topic, file.partition
+            reached[name] = max(reached.get(name, 0), file.next_offset)
+        left = (following.topic, following.partition) if following is not None else None
+        for split in splits:
+            if (split.topic, split.partition) != left:
+                reached[split.topic, split.partition] = split.next_offset
+        told = {"reached": [(*name, offset) for name, offset in reached.items()], "files": [asdict(f) for f in files]}
+        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), json.dumps(told).encode())
+        self._reached.update(reached)
+        self.waves.append(tuple(files))
+
+    def result(self, *, is_complete: bool) -> ExportResult:
+        files = tuple(file for wave in self.waves for file in wave)
+        result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
+        if is_complete:
+            told = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
+            self._store.put(self._key("complete.json"), json.dumps(told).encode())
+        return result
+
+    def _key(self, name: str) -> str:
+        return f"_tiered/{self.job_id}/{name}"
+
+    def _read(self, name: str) -> Any:  # noqa: ANN401 - what JSON has
+        try:
+            body = self._store.get(self._key(name))
+        except NotFound:
+            return None
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise Corrupt("reading the record of an export, not JSON", object=self._key(name)) from error
+
+
+def _writing(target: Bucket, asked: ReadOptions, codec: Codec) -> Callable[[_Task], list[ExportedFile]]:
+    def write(task: _Task) -> list[ExportedFile]:
+        from tiered.spark.source.task import read_split
+
+        split = task.split
+        files = []
+        with target.opened() as store, target.scratch() as directory:
+            for written in _files(directory, codec, read_split(split, asked, COLUMNS)):
+                name = f"{split.partition}-{written.first_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
+                key = f"topic={split.topic}/date={written.date}/{name}"
+                size_bytes = _upload(store, key, written.path)
+                os.unlink(written.path)
+                files.append(
+                    ExportedFile(
+                        key=key,
+                        topic=split.topic,
+                        partition=split.partition,
+                        base_offset=written.first_offset,
+                        next_offset=written.last_offset + 1,
+                        records=written.records,
+                        size_bytes=size_bytes,
+                    )
+                )
+        return files
+
+    return write
+
+
+def _upload(store: ObjectStore, key: str, path: str) -> int:
+    with open(path, "rb", buffering=0) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+
+        def read(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        store.upload(key, ranged_source(size_bytes, read))
+    return size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    date: str
+    path: str
+    records: int
+    first_offset: int
+    last_offset: int
+
+
+def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_Written]:
+    """The records of each day in files of their own; a file is given when it is whole, and may be taken away then."""
+    import numpy as np
+    import pyarrow as pa
+
+    opened: OrderedDict[str, _DayFile] = OrderedDict()
+    for batch in batches:
+        stamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
+        days = np.where(stamps == -1000, np.iinfo(np.int64).min, stamps // _DAY_US)  # -1 ms: a record without a time
+        for day in np.unique(days):
+            date = _date(int(day))
+            part = batch if (days == day).all() else batch.filter(pa.array(days == day))
+            if date not in opened:
+                if len(opened) == _OPEN_MAX:
+                    yield opened.popitem(last=False)[1].close()
+                opened[date] = _DayFile(directory, date, part, codec)
+            opened.move_to_end(date)
+            opened[date].add(part)
+    for file in opened.values():
+        yield file.close()
+
+
+def _date(day: int) -> str:
+    """A day as the directory has it; years outside of the calendar as Arrow cannot have them either."""
+    import numpy as np
+
+    return NO_DATE if day == np.iinfo(np.int64).min else str(np.datetime64(day, "D"))
+
+
+class _DayFile:
+    def __init__(self, directory: str, date: str, batch: pa.RecordBatch, codec: Codec) -> None:
+        """`batch` is the first one that will be added: it says how the file is named and what columns it has."""
+        from pyarrow.parquet import ParquetWriter
+
+        self._date, self._records, self._schema = date, 0, batch.schema
+        self._first_offset = self._last_offset = _offset(batch, 0)
+        self._path = os.path.join(directory, f"{date}-{self._first_offset}.parquet")
+        self._buffered: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._writer = ParquetWriter(self._path, batch.schema, compression=codec)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._buffered.append(batch)
+        self._bytes += batch.nbytes
+        self._records += batch.num_rows
+        self._last_offset = _offset(batch, batch.num_rows - 1)
+        if self._bytes >= _BUFFER_BYTES:
+            self._flush()
+
+    def close(self) -> _Written:
+        self._flush()
+        self._writer.close()
+        return _Written(self._date, self._path, self._records, self._first_offset, self._last_offset)
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._buffered:
+            self._writer.write_table(pa.Table.from_batches(self._buffered, self._schema))
+        self._buffered, self._bytes = [], 0
+
+
+def _offset(batch: pa.RecordBatch, row: int) -> int:
+    return int(cast(int, batch.column("offset")[row].as_py()))

@@ -1,0 +1,85 @@
+"""Which partition each row of a bulk ingest goes to.
+
+The one that it names, or by its key as Kafka's default partitioner has it, or by its value and timestamp. So it depends
+on the row alone, never on the task or the batch that brings it. A job that is run again finds some partitions committed
+and may be cut into other tasks (Spark cuts files by the cores it has): were rows without a key sent in turns, some
+would go to a partition that was committed without them, and others a second time to one that was not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from local.errors import InvalidRequest
+from local.kernels import hash_keys
+from local.records.record_columns import of_arrow
+from tiered.jobs.ingest import IngestPlan
+from tiered.jobs.ingest_task import IngestTask
+
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: times that are whole seconds spread as others do
+
+
+class Router:
+    """Sends the rows of one task to their partitions, in order."""
+
+    def __init__(self, task: IngestTask, plan: IngestPlan) -> None:
+        self._task, self._plan = task, plan
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Raises InvalidRequest for another topic and for a partition that is none."""
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        others = set(batch["topic"].unique().to_pylist()) - {None, self._plan.topic} if "topic" in names else set()
+        if others:
+            other, expected = others.pop(), self._plan.topic
+            raise InvalidRequest("writing with spark, a row of another topic", topic=other, expected=expected)
+        columns: dict[str, Any] = {name: batch[name] for name in ("key", "value", "headers") if name in names}
+        if "timestamp" in names:
+            columns["timestamp"] = _in_ms(batch["timestamp"]).fill_null(self._plan.now_ms)
+        table = pa.table(columns)
+        partitions = self._partitions(batch)
+        for number in np.unique(partitions).tolist():
+            mine = table if (partitions == number).all() else table.filter(pa.array(partitions == number))
+            for chunk in of_arrow(mine, now_ms=self._plan.now_ms):
+                self._task.add(number, chunk)
+
+    def _partitions(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The partition of each row."""
+        known: Any = batch["partition"] if "partition" in batch.schema.names else None
+        if known is not None and not known.null_count:
+            return np.asarray(known, np.int64)
+        found = self._by_key(batch)
+        if known is not None:
+            is_there = np.asarray(known.is_valid(), np.bool_)
+            found = np.where(is_there, np.asarray(known.fill_null(0), np.int64), found)
+        return found
+
+    def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """As Kafka's default partitioner has it: murmur2 of the key; a row without one by its value and timestamp."""
+        found = _hashed(batch["key"]) if "key" in batch.schema.names else None
+        has_key = np.zeros(batch.num_rows, np.bool_) if found is None else np.asarray(batch["key"].is_valid(), np.bool_)
+        if not has_key.all():
+            by_row = _hashed(batch["value"])
+            if "timestamp" in batch.schema.names:
+                given = np.asarray(_in_ms(batch["timestamp"]).fill_null(-1), np.int64)
+                by_row = by_row ^ ((given.view(np.uint64) * _SPREAD) >> np.uint64(33)).view(np.int64)
+            found = by_row if found is None else np.where(has_key, found, by_row)
+        assert found is not None, "of the keys, or of the rows"
+        return (found & 0x7FFFFFFF) % len(self._plan.targets)
+
+
+def _hashed(column: pa.Array[Any]) -> NDArray[np.int64]:
+    """murmur2 of each; a null hashes as empty."""
+    (columns,) = of_arrow(pa.table({"key": column}), now_ms=0)
+    return hash_keys(columns.key_data, columns.key_starts, np.maximum(columns.key_lengths, 0)).astype(np.int64)
+
+
+def _in_ms(column: pa.Array[Any]) -> pa.Array[Any]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    return column.cast(pa.int64())

@@ -1,0 +1,210 @@
+"""One partition as one head has it: which offsets a read means, and which rows hold them.
+
+Timestamps become offsets here, as in Spark's Kafka source: the first record at or after the timestamp, in offset order.
+Under read_committed the log ends before the first transaction whose end the bucket does not know, and a range comes
+with the aborted transactions of its offsets. With a compacted view a partition has two ranges: the view's below its
+horizon, the log's from there on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
+from local.index import offset_index
+from local.index.txn_index import AbortedTransaction
+from local.records.isolation import Isolation
+from remote.external.external_layout import OURS, ForeignFormat, ForeignName, Layout
+from remote.external.external_log import ForeignLog
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.pins import Pin
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Head
+from remote.manifest.view import CompactedView, find_view
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import KeyRing
+from remote.store import ObjectStore
+from tiered.read.external_partition import foreign_source
+from tiered.read.partition_source import PartitionSource
+from tiered.read.read_committed import aborted_transactions, stable_end
+from tiered.read.reader import TieredReader
+from tiered.read.view_reader import CompactedReader
+from tiered.spark.source.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
+from tiered.spark.source.splits import Entries, PartitionRange
+
+Aborted = tuple[AbortedTransaction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartition:
+    """A partition and the newest head seen of it (None: it has none yet); `pin` keeps that head, where there is one."""
+
+    name: RemotePartitionName
+    head: Head | None
+    source: PartitionSource
+    pin: Pin | None = None
+
+    @staticmethod
+    def of(
+        store: ObjectStore,
+        name: RemotePartitionName,
+        metadata: MetadataLog,
+        *,
+        cache: ChunkCache,
+        keys: KeyRing,
+        pin: Pin | None = None,
+    ) -> OpenPartition:
+        """`metadata` has seen the head already, if there is one."""
+        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0, keys=keys)
+        return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
+
+    @staticmethod
+    def foreign(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> OpenPartition:
+        """A partition of a bucket that others filled, as it is listed now: nothing keeps it so."""
+        source = foreign_source(store, layout, name, cache)
+        return OpenPartition(name, source.head(), source)
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.head is not None and self.head.deleted_ms is not None
+
+    def view(self, options: ReadOptions) -> CompactedView | None:
+        """The view to read with; None for the log alone. Raises NotFound where it was never built."""
+        if options.view is None or self.head is None:
+            return None
+        view = find_view(self.head.views, options.view)
+        if view is None or not view.is_built:
+            attempt = f"reading a compacted view, there is none: build it with 'tiered view build {self.name.topic}'"
+            raise NotFound(attempt, partition=self.name.topic_partition, view=options.view)
+        return view
+
+    def edges(self, options: ReadOptions) -> tuple[int, int]:
+        """The offsets ``[first, after)`` that can be read. Under read_committed it may cost an index."""
+        if self.head is None:
+            return 0, 0
+        view = self.view(options)
+        first = self.head.log_start_offset if view is None else view.start_offset
+        after = stable_end(self.source) if options.is_committed else self.head.next_offset
+        return first, max(first, after)
+
+    def ranges(self, options: ReadOptions) -> list[PartitionRange]:
+        """What the options ask of this partition."""
+        first, after = self.edges(options)
+        start = self.offset_of(options.start, options, (first, after))
+        end = self.offset_of(options.end, options, (first, after), is_end=True)
+        if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
+            raise OffsetOutOfRange(
+                "reading with spark, the start lies above the end (failOnDataLoss=false reads nothing there)",
+                partition=self.name.topic_partition,
+                start=start,
+                end=end,
+            )
+        return self.ranges_between(start, max(start, end), options)
+
+    def ranges_between(self, start: int, end: int, options: ReadOptions) -> list[PartitionRange]:
+        """The offsets ``[start, end)``, which lie within `edges`; nothing where none are."""
+        if self.head is None or start >= end:
+            return []
+        view = self.view(options)
+        if view is None:
+            return [self._log_range(start, end, options)]
+        if options.fail_on_data_loss:
+            self._check_gap(view, start, end)
+        horizon = min(max(view.horizon_offset, start), end)
+        found = [self._range(start, horizon, view.rows)] if start < horizon else []
+        return [*found, self._log_range(horizon, end, options)] if horizon < end else found
+
+    def entries(self, segment: RemoteSegment) -> Entries:
+        remote = self.source.remote
+        assert remote is not None, "a partition of a bucket has objects"
+        return offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
+
+    def offset_of(self, bound: Bound, options: ReadOptions, edges: tuple[int, int], *, is_end: bool = False) -> int:
+        """The offset that a bound means here. Raises OffsetOutOfRange and InvalidRequest."""
+        value = bound.value_of(self.name.topic_partition)
+        assert value is not None, "the values were checked to name every partition"
+        if bound.kind is BoundKind.TIMESTAMP:
+            return self._offset_of_timestamp(value, options, edges, strict=not (is_end or options.latest_without_match))
+        if value in (EARLIEST, LATEST):
+            return edges[0] if value == EARLIEST else edges[1]
+        return self.within(value, options, edges)
+
+    def within(self, offset: int, options: ReadOptions, edges: tuple[int, int]) -> int:
+        """`offset`, which must lie in the log; moved to its edge where data loss is no failure."""
+        first, after = edges
+        if options.fail_on_data_loss and not first <= offset <= after:
+            facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
+            raise OffsetOutOfRange(
+                "reading with spark, offset outside the log", partition=self.name.topic_partition, **facts
+            )
+        return min(max(offset, first), after)
+
+    def _log_range(self, start: int, end: int, options: ReadOptions) -> PartitionRange:
+        if options.fail_on_data_loss:
+            self._check_lacking(start, end)
+        rows = self.source.ask(lambda index: tuple(index.rows(start, end))) or ()
+        aborted = tuple(aborted_transactions(self.source, start, end)) if options.is_committed and rows else ()
+        return self._range(start, end, rows, aborted)
+
+    def _range(self, start: int, end: int, rows: tuple[RemoteSegment, ...], aborted: Aborted = ()) -> PartitionRange:
+        assert self.head is not None, "rows come from a head"
+        return PartitionRange(
+            topic=self.name.topic,
+            partition=self.name.partition,
+            prefix=self.name.prefix,
+            head_sequence=self.head.sequence,
+            start_offset=start,
+            next_offset=end,
+            segments=rows,
+            aborted=aborted,
+            pin=self.pin,
+            layout=metadata.layout.value if isinstance(metadata := self.source.metadata, ForeignLog) else OURS.layout,
+        )
+
+    def _check_lacking(self, start: int, end: int) -> None:
+        """Raises OffsetOutOfRange where another's bucket lacks a segment: Kafka tiers every one of a log.
+
+        A directory of logs may have been compacted: there, offsets between two segments may have no record.
+        """
+        log = self.source.metadata
+        if not isinstance(log, ForeignLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):
+            return
+        lost = [(first, after) for first, after in log.gaps if first < end and after > start]
+        if lost:
+            told = " ".join(f"[{first}, {after})" for first, after in lost[:5])
+            attempt = "reading with spark, the bucket lacks segments (failOnDataLoss=false reads what is left)"
+            raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=told)
+
+    def _check_gap(self, view: CompactedView, start: int, end: int) -> None:
+        assert self.head is not None, "a view lies in a head"
+        gap = view.gap(self.head.log_start_offset)
+        if gap is not None and start < gap[1] and end > gap[0]:
+            attempt = "reading a compacted view, the log no longer holds what follows it"
+            raise OffsetOutOfRange(
+                attempt, partition=self.name.topic_partition, view=view.name, lost=f"[{gap[0]}, {gap[1]})"
+            )
+
+    def _offset_of_timestamp(
+        self, timestamp_ms: int, options: ReadOptions, edges: tuple[int, int], *, strict: bool
+    ) -> int:
+        isolation = Isolation.READ_COMMITTED if options.is_committed else Isolation.READ_UNCOMMITTED
+        view = self.view(options)
+        reader = (
+            TieredReader(lambda _: self.source, isolation)
+            if view is None
+            else CompactedReader(lambda _: self.source, isolation, view.name)
+        )
+        found = reader.offset_for_timestamp(self.name.topic_partition, timestamp_ms) if self.head is not None else None
+        if found is not None and found >= edges[1]:
+            found = None
+        if found is None and strict:
+            fix = "startingOffsetsByTimestampStrategy=latest reads nothing there"
+            raise InvalidRequest(
+                "reading with spark, no record at or after the starting timestamp",
+                partition=self.name.topic_partition,
+                timestamp_ms=timestamp_ms,
+                fix=fix,
+            )
+        return edges[1] if found is None else found

@@ -1,0 +1,67 @@
+"""Heads that a driver holds on to, because it can say when it is done: for several reads of one state.
+
+The heads are pinned before the first ``load()``, all loads read that one state, and at the end the pins are let go of.
+A driver that dies leaves pins that end by themselves (`tiered.spark.source.pinning`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from local.errors import InvalidRequest
+from remote.gc.pins import Pin
+from remote.store.open_store import open_store
+from tiered.config.key_rings import keyed_store
+from tiered.spark.source.options import parse_options
+from tiered.spark.source.pinning import PinKeeper, release_all, wall_ms
+from tiered.spark.source.planning import open_partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedHeads:
+    """Heads that are held, by the prefix of their partition. `options` go to all that is to be read by them."""
+
+    pins: Mapping[str, Pin]
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"pins": json.dumps({prefix: asdict(pin) for prefix, pin in self.pins.items()})}
+
+
+@contextmanager
+def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
+    """Hold on to the newest heads of the partitions that `options` choose, until the block ends.
+
+    `options` are those of the source: ``subscribe`` and its like, ``storeOptions``, ``topicId``, and ``pin``: how long
+    the pins outlive the last task that renewed them. Raises as planning a read does.
+    """
+    asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
+    if asked.pin_ms is None:
+        raise InvalidRequest("pinning heads for spark, pin=none pins nothing")
+    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
+    try:
+        opened = open_partitions(store, asked, wall_ms())
+        pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
+        over = threading.Event()
+        keepers = [PinKeeper(store, prefix, pin, asked.pin_ms) for prefix, pin in pins.items()]
+        renewing = threading.Thread(target=_renew_until, args=(over, keepers, asked.pin_ms), daemon=True)
+        renewing.start()
+        try:
+            yield PinnedHeads(pins)
+        finally:
+            over.set()
+            renewing.join()
+            release_all(store, list(pins.items()))
+    finally:
+        store.close()
+
+
+def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
+    """Drivers idle between their jobs, and no task renews anything then."""
+    while not over.wait(pin_ms / 4000):
+        for keeper in keepers:
+            keeper.keep()

@@ -1,0 +1,266 @@
+"""From segment rows to tasks, as a function of values: no Spark, no store.
+
+A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. A `Piece` is a run of
+whole batches of one segment. Segments larger than a split are cut at batch starts, which their offset index names.
+Both carry the rows of the head they were planned on, so a job of hours reads one state of the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol, TypeVar
+
+from local.index.txn_index import AbortedTransaction
+from remote.external.external_layout import OURS
+from remote.gc.pins import Pin
+from remote.segment_entry import RemoteSegment
+
+Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
+OFFSET_MAX = 2**63 - 1
+OTHERS = 8  # pins; a thousand partitions are looked at by every 125 tasks
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SideBySide(Protocol):
+    """`work` of each, in order."""
+
+    def __call__(self, work: Callable[[T], R], of: Sequence[T], /) -> list[R]: ...
+
+
+def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
+    return [work(each) for each in of]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Whole batches of one segment: those with last offsets in ``[from_last, upto_last)``.
+
+    The bytes ``[position, end_position)`` hold them, says the segment's offset index. A task compares both positions
+    with the batches there (`tiered.spark.source.task`), so the offsets decide what a piece has, and no wrong entry
+    does.
+    """
+
+    segment: RemoteSegment
+    position: int
+    end_position: int
+    from_last: int = 0
+    upto_last: int = OFFSET_MAX
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end_position - self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """What is to be read of one partition: offsets ``[start_offset, next_offset)``, as the head `head_sequence` had it.
+
+    `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending. Records
+    of the `aborted` transactions are left out. `pin` keeps the head, None where nothing does. `layout` is whose bucket
+    it is (`remote.external.external_layout`).
+    """
+
+    topic: str
+    partition: int
+    prefix: str
+    head_sequence: int
+    start_offset: int
+    next_offset: int
+    segments: tuple[RemoteSegment, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    pin: Pin | None = None
+    layout: str = OURS.layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One task. Records outside ``[start_offset, next_offset)`` that share a batch with wanted ones are dropped.
+
+    `others` are pins of other partitions of the same read, with their prefixes, for which this task cares as well.
+    """
+
+    topic: str
+    partition: int
+    prefix: str
+    head_sequence: int
+    start_offset: int
+    next_offset: int
+    pieces: tuple[Piece, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    pin: Pin | None = None
+    layout: str = OURS.layout
+    others: tuple[tuple[str, Pin], ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+def plan_splits(
+    ranges: Sequence[PartitionRange],
+    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    *,
+    split_bytes: int,
+    partitions_min: int | None = None,
+    records_max: int | None = None,
+    side_by_side: SideBySide = one_by_one,
+) -> list[Split]:
+    """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
+
+    `index_of` gives a segment's offset index; it is asked only for segments that are to be cut. `partitions_min` makes
+    smaller splits, as far as batches can be parted; `records_max` bounds the offsets of each. `side_by_side` is a `map`
+    that gives a list, in order; only the pieces go into it, so that few decoded indexes are held at a time.
+    """
+    ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
+    if partitions_min is not None:
+        total = sum(segment.size_bytes for each in ranges for segment in each.segments)
+        split_bytes = max(1, min(split_bytes, -(-total // partitions_min)))
+    if records_max is not None:
+        ranges = [part for each in ranges for part in _of_records(each, records_max)]
+    large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
+    cut = iter(side_by_side(lambda pair: list(_cut_at_index(*pair, index_of, split_bytes)), large))
+    splits = []
+    for each in ranges:
+        pieces = [
+            piece
+            for segment in each.segments
+            for piece in (next(cut) if segment.size_bytes > split_bytes else [_whole(segment)])
+        ]
+        splits += [_split(each, run) for run in _packed(pieces, split_bytes)]
+    return splits
+
+
+def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
+    """The rows that may hold an offset of the range; empty segments are left out."""
+    return tuple(
+        segment
+        for segment in each.segments
+        if segment.size_bytes
+        and max(segment.base_offset, each.start_offset) < min(segment.next_offset, each.next_offset)
+    )
+
+
+def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
+    """Equal ranges of at most so many offsets, as Kafka's source cuts its own; those without a segment are left out."""
+    span = each.next_offset - each.start_offset
+    shares = -(-span // records_max)
+    bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
+    for start, end in pairwise(bounds):
+        first = bisect_right(each.segments, start, key=lambda segment: segment.next_offset)
+        past = bisect_left(each.segments, end, key=lambda segment: segment.base_offset)
+        if first < past:
+            yield replace(each, start_offset=start, next_offset=end, segments=each.segments[first:past])
+
+
+def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
+    """The segment without leading and trailing batches that the index proves to lie outside the offsets.
+
+    An entry names the last offset of the batch at its position, so everything from the **following** entry on lies
+    above that offset, and everything before an entry's position below it. An entry whose position lies outside the
+    segment, or before the other one, cuts nothing.
+    """
+    first = bisect_right(entries, start_offset, key=_offset) - 1
+    past = bisect_left(entries, next_offset - 1, key=_offset) + 1
+    position = entries[first][1] if first >= 0 else 0
+    end_position = entries[past][1] if past < len(entries) else segment.size_bytes
+    if not 0 <= position < segment.size_bytes:
+        position = 0
+    if not position < end_position <= segment.size_bytes:
+        end_position = segment.size_bytes
+    return Piece(segment=segment, position=position, end_position=end_position)
+
+
+def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
+    """The segment holds offsets outside the range."""
+    return segment.base_offset < start_offset or segment.next_offset > next_offset
+
+
+def with_others(splits: Sequence[Split]) -> list[Split]:
+    """The splits, each with up to OTHERS pins of other partitions, all of them in turns.
+
+    Tasks of one partition may wait for hours behind those of others, or run once more, and its pin must not end.
+    """
+    pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
+    found, at = [], 0
+    for split in splits:
+        turn = [pins[(at + step) % len(pins)] for step in range(min(OTHERS, len(pins)))]
+        at += len(turn)
+        found.append(replace(split, others=tuple(each for each in turn if each[0] != split.prefix)))
+    return found
+
+
+def _whole(segment: RemoteSegment) -> Piece:
+    return Piece(segment=segment, position=0, end_position=segment.size_bytes)
+
+
+def _cut_at_index(
+    each: PartitionRange,
+    segment: RemoteSegment,
+    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    split_bytes: int,
+) -> Iterator[Piece]:
+    entries = index_of(each, segment)
+    return _cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes)
+
+
+def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
+    """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow.
+
+    Both columns of an index rise, so an entry that does not lie above the cut before it is wrong, and cuts nothing.
+    """
+    shares = -(-piece.size_bytes // split_bytes)
+    inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
+    starts = [position for _, position in inside]
+    position, from_last = piece.position, piece.from_last
+    for share in range(1, shares):
+        ideal = piece.position + share * piece.size_bytes // shares
+        at = bisect_left(starts, ideal)
+        if at == len(starts):
+            break
+        if starts[at] > position and inside[at][0] > from_last:
+            last = inside[at][0]
+            yield replace(piece, position=position, end_position=starts[at], from_last=from_last, upto_last=last)
+            position, from_last = starts[at], last
+    if position < piece.end_position:
+        yield replace(piece, position=position, from_last=from_last)
+
+
+def _packed(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:
+    run: list[Piece] = []
+    size_bytes = 0
+    for piece in pieces:
+        if run and size_bytes + piece.size_bytes > split_bytes:
+            yield run
+            run, size_bytes = [], 0
+        run.append(piece)
+        size_bytes += piece.size_bytes
+    if run:
+        yield run
+
+
+def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
+    return Split(
+        topic=each.topic,
+        partition=each.partition,
+        prefix=each.prefix,
+        head_sequence=each.head_sequence,
+        start_offset=each.start_offset,
+        next_offset=each.next_offset,
+        pieces=tuple(pieces),
+        aborted=_within(each.aborted, pieces[0].segment.base_offset, pieces[-1].segment.next_offset),
+        pin=each.pin,
+        layout=each.layout,
+    )
+
+
+def _within(aborted: Sequence[AbortedTransaction], start: int, end: int) -> tuple[AbortedTransaction, ...]:
+    """Those that may have records in ``[start, end)``."""
+    return tuple(each for each in aborted if each.first_offset < end and each.last_offset >= start)
+
+
+def _offset(entry: tuple[int, int]) -> int:
+    return entry[0]

@@ -1,0 +1,235 @@
+"""The brain of a streaming read: what is new, how much of it makes the next micro-batch, which tasks read that batch.
+
+It lives in the driver for as long as the query does, and all it keeps is what it has seen of the bucket: a restart
+finds the same again. News cost one small GET a partition, of the head after the one last seen, and no more often than
+every POLL_MS however often Spark asks; new partitions and topics are listed every LIST_MS.
+
+A batch is planned on the newest heads seen and nothing is pinned for it: it is far shorter than the grace time. One
+that fails for want of an object is planned anew, by newer heads, when the query is started again. A batch is offsets,
+and replayed it is the same offsets, with fewer records where compaction passed in between.
+
+Data loss is what the checkpoint says was next and the bucket no longer has: offsets below the log start, a partition or
+topic that is gone, one that was created anew. It is an error, or with failOnDataLoss=false left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from local.errors import NotFound, OffsetOutOfRange
+from local.names import TopicPartition
+from remote.fetch.chunk_cache import ChunkCache
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.store import ObjectStore
+from tiered.config.key_rings import load_key_ring
+from tiered.spark.source.options import StreamOptions
+from tiered.spark.source.partitions import OpenPartition
+from tiered.spark.source.pinning import wall_ms
+from tiered.spark.source.planning import (
+    check_complete,
+    chosen_partitions,
+    listed_partitions,
+    named_partitions,
+    side_by_side,
+    splits_of,
+)
+from tiered.spark.source.splits import Split
+from tiered.spark.source.stream_position import Offsets, StreamPosition, batch_start, prorated, share
+
+POLL_MS = 1_000  # Spark asks every 10 ms where a trigger has no interval
+LIST_MS = 60_000
+_CACHE_BYTES = 64 << 20
+
+Partitions = Mapping[TopicPartition, OpenPartition]
+
+
+class StreamPlanner:
+    """One query's view of the bucket. Not thread safe. Every verb raises Unavailable when the store is out of reach."""
+
+    def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
+        self._store = store
+        self._asked = options
+        self._options = options.read
+        self._clock = clock
+        self._cache, self._keys = ChunkCache(_CACHE_BYTES), load_key_ring(options.read.key_ring, os.environ)
+        self._names: list[RemotePartitionName] = []
+        self._logs: dict[RemotePartitionName, MetadataLog] = {}
+        self._opened: dict[RemotePartitionName, OpenPartition] = {}
+        self._seen: Partitions = {}
+        self._listed_ms = self._polled_ms = -LIST_MS
+        self._batch_ms: int | None = None  # when the last batch was given out
+        self._target: Offsets | None = None
+
+    def initial(self) -> StreamPosition:
+        """Where the options say to begin. Raises as planning a batch read does."""
+        seen = self._look()
+        check_complete("starting", self._options.start, set(seen))
+        starts = side_by_side(self._initial_of, seen.values())
+        return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
+
+    def freeze(self) -> None:
+        """From now on nothing is new: what there is at this moment is all that is read."""
+        self._target = self._ends(self._look())
+
+    def newest(self) -> StreamPosition:
+        """The end of all that there is."""
+        seen = self._look()
+        return StreamPosition(offsets=self._ends(seen), topic_ids=_ids(seen))
+
+    def next_end(
+        self, start: StreamPosition, *, offsets_max: int | None, bytes_max: int | None, may_wait: bool = True
+    ) -> StreamPosition:
+        """Where the batch that begins at `start` ends; `start` itself where there is nothing to read yet.
+
+        `offsets_max` and `bytes_max` bound it, over all partitions; None for no bound. Raises OffsetOutOfRange and
+        NotFound for data that was lost.
+        """
+        now_ms = self._clock()
+        self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
+        seen = self._checked(start, self._look())
+        starts = {name: self._start_of(start, each) for name, each in seen.items()}
+        ends = {name: max(starts[name], end) for name, end in self._ends(seen).items()}
+        if self._target is not None:
+            ends = {name: max(starts[name], min(end, self._target.get(name, 0))) for name, end in ends.items()}
+        total = sum(ends.values()) - sum(starts.values())
+        waits = may_wait and self._target is None and now_ms - self._batch_ms < self._asked.delay_max_ms
+        if total == 0 or (waits and total < self._asked.offsets_min):
+            return start
+        if bytes_max is not None:
+            ends = self._within_bytes(seen, starts, ends, bytes_max)
+        if offsets_max is not None:
+            ends = prorated(starts, ends, offsets_max)
+        self._batch_ms = now_ms
+        new = {name: at for name, at in starts.items() if start.is_initial or start.offsets.get(name) != at}
+        return StreamPosition(offsets=ends, topic_ids=_ids(seen), since=new)
+
+    def splits(self, start: StreamPosition, end: StreamPosition) -> list[Split]:
+        """The tasks that read the batch between two positions. Raises as `next_end`."""
+        seen = self._checked(end, self._look())
+        wanted = []
+        for name, each in seen.items():
+            if name in end.offsets and end.topic_ids.get(name.topic) in (None, each.name.topic_id):
+                edges = each.edges(self._options)
+                begin = each.within(batch_start(start, end, name), self._options, edges)
+                wanted.append((each, begin, each.within(end.offsets[name], self._options, edges)))
+        ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2], self._options), wanted)
+        return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Partitions:
+        """The partitions by their newest heads, as they are now or were a moment ago."""
+        now_ms = self._clock()
+        is_due = now_ms - self._listed_ms >= LIST_MS
+        if is_due:
+            self._names = named_partitions(listed_partitions(self._store, None, self._options), self._options)
+            self._listed_ms = now_ms
+        if is_due or now_ms - self._polled_ms >= POLL_MS:
+            opened = side_by_side(self._open, self._names)
+            self._seen = {each.name.topic_partition: each for each in chosen_partitions(opened, self._options)}
+            self._polled_ms = now_ms
+        return self._seen
+
+    def _open(self, name: RemotePartitionName) -> OpenPartition:
+        metadata = self._logs.get(name)
+        if metadata is None:
+            metadata = self._logs[name] = MetadataLog(self._store, name.prefix)
+        metadata.refresh()
+        known = self._opened.get(name)
+        if known is None or known.head is not metadata.cached:
+            known = OpenPartition.of(self._store, name, metadata, cache=self._cache, keys=self._keys)
+            self._opened[name] = known
+        return known
+
+    def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
+        if not self._options.is_committed:  # the heads say it, and Spark may ask every few ms
+            return {name: self._end_of(each) for name, each in seen.items()}
+        return dict(zip(seen, side_by_side(self._end_of, seen.values()), strict=True))
+
+    def _end_of(self, each: OpenPartition) -> int:
+        return each.edges(self._options)[1]
+
+    def _initial_of(self, each: OpenPartition) -> int:
+        return each.offset_of(self._options.start, self._options, each.edges(self._options))
+
+    # --- data loss ---------------------------------------------------------------------------------------------------
+
+    def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
+        """The partitions that are read on. Raises NotFound where one of `position` is gone or is another one now."""
+        for name in sorted(position.offsets):
+            each = seen.get(name)
+            known_id = position.topic_ids.get(name.topic)
+            if each is None:
+                self._lost(NotFound("reading a stream, a partition that it reads is gone", partition=name))
+            elif known_id not in (None, each.name.topic_id):
+                facts = {"partition": name, "topic_id": each.name.topic_id, "before": known_id}
+                self._lost(NotFound("reading a stream, the topic was deleted and created again", **facts))
+        return seen
+
+    def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
+        """Where to go on: where `start` says, or at the beginning of what it does not know."""
+        name = each.name.topic_partition
+        edges = each.edges(self._options)
+        is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
+        if name not in start.offsets or not is_the_same:
+            return edges[0]
+        return each.within(start.offsets[name], self._options, edges)
+
+    def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
+        if self._options.fail_on_data_loss:
+            raise error.restated(f"{error.attempt}: data was lost; failOnDataLoss=false goes on", **error.facts)
+
+    # --- admission by bytes ------------------------------------------------------------------------------------------
+
+    def _within_bytes(
+        self, seen: Partitions, starts: Offsets, ends: Offsets, bytes_max: int
+    ) -> dict[TopicPartition, int]:
+        """Ends that are some `bytes_max` of batches behind `starts`, each partition by its share of the backlog."""
+
+        def backlog(name: TopicPartition) -> int:
+            return seen[name].source.ask(lambda index: _bytes_between(index, starts[name], ends[name])) or 0
+
+        sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))
+        total = sum(sizes.values())
+        if total <= bytes_max:
+            return dict(ends)
+
+        def end_of(name: TopicPartition) -> int:
+            budget = share(bytes_max, sizes[name], total)
+            found = seen[name].source.ask(lambda index: _reached(index, starts[name], ends[name], budget))
+            return ends[name] if found is None else found
+
+        return dict(zip(ends, side_by_side(end_of, ends), strict=True))
+
+
+def _bytes_between(index: MetadataIndex, start: int, end: int) -> int:
+    """From the head alone; of a part that begins before or ends after, the share of its offsets."""
+    return sum(
+        _part_bytes(part.base_offset, part.next_offset, part.size_bytes, start, end) for part in index.parts(start, end)
+    )
+
+
+def _part_bytes(base_offset: int, next_offset: int, size_bytes: int, start: int, end: int) -> int:
+    inside = min(next_offset, end) - max(base_offset, start)
+    return size_bytes * inside // (next_offset - base_offset)
+
+
+def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
+    """The offset behind `budget` bytes from `start` on: one further at least, `end` at most."""
+    at = start
+    for row in index.rows(start, end):
+        inside = _part_bytes(row.base_offset, row.next_offset, row.size_bytes, start, end)
+        if inside > budget:
+            span = min(row.next_offset, end) - max(row.base_offset, start)
+            at = max(at, row.base_offset) + span * budget // inside
+            return min(end, max(at, start + 1))
+        budget -= inside
+        at = row.next_offset
+    return end
+
+
+def _ids(seen: Partitions) -> dict[str, str]:
+    return {name.topic: each.name.topic_id for name, each in seen.items()}

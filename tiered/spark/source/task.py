@@ -1,0 +1,201 @@
+"""What one task does: fetch the pieces of its split, decode them, hand out Arrow batches.
+
+Data comes in windows of WINDOW_BYTES; while one is decoded the next is fetched by a thread. All bytes pass the chunk
+checksums of `remote.fetch.range_reader` and the batch CRCs. Where a piece begins and ends is compared with the batches
+there (`tiered.spark.source.boundaries`). The store is opened here, in the worker process that uses it: a client made
+before a fork hangs or fails after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from local import kernels
+from local.errors import Corrupt, NotFound
+from local.format.columns import Columns
+from local.index import offset_index
+from local.records.batch import HEADER_BYTES
+from local.records.isolation import without_aborted
+from remote.external.external_layout import OURS, LayoutOptions
+from remote.external.layout_detection import foreign_format
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
+from remote.store.open_store import open_store
+from tiered.config.key_rings import keyed_store, load_key_ring
+from tiered.read.external_partition import ForeignPartition
+from tiered.spark.source.boundaries import end_of_piece, of_piece, starts_astray
+from tiered.spark.source.fallback_read import leftovers
+from tiered.spark.source.options import ReadOptions
+from tiered.spark.source.pinning import PinKeeper
+from tiered.spark.source.rows import record_batches
+from tiered.spark.source.splits import Piece, Split, is_partial, trimmed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WINDOW_BYTES = 8 << 20
+STEP_BYTES = 16 << 20  # of inflated batches at once: some columns of it, their copy in Arrow, and no step before it
+_CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room for indexes
+
+
+def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The split's records as Arrow batches of the columns `names`.
+
+    Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`,
+    unless a compacted view is read), Corrupt for damaged bytes.
+    """
+    store = keyed_store(open_store(options.url, options.store_options), options.key_ring)
+    try:
+        for columns in split_columns(
+            store,
+            split,
+            load_key_ring(options.key_ring, os.environ),
+            pin_ms=options.pin_ms,
+            # The log below a view has what the view let go of: older records of a key, and aborted ones.
+            fail_on_data_loss=options.fail_on_data_loss or options.view is not None,
+            layout=options.layout,
+        ):
+            yield from record_batches(columns, names, split.topic, split.partition)
+            del columns
+    finally:
+        store.close()
+
+
+def split_columns(
+    store: ObjectStore,
+    split: Split,
+    keys: KeyRing = NO_KEYS,
+    *,
+    pin_ms: int | None = None,
+    fail_on_data_loss: bool = True,
+    layout: LayoutOptions = OURS,
+) -> Iterator[Columns]:
+    """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
+
+    `pin_ms` is for how long its pin and those of `others` are renewed, None leaves them alone. Raises as `read_split`;
+    without `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
+    """
+    remote = _remote(store, split, keys, layout)
+    with ThreadPoolExecutor(1, "tiered-ahead") as threads:
+        for prefix, pin in split.others:
+            threads.submit(PinKeeper(store, prefix, pin, pin_ms).keep)
+        fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
+        for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
+            reached = 0
+            try:
+                likely_next = _tightened_if_there(remote, split, following)
+                for columns in _piece_columns(fetch, split, _tightened(remote, split, piece), likely_next):
+                    reached = columns.next_offset
+                    yield _wanted(of_piece(columns, piece), split)
+                    del columns  # before the next step is inflated
+            except NotFound as error:
+                if fail_on_data_loss:
+                    raise _gone(split, error) from error
+                for columns in leftovers(store, remote, split, piece, reached):
+                    yield _wanted(columns, split)
+
+
+def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
+    """The partition as the layout says that was found when the split was planned."""
+    cache = ChunkCache(_CACHE_BYTES)
+    found = foreign_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
+    if found is None:
+        return RemotePartition(store, split.prefix, cache, read_ahead_chunks=0, keys=keys)
+    return ForeignPartition(store, found, cache)
+
+
+def _wanted(columns: Columns, split: Split) -> Columns:
+    committed = without_aborted(columns, split.aborted)
+    inside = (committed.offsets >= split.start_offset) & (committed.offsets < split.next_offset)
+    return committed if inside.all() else committed.select(inside)
+
+
+def _gone(split: Split, error: NotFound) -> NotFound:
+    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
+    return NotFound(
+        "reading a segment that has left the bucket since this was planned; load() again", **where, **error.facts
+    )
+
+
+class _Fetch:
+    """Reads windows, and warms the cache with the one that is likely next. An error there shows in the real read."""
+
+    def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
+        self._remote = remote
+        self._pin = pin
+        self._threads = threads
+        self._ahead: Future[memoryview] | None = None
+
+    def window(self, piece: Piece, position: int, length: int) -> memoryview:
+        self._pin.keep()
+        return self._remote.read(piece.segment, position, length)
+
+    def ahead(self, piece: Piece, position: int) -> None:
+        if self._ahead is None or self._ahead.done():
+            length = min(WINDOW_BYTES, piece.end_position - position)
+            self._ahead = self._threads.submit(self._remote.read, piece.segment, position, length)
+
+
+def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
+    """The piece without the batches that lie outside the split's offsets, says its segment's index."""
+    segment = piece.segment
+    if not is_partial(segment, split.start_offset, split.next_offset):
+        return piece
+    entries = offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
+    tight = trimmed(entries, segment, split.start_offset, split.next_offset)
+    position = max(piece.position, tight.position)
+    end_position = min(piece.end_position, tight.end_position)
+    if position >= end_position:
+        return piece  # the piece was cut by another index than this one: a wrong one
+    return replace(piece, position=position, end_position=end_position)
+
+
+def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | None) -> Piece | None:
+    """For reading ahead; that its segment is gone is told when it is read."""
+    with suppress(NotFound):
+        return _tightened(remote, split, piece) if piece is not None else None
+    return None
+
+
+def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece | None) -> Iterator[Columns]:
+    position, end, want = piece.position, piece.end_position, WINDOW_BYTES
+    begun, size_bytes = position, piece.segment.size_bytes
+    while position < end:
+        data = fetch.window(piece, position, min(want, end - position))
+        if position == begun > 0 and starts_astray(piece, split, data):
+            position = begun = 0
+            continue
+        reached = position + len(data)
+        if reached < piece.end_position:
+            fetch.ahead(piece, reached)
+        elif following is not None:
+            fetch.ahead(following, following.position)
+        whole = 0
+        for columns in _decoded(data, piece, position):
+            whole = columns.table.valid_bytes  # of the whole window, the same in every step
+            yield columns
+            del columns
+        if whole == 0 and reached >= size_bytes:
+            raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
+        # Doubled for a batch larger than the window.
+        position, want = position + whole, WINDOW_BYTES if whole else want * 2
+        if reached >= end and end < size_bytes:
+            end = end_of_piece(piece, split, fetch.window(piece, position, HEADER_BYTES), position, end)
+
+
+def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
+    """In steps of bounded memory, however well the batches were compressed."""
+    try:
+        yield from kernels.decode_in_steps(data, step_bytes=STEP_BYTES)
+    except Corrupt as error:
+        facts = {**error.facts, "object": piece.segment.data_key}
+        if isinstance(at := facts.get("at"), int):
+            facts["at"] = position + at
+        raise Corrupt(error.attempt, **facts) from error

@@ -1,0 +1,162 @@
+"""How compaction stands: every compacted log, the cleaner's figures as Kafka counts them, and advice.
+
+What a pass is doing at this moment is known to the process that runs it; another one sees what lies on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from local.cleaner.cleaner_history import CleaningRun
+from local.errors import LogError
+from local.names import TopicPartition
+from policies.cleaner_advice import Advice, CleanerFacts, LogFacts, advise
+from policies.compaction import LogToClean, log_to_clean
+from policies.snapshot import PartitionSnapshot
+from tiered.config.topic_settings import resolve_rules
+from tiered.maintenance.cleaning import Uncleanable
+from tiered.manager.manager import LogManager
+from tiered.status.status_report import snapshots_at_hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCleaningStatus:
+    """One compacted log. `state` is that of the cleaning in this process; `uncleanable` why it is left alone, if so."""
+
+    log: LogToClean
+    state: str
+    uncleanable: Uncleanable | None
+    last_run: CleaningRun | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerMetrics:
+    """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`): whole numbers, the largest over threads.
+
+    Of a thread its last pass counts. `time_since_last_run_ms` is None before the first.
+    """
+
+    max_dirty_percent: int
+    max_buffer_utilization_percent: int
+    max_clean_time_secs: int
+    max_compaction_delay_secs: int
+    uncleanable_partitions_count: int
+    uncleanable_bytes: int
+    time_since_last_run_ms: int | None
+
+
+def compaction_status(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
+) -> dict[TopicPartition, LogCleaningStatus]:
+    """Every compacted log of the topics (None: of all), by name. Changes nothing; `may_ask` as for a status report."""
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
+    states = {held.name: str(held.log.cleaning.now) for held in manager.partitions(topics)}
+    last = {run.name: run for run in manager.cleaning.runs}
+    left_alone = manager.cleaning.uncleanable
+    return {
+        each.partition: LogCleaningStatus(
+            log=log_to_clean(each),
+            state=states.get(each.partition, "none"),
+            uncleanable=left_alone.get(each.partition),
+            last_run=last.get(each.partition),
+        )
+        for each in snapshots
+    }
+
+
+def unread_logs(
+    manager: LogManager, found: Mapping[TopicPartition, LogCleaningStatus], topics: Iterable[str] | None = None
+) -> dict[TopicPartition, LogError]:
+    """The compacted logs of the topics (None: of all) without a status, which needs their disk alone, and why."""
+    problems = dict(manager.problems)
+    wanted = None if topics is None else set(topics)
+    some = [each for each in manager.topics() if wanted is None or each.name in wanted]
+    compacted = [each for each in some if resolve_rules(
+        manager.config.topic_properties(each.name, each.properties)).cleanup_compact]  # fmt: skip
+    names = [name for each in compacted for name in each.partitions()]
+    return {name: problems[name] for name in names if name in problems and name not in found}
+
+
+def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
+    """Flat fields of one log."""
+    log, run, left = each.log, each.last_run, each.uncleanable
+    is_done = run is not None and run.error is None
+    return {
+        "topic": log.partition.topic,
+        "partition": log.partition.partition,
+        "state": state_word(each),
+        "dirty_ratio": round(log.dirty_ratio, 4),
+        "clean_bytes": log.clean_bytes,
+        "cleanable_bytes": log.cleanable_bytes,
+        "uncleanable_bytes": log.uncleanable_bytes,
+        "first_dirty_offset": log.first_dirty_offset,
+        "first_uncleanable_offset": log.first_uncleanable_offset,
+        "delay_ms": log.delay_ms,
+        "last_run_ms": run.at_ms if run is not None else None,
+        "ago_ms": max(0, now_ms - run.at_ms) if run is not None else None,
+        "size_reduction": round(run.size_reduction, 4) if run is not None and is_done else None,
+        "invalid_records": run.invalid_records if run is not None and is_done else None,
+        "buffer_utilization": round(run.buffer_utilization, 4) if run is not None and is_done else None,
+        "uncleanable_reason": left.reason if left is not None else None,
+        "retry_ms": left.retry_ms if left is not None else None,
+    }
+
+
+def state_word(each: LogCleaningStatus) -> str:
+    """What a person wants to know; what a service is doing at this moment only that process knows."""
+    if each.uncleanable is not None:
+        return "uncleanable"
+    if each.state != "none":
+        return each.state
+    return "due" if each.log.is_eligible else "clean" if not each.log.cleanable_bytes else "waiting"
+
+
+def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> CleanerMetrics:
+    """The cleaner's gauges at this moment."""
+    found = compaction_status(manager, now_ms, may_ask=may_ask)
+    runs = manager.cleaning.runs
+    last_of_threads = list({run.thread: run for run in runs if run.error is None}.values())
+    ratios = [each.log.dirty_ratio for each in found.values() if each.uncleanable is None]
+    stuck = [each for each in found.values() if each.uncleanable is not None]
+    return CleanerMetrics(
+        max_dirty_percent=int(100 * max(ratios, default=0.0)),
+        max_buffer_utilization_percent=int(100 * max((run.buffer_utilization for run in last_of_threads), default=0.0)),
+        max_clean_time_secs=int(max((run.seconds for run in last_of_threads), default=0.0)),
+        max_compaction_delay_secs=max((run.delay_ms for run in last_of_threads), default=0) // 1000,
+        uncleanable_partitions_count=len(stuck),
+        uncleanable_bytes=sum(each.log.cleanable_bytes for each in stuck),
+        time_since_last_run_ms=max(0, now_ms - runs[-1].at_ms) if runs else None,
+    )
+
+
+def compaction_advice(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> list[Advice]:
+    """What to change so that cleaning keeps up (`policies.cleaner_advice`)."""
+    settings = manager.cleaning.settings
+    facts = CleanerFacts(
+        threads=settings.threads,
+        buffer_bytes=settings.buffer_bytes,
+        load_factor=settings.load_factor,
+        bytes_per_second=settings.bytes_per_second,
+    )
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    logs = [_facts(each) for each in look(now_ms, None) if each.rules.cleanup_compact]
+    return advise(facts, logs, manager.cleaning.runs)
+
+
+def _facts(snapshot: PartitionSnapshot) -> LogFacts:
+    log = log_to_clean(snapshot)
+    active = snapshot.active
+    newest = max((each.age_timestamp_ms for each in snapshot.segments if not each.is_empty), default=snapshot.now_ms)
+    is_held = snapshot.stable_offset < snapshot.next_offset and log.cleanable_bytes == 0
+    is_in_the_way = is_held and active is not None and snapshot.stable_offset < active.base_offset
+    return LogFacts(
+        log=log,
+        rules=snapshot.rules,
+        closed_bytes=sum(each.size_bytes for each in snapshot.closed),
+        active_bytes=active.size_bytes if active is not None else 0,
+        quiet_ms=max(0, snapshot.now_ms - newest),
+        held_from=snapshot.stable_offset if is_in_the_way else None,
+    )

@@ -1,0 +1,58 @@
+"""What is stuck for one cause, taken together: one line with a count, in a terminal and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tiered.node.problem_groups import cause_of, group_line, shared_message
+from tiered.status.status_report import Stuck
+
+_WHATS = {"upload": "upload waits", "deletion": "deletion waits past the grace time"}
+
+
+@dataclass(frozen=True, slots=True)
+class StuckGroup:
+    """What is stuck in different places for one cause, the longest first."""
+
+    members: tuple[Stuck, ...]
+
+    @property
+    def first(self) -> Stuck:
+        return self.members[0]
+
+    @property
+    def what(self) -> str:
+        """What all of them have in common."""
+        if len(self.members) == 1:
+            return self.first.what
+        return _WHATS.get(self.first.kind) or shared_message([(each.what, each.where) for each in self.members])
+
+    @property
+    def line(self) -> str:
+        """The place, or how many places and the first names; then what is stuck there."""
+        thing = "partition" if all(each.partition is not None for each in self.members) else "place"
+        return group_line([each.where for each in self.members], self.what, thing)
+
+
+def group_stuck(stuck: Iterable[Stuck], now_ms: int) -> list[StuckGroup]:
+    """In the order of the oldest of each group."""
+    found: dict[tuple[str, str, str], list[Stuck]] = {}
+    for each in sorted(stuck, key=lambda each: each.since_ms if each.since_ms is not None else now_ms):
+        found.setdefault(_key(each), []).append(each)
+    return [StuckGroup(tuple(each)) for each in found.values()]
+
+
+def group_of(stuck: Sequence[Stuck], where: str) -> list[Stuck]:
+    """What is stuck for the same cause as in that place; nothing where nothing is stuck there."""
+    keys = {_key(each) for each in stuck if each.where == where}
+    return [each for each in stuck if _key(each) in keys]
+
+
+def cause_key(stuck: Stuck) -> str:
+    """The cause without the place."""
+    return stuck.kind if stuck.kind in _WHATS else cause_of(stuck.what, stuck.where)
+
+
+def _key(stuck: Stuck) -> tuple[str, str, str]:
+    return stuck.kind, stuck.next_step, cause_key(stuck)

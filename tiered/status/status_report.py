@@ -1,0 +1,302 @@
+"""How a node stands: the figures of its partitions, and what is stuck, since when, why, and what to do about it.
+
+Gathered by a manager that only looks. What it sees itself is of this moment; since when something lasts, and what only
+a writer meets (an upload that fails), is in the report of the manager at work (`tiered.node.work_report`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from local.errors import ErrorCode, LogError
+from local.names import TopicPartition
+from local.storage import DiskStorage, Storage
+from policies.copy_lag import uncopied
+from tiered.config.units import counted, format_bytes, format_ms
+from tiered.node.lock_holder import directory_holder, lock_holder
+from tiered.node.next_steps import next_step, step_of
+from tiered.node.work_report import Trouble, WorkReport, read_report
+from tiered.partition.partition_status import PartitionStatus, partition_status
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from policies.cost.storage_usage import KeepingDollars
+    from policies.deferrals import Deferral
+    from policies.snapshot import PartitionSnapshot
+    from tiered.maintenance.cleaning import Uncleanable
+    from tiered.manager.manager import LogManager
+    from tiered.node.topic_registry import Topic
+
+STUCK_AFTER_MS = 30 * 60_000
+
+_BEGIN_WORK = "start tiered run: no process is at work here"
+_SET_CLOCK = "set the clock; where the new time is right, restart the manager with -X clock.jump.hold.ms=0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Something that does not go on by itself, or has not for long. `where` is a partition or a directory.
+
+    `partition` is None for what is not of one; `since_ms` where nobody saw it begin; `count` rounds met it, 0 for what
+    was seen just now.
+    """
+
+    where: str
+    partition: TopicPartition | None
+    kind: str
+    what: str
+    next_step: str
+    since_ms: int | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """`partitions` are those with figures, `problems` what keeps others from having some.
+
+    `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
+    directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
+    known, of every topic, `kept` what keeping it costs: nothing is known without `prices`, the file of which cannot be
+    read. `deleted` are topics that are gone, of which the bucket may have something still: they have no figures here,
+    as it would have to be asked (`tiered.topics.deleted_topic_usage`); none where some topics were asked for.
+    `deferrals` say why closed segments are not copied yet.
+    """
+
+    now_ms: int
+    topics: tuple[Topic, ...]
+    partitions: Mapping[TopicPartition, PartitionStatus]
+    problems: Mapping[TopicPartition, LogError]
+    stuck: tuple[Stuck, ...]
+    prices: PriceTable | None
+    work: WorkReport | None
+    seen: frozenset[TopicPartition]
+    kept: Mapping[TopicPartition, KeepingDollars]
+    holder: int | None = None
+    deleted: tuple[str, ...] = ()
+    deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
+
+    @property
+    def unread(self) -> dict[TopicPartition, LogError]:
+        """The partitions of which a tier could not be read, and why: what hangs on it is None in the rows."""
+        tiered = {name for name, each in self.partitions.items() if each.is_tiered}
+        return {
+            name: error
+            for name, error in self.problems.items()
+            if name not in self.partitions or (name in tiered and name not in self.seen)
+        }
+
+    @property
+    def is_healthy(self) -> bool:
+        """Nothing is stuck."""
+        return not self.stuck
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody works in this directory: says so, or holds it and could not say so."""
+        return self.is_reported or self.holder is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a manager said a short while ago that it does rounds."""
+        return self.work is not None and self.work.is_at_work(self.now_ms)
+
+    @property
+    def silent_holder(self) -> str | None:
+        """What is told of a process that holds the directory without a word of late; None where there is none."""
+        if self.holder is None or self.is_reported:
+            return None
+        return holder_line(self.holder, self.work, self.now_ms)
+
+
+def status_report(
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    stuck_after_ms: int = STUCK_AFTER_MS,
+    storage: Storage | None = None,
+    may_ask: bool = True,
+    holder_of: Callable[[str], int | None] = lock_holder,
+) -> StatusReport:
+    """The report for some topics (None: all). Changes nothing. Raises NotFound for a topic that is not there.
+
+    Unless it `may_ask` no request is sent for it. `holder_of` tells who holds a lock file.
+    """
+    from tiered.config.price_file import told_prices
+    from tiered.status.storage_cost import keeping_costs
+
+    prices = told_prices(manager.config)
+    names = None if topics is None else sorted(set(topics))
+    chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = look(now_ms, names, for_figures=True)
+    found = {each.partition: partition_status(each) for each in snapshots}
+    problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
+    disk = storage or DiskStorage()
+    roots = [root for _, root in manager.directory_places()]  # a reload may have named others, for the next start
+    work = read_report([(disk, root) for root in roots])
+    holder = directory_holder(roots, holder_of)
+    is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
+    told = work.troubles if work is not None else ()
+    known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
+    if work is not None and not _is_of_now(work, holder, now_ms):
+        known = {name: each for name, each in known.items() if not _is_back(each, found, problems)}
+    stuck = [
+        *_offline(manager),
+        *_of_node(known.pop(None, None), roots[0]),
+        *_in_trouble(problems, {name: each for name, each in known.items() if name is not None}),
+    ]
+    in_trouble = {each.partition for each in stuck}
+    left_alone = manager.cleaning.uncleanable_of(manager.partitions(names))
+    stuck += [_uncleanable(name, each) for name, each in sorted(left_alone.items()) if name not in in_trouble]
+    quiet = [each for name, each in found.items() if name not in in_trouble]  # of the others we know already why
+    stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
+    return StatusReport(
+        now_ms=now_ms,
+        topics=tuple(sorted(chosen, key=lambda each: each.name)),
+        partitions=found,
+        problems=problems,
+        stuck=tuple(stuck),
+        prices=prices,
+        work=work,
+        seen=frozenset(each.name for each in manager.partitions() if each.agreed_head() is not None),
+        kept=keeping_costs(manager, prices) if prices is not None else {},
+        holder=holder,
+        deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
+        deferrals=_put_off(manager, snapshots, problems),
+    )
+
+
+def _put_off(
+    manager: LogManager, snapshots: Iterable[PartitionSnapshot], problems: Mapping[TopicPartition, LogError]
+) -> dict[TopicPartition, list[Deferral]]:
+    """Why closed segments are not copied yet. The log is read for partitions with such segments alone."""
+    waiting = [each for each in snapshots if each.is_tiered and uncopied(each)]
+    if not waiting:
+        return {}
+    from policies.deferrals import Code
+    from policies.tiering import copy_deferrals, remote_unknown_deferrals
+
+    found: dict[TopicPartition, list[Deferral]] = {}
+    for each in waiting:
+        if not each.head_sequence:
+            why = _flat(problems[each.partition]) if each.partition in problems else "its remote tier is not known"
+            found[each.partition] = remote_unknown_deferrals(each, why)
+            continue
+        try:
+            log = manager.partition(each.partition).log
+            told = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
+        except LogError:
+            continue  # the partition is a problem of its own by now
+        found[each.partition] = [one for one in copy_deferrals(told) if one.code is not Code.ACTIVE]
+    return {name: some for name, some in found.items() if some}
+
+
+def snapshots_at_hand(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
+) -> list[PartitionSnapshot]:
+    """As `manager.snapshots`, of both tiers as they are held in memory: no request is sent, no trouble noted."""
+    found = []
+    for held in manager.partitions(topics):
+        try:
+            may_clean = manager.cleaning.may_clean(held, now_ms)
+            found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False, for_figures=for_figures))
+        except LogError:
+            continue  # a disk that failed this moment: its trouble is among the problems with the next round
+    return found
+
+
+def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
+    """What is told of a process that holds a log directory, where its report is old, another's, or not there."""
+    begin = f"process {holder} is at work here"
+    if work is None or work.is_ended or work.pid != holder:
+        return f"{begin}, and has left no report of its rounds"
+    age = format_ms(max(0, now_ms - work.seen_ms) // 1000 * 1000)
+    return f"{begin}; its report is {age} old: a round lasts that long, or the disk has no room for the next"
+
+
+def _offline(manager: LogManager) -> Iterable[Stuck]:
+    for root, error in manager.offline_directories().items():
+        what = f"log directory offline: {_flat(error)}"
+        yield Stuck(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
+
+
+def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
+    if told is not None:
+        yield Stuck(
+            where=root,
+            partition=None,
+            kind=told.kind,
+            what=told.message,
+            next_step=_SET_CLOCK if told.code == ErrorCode.CLOCK_JUMPED else told.next_step or step_of(told.kind, {}),
+            since_ms=told.since_ms,
+            count=told.count,
+        )
+
+
+def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
+    """Whether the process that wrote a report is the one that works in this directory."""
+    return work.is_at_work(now_ms) and holder in (None, work.pid)
+
+
+def _is_back(
+    told: Trouble, found: Mapping[TopicPartition, PartitionStatus], problems: Mapping[TopicPartition, LogError]
+) -> bool:
+    """Whether a process that has ended told of an offline log directory, and this look has opened the partition in it.
+
+    Only that trouble: what a writer alone meets (a full disk, another writer) no look can disprove.
+    """
+    return told.code == ErrorCode.DIRECTORY_OFFLINE and told.name in found and told.name not in problems
+
+
+def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[TopicPartition, Trouble]) -> Iterable[Stuck]:
+    """What this look met, with the beginning that the working manager knows; then what only that one meets."""
+    for name in sorted({*problems, *told}):
+        error, known = problems.get(name), told.get(name)
+        kind = type(error).__name__ if error is not None else known.kind if known is not None else ""
+        yield Stuck(
+            where=str(name),
+            partition=name,
+            kind=kind,
+            what=_flat(error) if error is not None else known.message if known is not None else "",
+            next_step=next_step(error) if error is not None else known.next_step if known is not None else "",
+            since_ms=known.since_ms if known is not None else None,
+            count=known.count if known is not None else 0,
+        )
+
+
+def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
+    return Stuck(
+        where=str(name),
+        partition=name,
+        kind="uncleanable",
+        what=f"the log cannot be cleaned: {' '.join(left.reason.split())}",
+        next_step="docs/runbooks/cleaner-stuck.md",
+        since_ms=left.since_ms,
+    )
+
+
+def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
+    """Uploads and deletions that were due before `before_ms`."""
+    go_on = "the manager at work is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
+    for each in found:
+        # What somebody paused is not stuck; the status says it beside the figures.
+        if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
+            what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
+            yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
+        if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
+            what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace time"
+            step = "a reader's pin may hold it: docs/runbooks/delete-lag.md" if is_at_work else go_on
+            yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
+
+
+def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> Stuck:
+    name = status.partition
+    return Stuck(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
+
+
+def _flat(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,132 @@
+"""A status report as flat rows for programs: what JSON, CSV and the page have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from local.names import TopicPartition
+from tiered.partition.partition_status import PartitionStatus
+from tiered.status.deferral_rows import deferral_rows
+from tiered.status.unknown_figures import unread_rows
+
+if TYPE_CHECKING:
+    from tiered.node.topic_registry import Topic
+    from tiered.status.status_report import StatusReport
+
+Row = dict[str, object]
+_OF_DISK = ("local_segments", "local_bytes", "at_risk_bytes")
+_OF_BUCKET = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes")
+_SUMS = (*_OF_DISK, *_OF_BUCKET)
+_PAUSED = ("is_paused", "paused_since_ms", "pause_reason")
+_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month", *_PAUSED)
+_OFFSETS = (
+    "log_start_offset",
+    "local_start_offset",
+    "next_offset",
+    "remote_next_offset",
+    "cleaner_offset",
+    "unlinked_bytes",
+)
+
+
+def topic_row(report: StatusReport, topic: Topic) -> Row:
+    """The sums over a topic's partitions that have figures."""
+    names, found, problems = topic.partitions(), report.partitions, report.problems
+    return {
+        **_figures(report, [found[name] for name in names if name in found], len(names)),
+        "topic": topic.name,
+        "partitions": topic.partition_count,
+        "problems": [str(problems[name]) for name in names if name in problems],
+    }
+
+
+def partition_row(report: StatusReport, name: TopicPartition) -> Row:
+    """Without figures for a partition that did not open."""
+    status, problems = report.partitions.get(name), report.problems
+    figures = _figures(report, [status] if status is not None else [], 1)
+    del figures["offsets"]  # it has those it begins and ends with
+    unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and is_unseen(report, status) else ()
+    return {
+        **figures,
+        **{field: getattr(status, field, None) for field in _OFFSETS},
+        **dict.fromkeys(unknown),
+        "topic": name.topic,
+        "partition": name.partition,
+        "problems": [str(problems[name])] if name in problems else [],
+    }
+
+
+def status_facts(report: StatusReport) -> dict[str, object]:
+    """What stands beside the rows: prices, whether somebody is at work, what is stuck."""
+    prices = report.prices.of(None) if report.prices is not None else None
+    return {
+        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}
+        if prices is not None
+        else None,
+        "now_ms": report.now_ms,
+        "is_at_work": report.is_at_work,
+        "last_round_ms": report.work.seen_ms if report.work is not None else None,
+        "deleted_topics": list(report.deleted),
+        "unread": unread_rows(report.unread),
+        "deferrals": deferral_rows(report.deferrals),
+        "sync": None,  # asked for by itself (`tiered.status.sync_status`): it costs requests
+        "stuck": [
+            {
+                "where": each.where,
+                "topic": each.partition.topic if each.partition is not None else None,
+                "partition": each.partition.partition if each.partition is not None else None,
+                "kind": each.kind,
+                "what": each.what,
+                "since_ms": each.since_ms,
+                "rounds": each.count,
+                "next": each.next_step,
+            }
+            for each in report.stuck
+        ],
+    }
+
+
+def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
+    """The sums of some partitions; None for none, and None for what one of `count` partitions lacks.
+
+    A partition that did not open lacks all figures. One whose manifest was not read lacks those of the remote tier, and
+    its part of what is at risk is the most that it can be: all that the disk has.
+    """
+    if not some:
+        return dict.fromkeys(_FIGURES)
+    is_open = len(some) == count
+    is_seen = is_open and not any(is_unseen(report, each) for each in some)
+    kept_of = [report.kept.get(each.partition) for each in some]
+    is_priced = is_seen and report.prices is not None
+    sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    sums |= dict.fromkeys(() if is_open else _OF_DISK)
+    sums |= dict.fromkeys(() if is_seen else _OF_BUCKET)
+    return {
+        "is_tiered": some[0].is_tiered,
+        # Offsets, not records: what compaction and gaps removed is still counted.
+        "offsets": sum(each.next_offset - each.log_start_offset for each in some) if is_open else None,
+        **sums,
+        "lag": _lag(some) if is_seen and some[0].is_tiered else None,
+        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None)
+        if is_seen
+        else None,
+        "is_paused": any(each.paused is not None for each in some),
+        "paused_since_ms": min(
+            (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
+        ),
+        "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
+        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if is_priced else None,
+    }
+
+
+def is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
+    """Whether its manifest was never read here, because of a problem."""
+    name = status.partition
+    return status.is_tiered and name in report.problems and name not in report.seen
+
+
+def _lag(some: Sequence[PartitionStatus]) -> tuple[int, int, bool]:
+    """Segments, bytes, and whether somebody paused them."""
+    segments, size_bytes = (sum(getattr(each, name) for each in some) for name in ("lag_segments", "lag_bytes"))
+    return segments, size_bytes, any(each.paused is not None for each in some)

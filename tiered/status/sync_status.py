@@ -1,0 +1,142 @@
+"""Whether disk and bucket agree, partition by partition: what each holds, by which head, signed by whom, how far apart.
+
+The bucket is asked for its newest head, one small request for each partition, side by side; what the manager had seen
+before is told beside it. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.storage import DiskStorage, Storage
+from policies.tier_relation import Relation
+from tiered.node.writer_ids import is_of_node, node_mark
+from tiered.partition.reconciliation import judge
+
+if TYPE_CHECKING:
+    from remote.manifest.manifest import Head
+    from tiered.manager.manager import LogManager
+    from tiered.partition.partition import Partition
+
+_ASKED_AT_ONCE = 8
+
+
+class SyncState(Enum):
+    """How the two tiers stand to each other; the first that holds, from the worst on."""
+
+    LOST = "lost"  # the bucket lacks what this disk has dropped: it is lost or wrong
+    DIVERGED = "diverged"  # this disk holds records that the bucket contradicts or does not prove to have
+    UNKNOWN = "unknown"  # the bucket did not answer, or with something that is no head
+    HOLE = "hole"  # offsets that neither has, between the bucket's end and the disk's start
+    AHEAD = "ahead"  # the bucket has offsets that this disk lacks: another machine wrote, or the disk is an old copy
+    OTHER_WRITER = "other writer"  # the newest head is another node's
+    BEHIND = "behind"  # this disk has offsets that the bucket lacks: as always between two uploads
+    IN_SYNC = "in sync"
+    NO_HEAD = "no head"  # tiered, and nobody has committed anything yet
+    NOT_TIERED = "not tiered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSync:
+    """Offsets are half open: the disk holds ``[local_start_offset, local_next_offset)``, the bucket
+    ``[remote_start_offset, remote_next_offset)``. `head_sequence` is the newest in the bucket, `seen_sequence` what was
+    known before it was asked. `epoch` and `writer_id` are that head's, `local_epoch` that of the disk's last records;
+    `is_own_writer` says that the writer was a manager of this node. `lag_offsets` the bucket lacks. `has_new_settings`:
+    the topic's own settings are not in the head yet. None where there is no head.
+    """
+
+    partition: TopicPartition
+    state: SyncState
+    local_start_offset: int
+    local_next_offset: int
+    local_epoch: int | None
+    remote_start_offset: int | None = None
+    remote_next_offset: int | None = None
+    head_sequence: int | None = None
+    seen_sequence: int | None = None
+    epoch: int | None = None
+    writer_id: str | None = None
+    is_own_writer: bool | None = None
+    committed_ms: int | None = None
+    lag_offsets: int | None = None
+    has_new_settings: bool | None = None
+    problem: str | None = None
+
+
+def tier_sync(
+    manager: LogManager, topics: Iterable[str] | None = None, *, storage: Storage | None = None
+) -> list[TierSync]:
+    """Of some topics (None: all), by name, without partitions that could not be opened. Raises NotFound for a topic."""
+    names = None if topics is None else {manager.topic(name).name for name in topics}
+    mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)
+    held = manager.partitions(names)
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="sync") as pool:
+        return list(pool.map(partial(_look, mark), held))
+
+
+def _look(mark: str | None, held: Partition) -> TierSync:
+    seen, head, problem = held.head(), None, None
+    if held.metadata is not None:
+        try:
+            head = held.metadata.load(exact=True)
+            if head is not None and head.next_offset > held.log.next_offset:
+                held.log.look_again()  # its owner may have appended and sent that since the disk was looked at
+        except LogError as error:
+            head, problem = seen, " ".join(str(error).split())
+    log = held.log
+    found = TierSync(
+        partition=held.name,
+        state=_state(held, head, mark, problem),
+        local_start_offset=log.local_log_start_offset,
+        local_next_offset=log.next_offset,
+        local_epoch=log.epochs.latest,
+        problem=problem,
+    )
+    return found if head is None else _with_head(found, held, seen, head, mark)
+
+
+def _with_head(found: TierSync, held: Partition, seen: Head | None, head: Head, mark: str | None) -> TierSync:
+    from dataclasses import replace
+
+    return replace(
+        found,
+        remote_start_offset=head.log_start_offset,
+        remote_next_offset=head.next_offset,
+        head_sequence=head.sequence,
+        seen_sequence=seen.sequence if seen is not None else None,
+        epoch=head.epoch,
+        writer_id=head.writer_id,
+        is_own_writer=is_of_node(head.writer_id, mark),
+        committed_ms=head.committed_ms,
+        lag_offsets=max(0, found.local_next_offset - max(head.next_offset, found.local_start_offset)),
+        has_new_settings=dict(head.properties) != dict(held.topic.properties),
+    )
+
+
+def _state(held: Partition, head: Head | None, mark: str | None, problem: str | None) -> SyncState:
+    log = held.log
+    if not held.is_tiered:
+        return SyncState.NOT_TIERED
+    if problem is not None:
+        return SyncState.UNKNOWN
+    match judge(log, head, mark).relation:
+        case Relation.LOST:
+            return SyncState.LOST
+        case Relation.DIVERGED | Relation.UNPROVEN | Relation.FENCED:
+            return SyncState.DIVERGED
+    if head is None:
+        return SyncState.NO_HEAD
+    if log.local_log_start_offset > head.next_offset:
+        return SyncState.HOLE
+    if head.next_offset > log.next_offset:
+        return SyncState.AHEAD
+    if not is_of_node(head.writer_id, mark):
+        return SyncState.OTHER_WRITER
+    return SyncState.BEHIND if head.next_offset < log.next_offset else SyncState.IN_SYNC

@@ -1,0 +1,122 @@
+"""How both tiers stood over time: bytes on the disk and in the bucket, what waited, what was at risk, dollars a month.
+
+It is what managers at work noted (`tiered.status.tier_journal`); nothing is made up for times at which nobody worked.
+For the time before the first note `still_there` tells the little that the bucket itself knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import NotFound
+from local.storage import DiskStorage, Storage
+from remote.keys import parse_spill_key, ulid_ms
+from remote.segment_entry import SegmentState
+from tiered.config.config import Config
+from tiered.status.tier_journal import read_series
+from tiered.status.tier_series import DAY_MS, STEPS, TierPoint, TierSeries
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tiered.manager.manager import LogManager
+
+SPAN_MS = 2 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierHistory:
+    """Notes within ``[since_ms, until_ms]``, by time, one for each `step_ms` in which somebody was at work.
+
+    `topic` is None for all together. `begun_ms` is when the oldest note of all was taken, None without any. Times are
+    in ms.
+    """
+
+    topic: str | None
+    since_ms: int
+    until_ms: int
+    step_ms: int
+    points: tuple[TierPoint, ...]
+    begun_ms: int | None
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat fields of each note."""
+        return [{"topic": self.topic, **asdict(each)} for each in self.points]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame with `at` as a time in UTC. Raises ImportError without pandas."""
+        import pandas
+
+        names = ["topic", *TierPoint.__dataclass_fields__]
+        frame = pandas.DataFrame(self.rows(), columns=names)
+        frame.insert(1, "at", pandas.to_datetime(frame.pop("at_ms"), unit="ms", utc=True))
+        return frame
+
+
+def tier_history(
+    config: Config,
+    now_ms: int,
+    *,
+    span_ms: int = SPAN_MS,
+    topics: Sequence[str] = (),
+    storage: Storage | None = None,
+) -> list[TierHistory]:
+    """The last `span_ms` before `now_ms`, of all topics together, or of each of `topics`. Reads files, takes no lock.
+
+    Points are as close as they were kept over all of that time. Raises NotFound for a topic without a note.
+    """
+    disk = storage or DiskStorage()
+    found = read_series([(disk, root) for root in config.data_dirs])
+    for name in topics:
+        if name not in found.topics:
+            raise NotFound("looking for notes of a topic", topic=name)
+    if not topics:
+        return [history_of(found, None, now_ms, span_ms)]
+    return [history_of(found, name, now_ms, span_ms) for name in topics]
+
+
+def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) -> TierHistory:
+    """A stretch of notes that were read already; empty for a topic without any."""
+    series = found.of(topic)
+    step_ms = series.step_for(span_ms, now_ms)
+    begun = series.oldest_ms
+    return TierHistory(
+        topic=topic,
+        since_ms=now_ms - span_ms,
+        until_ms=now_ms,
+        step_ms=step_ms,
+        points=tuple(series.points(step_ms, now_ms - span_ms, now_ms)),
+        begun_ms=begun if begun is not None and begun <= now_ms else None,
+    )
+
+
+def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> list[tuple[int, int]]:
+    """(time, bytes): of what is in the bucket today so much was there by then at the least, ascending in both.
+
+    By the times at which heads took segments up, and of pages of old rows, which are not asked for, at which the page
+    was made. What has left the bucket since is in none of it: at any time it held as much as this or more. Segments of
+    other software's buckets, which tell no time, are left out.
+    """
+    came: list[tuple[int, int]] = []
+    for held in manager.partitions(topics):
+        head = held.head()
+        if head is None or head.given_up:
+            continue
+        rows = (row for row in head.segments if row.committed_ms and row.state is SegmentState.COPY_FINISHED)
+        came += [(row.committed_ms, row.size_bytes) for row in rows]
+        for page in head.spills:
+            key = parse_spill_key(page.key)
+            if key is not None:
+                came.append((ulid_ms(key.ulid), page.size_bytes))
+    found: list[tuple[int, int]] = []
+    for at_ms, size_bytes in sorted(came):
+        reached = size_bytes + (found[-1][1] if found else 0)
+        if found and found[-1][0] == at_ms:
+            found.pop()
+        found.append((at_ms, reached))
+    return found
+
+
+__all__ = ["STEPS", "TierHistory", "TierPoint", "history_of", "still_there", "tier_history"]

@@ -1,0 +1,134 @@
+"""The object encoding of new data objects: the one place that turns settings into it, for every writer.
+
+| writer | settings |
+|---|---|
+| manager, compacted view | effective settings of the topic on its node |
+| sidecar (`tiered.migrate.adopt`), import | configuration and options of the command, over those of the source |
+| bulk ingest, bucket compaction | settings of the job over those of the manifest (`with_key_of`) |
+| merge, recode, copy, repair | the encoding of the entry that is rewritten (`kept_as`), changed where asked |
+
+A writer that has no view of the node's configuration never writes plaintext behind encrypted entries: where its
+settings name no key, the key of the newest encrypted entry holds. A rewriting writer encrypts plaintext entries where
+the settings name a key. Only ``rewrite recode --decrypt`` removes encryption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from local.errors import InvalidRequest
+from remote.segment_entry import RemoteSegment
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.object_encoding import CODECS, AtRest
+from tiered.config.topic_settings import KEY_ID, STORAGE_CLASS, at_rest
+
+if TYPE_CHECKING:
+    from tiered.config.config import Config
+
+__all__ = [
+    "KEY_ID",
+    "BucketSettings",
+    "Keeping",
+    "SettingsOf",
+    "encoding_of",
+    "kept_as",
+    "own_settings",
+    "settled_keeping",
+    "with_key_of",
+]
+
+SettingsOf = Callable[[str, Mapping[str, str]], Mapping[str, str]]  # a topic and its own settings, to all that hold
+_CODES = {name: code for code, name in CODECS.items()}
+_NOTHING: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How objects are kept: codec at rest ("none", "zstd"), key id, storage class; without any secret.
+
+    `level` is zstd's for new objects, None for its default. Entries do not record it, so it takes no part in
+    comparisons.
+    """
+
+    codec: str = "none"
+    key_id: str | None = None
+    storage_class: str | None = None
+    level: int | None = field(default=None, compare=False)
+
+    def at_rest(self, keys: KeyRing) -> AtRest:
+        """The encoding, with the key ring of the uploading process. Raises InvalidRequest for an unknown codec."""
+        if self.codec not in _CODES:
+            raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
+        return AtRest(
+            codec=_CODES[self.codec], level=self.level, key_id=self.key_id, keys=keys, storage_class=self.storage_class
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    """The settings of topics in a bucket, as a command knows them. It can be pickled, and holds no secret.
+
+    With `is_node` all layers of `config` hold, as on the node itself. Otherwise `config` has no file: its environment
+    and overrides are all that is known beside the topic's own settings.
+    """
+
+    config: Config
+    is_node: bool = True
+
+    def of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
+        """The settings of a topic whose manifest has `own`. Raises InvalidRequest for an unknown own setting."""
+        if self.is_node:
+            return self.config.topic_properties(topic, own)
+        of_store = {STORAGE_CLASS: self.config.topic_properties("")[STORAGE_CLASS]}
+        return {**own, **of_store, **self.config.environment, **self.config.overrides}
+
+
+def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
+    """A `SettingsOf` that knows nothing beside the manifest."""
+    del topic
+    return own
+
+
+def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[RemoteSegment] = ()) -> AtRest:
+    """The encoding of new data objects under `settings`; missing settings have their defaults.
+
+    `entries` are segment entries that the new objects replace or follow, ascending; see `with_key_of`.
+    Raises InvalidRequest for a key that `keys` lacks.
+    """
+    return at_rest(with_key_of(settings, entries), keys)
+
+
+def with_key_of(settings: Mapping[str, str], entries: Iterable[RemoteSegment]) -> dict[str, str]:
+    """`settings`, with the key of the newest encrypted entry where they name no key. `entries` ascend."""
+    found = dict(settings)
+    if not found.get(KEY_ID):
+        used = [each.key_id for each in entries if each.key_id is not None]
+        found |= {KEY_ID: used[-1]} if used else {}
+    return found
+
+
+def settled_keeping(settings: Mapping[str, str]) -> Keeping:
+    """What `settings` say; missing settings have their defaults. The key ring is not asked."""
+    said = at_rest({**settings, KEY_ID: ""}, NO_KEYS)
+    return Keeping(
+        codec=CODECS[said.codec],
+        key_id=settings.get(KEY_ID) or None,
+        storage_class=said.storage_class,
+        level=said.level,
+    )
+
+
+def kept_as(entry: RemoteSegment, settings: Mapping[str, str] = _NOTHING) -> Keeping:
+    """As `entry` is kept; encrypted under the key of the settings where the entry is plaintext and they name one.
+
+    The storage class is that of the settings where they name one: the store was opened with it.
+    """
+    said = settled_keeping(settings)
+    return Keeping(
+        codec=entry.codec,
+        key_id=entry.key_id or settings.get(KEY_ID) or None,
+        storage_class=said.storage_class if STORAGE_CLASS in settings else entry.storage_class,
+        level=said.level,
+    )

@@ -1,0 +1,148 @@
+"""Before the first write to a bucket, and every week: does this store really create only if absent?
+
+Without that primitive two writers can both commit, each seeing only its own head, and the disk of one lets go of
+records that no head names. So a store that overwrites is refused unless the operator declares that nobody else ever
+writes there. Creates that race for one name are part of the question: a store may refuse a second create and still
+look first and write then.
+
+The answer is remembered in the log directory, so that a short command does not ask again, for as long as it can be
+relied on: for this URL, reached this way (client, endpoint, options), and for MAX_AGE_MS; behind the same address
+another server may answer one day. What is remembered of the way is a hash over options that hold no secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from local.errors import InvalidRequest, NotFound, Unavailable
+from local.storage import Storage, join, replace_file
+from remote.store import ObjectStore
+from tiered.config.secrets import without_secrets
+
+FILE = "remote-store.json"
+MAX_AGE_MS = 7 * 86_400_000
+LATER_MS = 3_600_000  # the next try of a store that could not be asked again
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR")
+_REFUSED = (
+    "writing to a store that overwrites what exists, so two writers could both commit; "
+    "if nobody else ever writes there, set remote.single.writer=true"
+)
+_log = logging.getLogger(__name__)
+
+
+class StoreCheck:
+    """Asks for a directory and a store. Thread safe."""
+
+    def __init__(
+        self,
+        place: Callable[[], tuple[Storage, str]],
+        *,
+        is_single_writer: bool,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """`place` says which log directory is to remember the answer; `options` are those the store was opened with."""
+        self._place = place
+        self._is_single_writer = is_single_writer
+        self._options = dict(options or {})
+        self._lock = threading.Lock()
+        self._checked_ms: int | None = None  # in this process
+        self._refusal: InvalidRequest | None = None
+        self._refused_ms = 0
+
+    def ensure(self, store: ObjectStore, now_ms: int) -> None:
+        """Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked."""
+        with self._lock:
+            if not _is_fresh(self._checked_ms, now_ms):
+                found = self._remembered(store)
+                self._checked_ms = found if _is_fresh(found, now_ms) else self._ask(store, now_ms)
+
+    def renew(self, store: ObjectStore, now_ms: int) -> None:
+        """Ask again where the answer got old; nothing where none was ever asked for.
+
+        A store out of reach is asked later: what it was seen to do counts until then. Raises as `ensure`, and the same
+        again for an hour, so that a store that has lost it is not asked all the time.
+        """
+        if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
+            return
+        if self._refusal is not None and 0 <= now_ms - self._refused_ms < LATER_MS:
+            # One of its own for each thread that asks: raising writes into an error.
+            raise InvalidRequest(self._refusal.attempt, **self._refusal.facts)
+        try:
+            self.ensure(store, now_ms)
+            self._refusal = None
+        except InvalidRequest as error:
+            self._refusal, self._refused_ms = error, now_ms
+            raise
+        except Unavailable as error:
+            _log.warning("the store could not be asked again what it guarantees: %s", error)
+            self._checked_ms = now_ms - MAX_AGE_MS + LATER_MS
+
+    def _ask(self, store: ObjectStore, now_ms: int) -> int:
+        if _allows_writers(store, now_ms):
+            seen = _Remembered(url=store.url, create_if_absent=True, way=self._way(store), checked_ms=now_ms)
+            storage, root = self._place()
+            replace_file(storage, join(root, FILE), msgspec.json.encode(seen))
+        elif self._is_single_writer:
+            _log.warning("the store overwrites what exists: two writers would lose records: store=%s", store.url)
+        else:
+            raise InvalidRequest(_REFUSED, store=store.url)
+        return now_ms
+
+    def _remembered(self, store: ObjectStore) -> int | None:
+        """When this very store was asked, if it passed."""
+        storage, root = self._place()
+        try:
+            found = _REMEMBERED.decode(storage.read(join(root, FILE)))
+        except (NotFound, msgspec.MsgspecError):
+            return None
+        is_same = found.create_if_absent and (found.url, found.way) == (store.url, self._way(store))
+        return found.checked_ms if is_same else None
+
+    def _way(self, store: ObjectStore) -> str:
+        """By which client and to which server, as a hash: options are nobody's business in a log directory."""
+        named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
+        import hashlib
+
+        from remote.store.obstore_options import is_installed
+
+        client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means
+        told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
+        return hashlib.sha256(told).hexdigest()[:16]
+
+
+def check_writers(store: ObjectStore, now_ms: int) -> None:
+    """For whoever writes to a bucket for long without a log directory: a sidecar.
+
+    Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked.
+    """
+    if not _allows_writers(store, now_ms):
+        raise InvalidRequest(_REFUSED, store=store.url)
+
+
+def _allows_writers(store: ObjectStore, now_ms: int) -> bool:
+    # A store in this process' memory has one lock and no race to lose.
+    is_racing = not store.url.startswith("memory:")
+    from remote.store.probe import probe_store
+
+    return probe_store(store, now_ms=now_ms, is_racing=is_racing).allows_writers
+
+
+class _Remembered(msgspec.Struct):
+    url: str
+    create_if_absent: bool
+    way: str = ""
+    checked_ms: int = 0
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_REMEMBERED = msgspec.json.Decoder(_Remembered)
+
+
+def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
+    """An answer from the future is none: a clock was wrong."""
+    return checked_ms is not None and 0 <= now_ms - checked_ms < MAX_AGE_MS

@@ -1,0 +1,172 @@
+"""Deleting a topic: gone for everybody at once, off the disks after a delay, out of the bucket after the grace time.
+
+| step | effect | a crash after it leaves |
+|---|---|---|
+| 1 | the registry says that the topic is deleted, with its id | no topic; the next start goes on with step 2 |
+| 2 | cleanings called off, logs closed, directories renamed to ``-delete`` | such directories, which a start removes |
+| 3 | `file.delete.delay.ms` later the directories are removed | the same |
+| 4 | the bucket's partitions are removed (`remote.gc.partition_removal`) | a head that says so, or the rest |
+| 5 | nothing is left anywhere: the registry forgets the topic | nothing |
+
+The name is free from step 1 on; a topic created anew has another id, and shares nothing with the old one, neither in
+the bucket nor on a disk. A disk that is away keeps its part until it is back. Source: kafka `LogManager.asyncDelete`,
+`RemoteLogManager.stopPartitions`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.logdirs.log_dirs import LogDirectories
+from local.names import TopicPartition
+from remote.keys import partition_prefix
+from remote.store import ObjectStore
+from tiered.node.topic_registry import DeletedTopic, Topic, TopicRegistry
+from tiered.partition.partition import Partition
+from tiered.partition.partition_opening import Opener
+
+if TYPE_CHECKING:
+    from remote.gc.partition_removal import PartitionRemoval, Removal
+
+_log = logging.getLogger(__name__)
+
+Held = MutableMapping[TopicPartition, Partition]
+
+
+class TopicDeletion:
+    """What a manager does for its deleted topics. `step` belongs into its rounds."""
+
+    def __init__(
+        self, registry: TopicRegistry, directories: LogDirectories, store: ObjectStore | None, opener: Opener
+    ) -> None:
+        self._registry = registry
+        self._directories = directories
+        self._store = store
+        self._opener = opener
+        self._removals: dict[tuple[str, int], PartitionRemoval] = {}
+        self._done: set[tuple[str, int]] = set()
+        self._stepping = threading.Lock()
+        self._looking = threading.Lock()  # whose directory it is and taking it away are one deed: see `_delete_local`
+
+    def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
+        """Steps 1 and 2; the topic it was. `partitions` are the open ones; its own are taken out. It does not wait for
+        the store: `step` comes next.
+
+        Raises NotFound, and DiskFailed when the registry cannot be written, with nothing done; what fails of a single
+        partition is tried again by `step`.
+        """
+        topic = self._registry.get(topic_name)
+        held = [partitions[name] for name in topic.partitions() if name in partitions]
+        for each in held:
+            # The round that a pass is part of is waited for next. Nobody cleans these logs any more.
+            each.log.cleaning.abort_and_pause()
+        with rounds:
+            try:
+                self._registry.delete(topic.name, now_ms=now_ms)
+            except LogError:
+                for each in held:
+                    each.log.cleaning.resume()
+                raise
+            for each in held:
+                with each.lock:
+                    each.is_deleted = True
+                partitions.pop(each.name, None)
+            for gone in self._registry.deleted():
+                if gone.topic.topic_id == topic.topic_id:
+                    self._delete_local(gone, now_ms)
+        return topic
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left of any deleted topic."""
+        return not self._registry.deleted()
+
+    def resume(self, now_ms: int) -> None:
+        """At a start, before any log is opened: what the last process did not get to on the disks."""
+        for gone in self._registry.deleted():
+            try:
+                self._directories.remove_leftovers(gone.topic.name, gone.topic.topic_id)
+            except LogError as error:
+                _log.warning("left what a deleted topic left behind: topic=%s error=%s", gone.topic.name, error)
+            self._delete_local(gone, now_ms)
+
+    def step(self, now_ms: int) -> bool:
+        """The next step for each deleted topic; True when another one is due. An error waits for the next round.
+
+        One at a time: while another caller is at it, there is nothing to do.
+        """
+        if not self._stepping.acquire(blocking=False):
+            return False
+        try:
+            return self._step(now_ms)
+        finally:
+            self._stepping.release()
+
+    def _step(self, now_ms: int) -> bool:
+        from remote.gc.partition_removal import Removal  # much, and of no use to whoever only looks
+
+        more = False
+        for gone in self._registry.deleted():
+            try:
+                self._delete_local(gone, now_ms)
+                states = [self._removed(gone, name, now_ms) for name in gone.topic.partitions()]
+                more = more or Removal.UNDER_WAY in states
+                names, topic_id = gone.topic.partitions(), gone.topic.topic_id
+                is_done = all(each is Removal.DONE for each in states)
+                with self._looking:  # a directory on its way to another name is in no place that is looked at
+                    is_done = is_done and all(self._directories.is_gone(name, topic_id) for name in names)
+                if is_done:
+                    self._registry.forget(topic_id)
+                    _log.info("nothing is left of a deleted topic: topic=%s topic_id=%s", gone.topic.name, topic_id)
+            except LogError as error:
+                _log.warning("deleting a topic waits: topic=%s error=%s", gone.topic.name, error)
+        return more
+
+    def _removed(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+        from remote.gc.partition_removal import Removal
+
+        try:
+            return self._remove(gone, name, now_ms)
+        except LogError as error:
+            _log.warning("removing a partition from the bucket waits: partition=%s error=%s", name, error)
+            return Removal.WAITING
+
+    def _delete_local(self, gone: DeletedTopic, now_ms: int) -> None:
+        """By name and id: by the time of the deed the name could be that of a new topic's log, were somebody else to
+        delete the old one in between."""
+        delay_ms = self._opener.rules(gone.topic).file_delete_delay_ms
+        for name in gone.topic.partitions():
+            try:
+                with self._looking:
+                    if self._directories.topic_id(name) != gone.topic.topic_id:
+                        continue
+                    self._directories.delete(name, now_ms=now_ms, delay_ms=delay_ms)
+                _log.info("deleted a partition: partition=%s topic_id=%s", name, gone.topic.topic_id)
+            except LogError as error:
+                _log.warning("deleting a partition waits: partition=%s error=%s", name, error)
+
+    def _remove(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+        from remote.gc.partition_removal import PartitionRemoval, Removal
+
+        key = gone.topic.topic_id, name.partition
+        if self._store is None or not gone.topic.was_tiered or key in self._done:
+            return Removal.DONE
+        if key not in self._removals:
+            topic, number = gone.topic, name.partition
+            prefix = partition_prefix(topic.name, topic.topic_id, number)
+            self._removals[key] = PartitionRemoval(
+                self._store,
+                prefix,
+                self._opener.writer_id,
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                partition=number,
+            )
+        state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(gone.topic).delete_grace_ms)
+        if state is Removal.DONE:
+            self._done.add(key)
+        return state

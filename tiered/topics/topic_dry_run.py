@@ -1,0 +1,231 @@
+"""What creating, altering or deleting a topic would do: looked at beside whoever works here, and nothing is changed.
+
+The checks are those of the deed itself, so what would be refused is refused here, with the same error. What a deletion
+takes is counted from both tiers; what outlives it for a while is told as well: pins of readers, and forks, which keep
+the objects that they name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from local.errors import LogError
+from local.logdirs.log_dirs import LogDirectories
+from local.names import TopicPartition, check_topic, new_topic_id
+from policies.snapshot import PartitionSnapshot
+from remote.keys import parse_topic_directory, partition_prefix
+from tiered.config.config import Config, Setting
+from tiered.node.topic_registry import Topic, TopicRegistry
+from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_status import partition_status
+from tiered.partition.tier_disable import is_given_up
+from tiered.stores.persistent_meter import KeptMeter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTopic:
+    """`settings` are all effective ones; `outranked` as of `AlteredTopic`; `namesakes` the ids of topics of that name
+    that the bucket holds."""
+
+    topic: Topic
+    settings: tuple[Setting, ...]
+    outranked: tuple[Setting, ...] = ()
+    namesakes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedSetting:
+    """An effective setting of a topic, or where it comes from, that would be another one."""
+
+    before: Setting
+    after: Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlteredTopic:
+    """`own` would be the topic's own settings. `outranked` are settings that would be its own and not hold, as the
+    environment or ``-X`` outranks them. `lost` is what giving up the tier takes, empty where it stays."""
+
+    topic: Topic
+    own: Mapping[str, str]
+    changes: tuple[ChangedSetting, ...]
+    outranked: tuple[Setting, ...] = ()
+    begins_tiering: bool = False
+    gives_up_tier: bool = False
+    lost: tuple[PartitionLoss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLoss:
+    """What one partition would lose. None: not known, for it cannot be opened or the bucket does not answer.
+
+    `offsets` are as many records at most: compaction and markers leave fewer. `local_bytes` are ``.log`` files,
+    `remote_bytes` segments as they are stored, with their indexes, `only_local_bytes` what no other place has. `pins`
+    are those of readers that count now, `pinned_until_ms` the last one's end; `forks` are partitions of other topics,
+    as ``topic/partition``, that go on reading objects of this one.
+    """
+
+    partition: TopicPartition
+    log_start_offset: int | None = None
+    next_offset: int | None = None
+    offsets: int | None = None
+    local_bytes: int | None = None
+    remote_bytes: int | None = None
+    only_local_bytes: int | None = None
+    pins: int | None = None
+    pinned_until_ms: int | None = None
+    forks: tuple[str, ...] = ()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLoss:
+    """What deleting a topic would take. Files go `file_delay_ms` after the deed, objects `grace_ms` after it."""
+
+    topic: Topic
+    partitions: tuple[PartitionLoss, ...]
+    file_delay_ms: int
+    grace_ms: int
+
+
+class Foreseeable:
+    """The part of a manager that foretells changes of topics; one that only looks will do. Any thread may call it."""
+
+    config: Config
+    problems: dict[TopicPartition, LogError]
+    _opener: Opener
+    _registry: TopicRegistry
+    _directory: LogDirectories
+    _store: KeptMeter | None
+    _topics_lock: threading.RLock
+
+    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
+        raise NotImplementedError
+
+    def plan_new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
+        """What `create_topic` would make. Raises as that does."""
+        topic = self._checked_new(name, partitions, properties)
+        self._opener.check_room()
+        settings = self.config.explain(name, topic.properties)
+        outranked = tuple(_outranked(settings, topic.properties))
+        namesakes = tuple(self._namesakes(topic))
+        return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
+
+    def plan_altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
+        """What `alter_topic` would change. Raises as that does."""
+        before = self._registry.get(name)
+        after, begins = self._opener.altered(before, properties)
+        if begins:
+            self._opener.check_reachable(after)
+        old, new = (self.config.explain(name, each.properties) for each in (before, after))
+        values = {each.name: each.value for each in new}
+        gives_up = is_given_up(after, values) and not is_given_up(before, {each.name: each.value for each in old})
+        return AlteredTopic(
+            topic=before,
+            own=dict(after.properties),
+            changes=tuple(
+                ChangedSetting(before=one, after=two) for one, two in zip(old, new, strict=True) if one != two
+            ),
+            outranked=tuple(_outranked(new, properties)),
+            begins_tiering=begins,
+            gives_up_tier=gives_up,
+            lost=tuple(self._tier_losses(after, now_ms)) if gives_up else (),
+        )
+
+    def plan_deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
+        """What `delete_topic` would take, and what keeps some of it. A bucket that does not answer leaves unknown what
+        only it knows. Raises NotFound."""
+        topic = self._registry.get(name)
+        rules = self._opener.rules(topic)
+        losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
+        return TopicLoss(
+            topic=topic,
+            partitions=tuple(losses),
+            file_delay_ms=rules.file_delete_delay_ms,
+            grace_ms=rules.delete_grace_ms,
+        )
+
+    def _checked_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
+        """The topic as it would be written down; the way to the bucket was looked at where it is to be tiered."""
+        topic = self._settled_new(name, partitions, properties)
+        if topic.was_tiered:
+            self._opener.check_reachable(topic)
+        return topic
+
+    def _settled_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
+        """The same without a look at the bucket."""
+        check_topic(name)
+        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
+        self._opener.check_settings(topic)
+        self._registry.check_new(topic)
+        return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
+
+    def _namesakes(self, topic: Topic) -> list[str]:
+        from tiered.read.bucket_reader import topic_ids
+
+        return topic_ids(self._store, topic.name) if self._store is not None and topic.was_tiered else []
+
+    def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
+        """By what both tiers hold; a partition that cannot be looked at with its trouble."""
+        seen = {each.partition: each for each in self.snapshots(now_ms, [topic.name])}
+        for name in topic.partitions():
+            if name in seen and name not in self.problems:
+                yield _loss(seen[name])
+            else:
+                problem = self.problems.get(name)
+                yield PartitionLoss(partition=name, trouble=str(problem) if problem is not None else "it is not there")
+
+    def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
+        """What is in the bucket alone: everything below the disk's first offset."""
+        for each in self.snapshots(now_ms, [topic.name]):
+            start = max(each.log_start_offset, each.segments[0].base_offset if each.segments else each.next_offset)
+            offsets = start - each.log_start_offset
+            yield replace(_loss(each), next_offset=start, offsets=offsets, local_bytes=0, only_local_bytes=0)
+
+    def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
+        """With the pins and forks of its bucket."""
+        from remote.gc.fork_references import forks_of, is_over
+        from remote.gc.pins import list_pins
+
+        if self._store is None or not topic.was_tiered:
+            return replace(loss, pins=0)
+        try:
+            prefix = partition_prefix(topic.name, topic.topic_id, loss.partition.partition)
+            pins = list_pins(self._store, prefix)
+            forks = [each for each in sorted(forks_of(pins)) if not is_over(self._store, each)]
+        except LogError as error:
+            return replace(loss, trouble=loss.trouble or str(error))
+        held = [each.expires_ms for each in pins if each.fork is None and each.expires_ms > now_ms]
+        return replace(loss, pins=len(held), pinned_until_ms=max(held, default=None), forks=tuple(map(_name_of, forks)))
+
+
+def _loss(snapshot: PartitionSnapshot) -> PartitionLoss:
+    status = partition_status(snapshot)
+    return PartitionLoss(
+        partition=snapshot.partition,
+        log_start_offset=status.log_start_offset,
+        next_offset=status.next_offset,
+        offsets=status.next_offset - status.log_start_offset,
+        local_bytes=status.local_bytes,
+        remote_bytes=_stored_bytes(snapshot),
+        only_local_bytes=status.at_risk_bytes,
+    )
+
+
+def _stored_bytes(snapshot: PartitionSnapshot) -> int:
+    rows = sum(row.stored_bytes + row.indexes_bytes for row in snapshot.committed)
+    return rows + sum(spill.stored_bytes + (spill.indexes_bytes or 0) for spill in snapshot.spills)
+
+
+def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:
+    """Those of `own` that another layer is above (`tiered.config.config`), as it has them."""
+    return (each for each in effective if own.get(each.name) and each.origin in ("environment", "-X"))
+
+
+def _name_of(prefix: str) -> str:
+    """``orders/3`` for a partition's prefix."""
+    directory, _, number = prefix.rstrip("/").rpartition("/")
+    parsed = parse_topic_directory(directory)
+    return f"{parsed[0] if parsed else directory}/{number}"

@@ -1,0 +1,256 @@
+"""Building a compacted view of one partition: old view and log in, new view out, switched in at once.
+
+The log is not touched. A run takes up what the log holds beyond the old view's horizon; what was taken up once is not
+read again, but the old view is. Where views lie and which part of the log a run reads: `tiered.read.view_places`. For a
+topic with a remote tier it reads the bucket even where the disk has the same offsets: of a compacted log the disk may
+have less, for newer records of a key, which only the disk has, let older ones go. Order of effects, and what a crash
+after each step leaves (beside a log: `tiered.read.local_views` has it file by file):
+
+| step | effect | after a crash here |
+|---|---|---|
+| 1 | a commit notes that a run is under way | old view; the next writer sees that the run was interrupted |
+| 2 | pass one reads (`tiered.views.view_survivors`) | the same |
+| 3 | pass two writes and uploads part after part (`tiered.views.view_parts`) | the same, and objects of an old epoch |
+| 4 | one commit switches horizon, rows and figures; old objects are listed for deletion | new view |
+
+An error before step 4 is committed as the view's failure, and goes on to the caller. One in step 4 leaves its outcome
+open, as every commit's; nothing is deleted then.
+
+The new horizon never lies above what is known for certain. Of a bucket that is where the earliest transaction begins
+that the bucket does not know the end of, else where its last row ends: what is only on this disk may be lost with it,
+records and markers. The offsets would be given to other records then, and of that transaction the view would know what
+nobody committed. Of a disk it is the last stable offset, as far as the log is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from local import kernels
+from local.cleaner.offset_map import Buffer
+from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
+from local.storage import Storage
+from remote.manifest.view import CompactedView, ViewRun
+from remote.segment_entry import RemoteSegment
+from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.store import ObjectStore
+from tiered.partition.partition import Partition
+from tiered.read.read_committed import aborted_transactions
+from tiered.read.reader import TieredReader
+from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
+from tiered.read.view_rows import row_runs
+from tiered.views.view_parts import ViewParts, filtered, part_bytes
+from tiered.views.view_survivors import NewRecords, Stream, Survivors, find_survivors
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewWork:
+    """What a run needs beside the partition. `accepts_loss`: go on where the log has lost what follows the view.
+
+    `store` is the bucket's, None without one.
+    """
+
+    name: str
+    store: ObjectStore | None
+    storage: Storage
+    now_ms: int
+    accepts_loss: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.monotonic
+
+
+def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
+    """One run; None when there is nothing to take up. Views beside the log are built under the partition's lock.
+
+    Raises InvalidRequest for a gap between view and log, a tiered partition that is not ours in the bucket, and a
+    buffer or a manifest that is too small; CleaningAborted when asked to stop; and what the log, the disk and the store
+    raise.
+    """
+    if not held.keeps_views_on_disk:
+        return _build_in(BucketPlace(held, work.store), held, work)
+    with held.lock:
+        return None if held.is_deleted else _build_in(DiskPlace(held), held, work)
+
+
+def _build_in(place: ViewPlace, held: Partition, work: ViewWork) -> CompactedView | None:
+    known = place.known(work.name)
+    if known is not None and _has_nothing_to_do(known, place.log_start_offset(), place.horizon()):
+        return None
+    basis = place.begin(work.name, work.now_ms)
+    try:
+        built = _Run(held, place, basis, work).build()
+    except LogError as error:
+        _note_failure(place, held, work, error)
+        raise
+    place.switch(built, work.now_ms)
+    _log.info("view built: partition=%s view=%s run=%s", held.name, work.name, built.last_run)
+    return built
+
+
+def _has_nothing_to_do(view: CompactedView, log_start_offset: int, horizon: int) -> bool:
+    if view.is_built and horizon < view.horizon_offset:
+        return True  # a view beside the log is ahead of a new bucket
+    is_behind = view.horizon_offset < horizon or view.gap(log_start_offset) is not None
+    return view.is_built and view.failure is None and view.under_way is None and not is_behind
+
+
+def _note_failure(place: ViewPlace, held: Partition, work: ViewWork, error: LogError) -> None:
+    _log.error("view not built: partition=%s view=%s error=%s", held.name, work.name, error)
+    try:
+        if not isinstance(error, Conflict):
+            place.fail(work.name, str(error), work.now_ms)
+    except LogError as again:
+        _log.warning("cannot keep a view's error: partition=%s error=%s", held.name, again)
+
+
+class _Run:
+    """One run over one state of the partition: steps 2 and 3."""
+
+    def __init__(self, held: Partition, place: ViewPlace, basis: Basis, work: ViewWork) -> None:
+        self.old = basis.old
+        self._held, self._place, self._basis, self._work = held, place, basis, work
+        self._began = work.clock()
+        self._start = self.old.horizon_offset if self.old.is_built else basis.log_start_offset
+        self._lost = self.old.lost
+        self._upto = place.horizon()
+
+    def build(self) -> CompactedView:
+        """Raises as `build_view`; then nothing of it is left in the store but what could not be deleted."""
+        self._check_gap()
+        self._upto = max(self._upto, self._start)
+        found = find_survivors(
+            self._old_runs,
+            NewRecords(
+                runs=self._new_runs,
+                start=self._start,
+                upto=self._upto,
+                aborted=aborted_transactions(self._place.source, self._start, self._upto),
+                count_max=self._basis.records_max,
+            ),
+            Buffer(size_bytes=self._held.rules.view_buffer_bytes),
+            retain_null_key=self._held.rules.view_retain_null_key,
+            empty_deletes=self._held.rules.view_empty_value_deletes,
+            check=self._check_stop,
+        )
+        settings, input_bytes = self._held.log.settings, found.old.size_bytes + found.new.size_bytes
+        parts = ViewParts(
+            self._work.storage,
+            self._held.log.directory,
+            self._upload,
+            part_bytes=part_bytes(settings.segment_bytes, input_bytes),
+            interval_bytes=settings.index_interval_bytes,
+        )
+        try:
+            self._write_old(parts, found.old, part_bytes(settings.segment_bytes, input_bytes))
+            self._write_new(parts, found.new)
+            return self._built(parts.end(), parts, found)
+        except LogError:
+            parts.discard(self._place.store, self._place.prefix)
+            raise
+
+    def _check_gap(self) -> None:
+        gap = self.old.gap(self._basis.log_start_offset) if self.old.is_built else None
+        if gap is None:
+            return
+        if not self._work.accepts_loss:
+            raise InvalidRequest(
+                "building a view, the log no longer holds what follows it: build it with the loss accepted "
+                "(--accept-loss), or drop it and build it anew from what there is",
+                partition=self._held.name,
+                view=self.old.name,
+                lost=f"[{gap[0]}, {gap[1]})",
+            )
+        self._lost, self._start = (*self._lost, gap), gap[1]
+
+    def _old_runs(self) -> Iterator[memoryview]:
+        for row in self.old.rows:
+            yield from self._row_runs(row)
+
+    def _row_runs(self, row: RemoteSegment) -> Iterator[memoryview]:
+        yield from row_runs(self._basis.parts, row, row.base_offset)
+
+    def _new_runs(self) -> Iterator[memoryview]:
+        if self._start < self._upto:
+            for data in TieredReader(lambda _: self._place.source).batches(self._held.name, self._start, self._upto):
+                yield _cut(data, self._upto)
+
+    def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
+        """Parts that lose nothing stay as they are, unless they are small; of those that lose all nothing is read."""
+        first = 0
+        for row in self.old.rows:
+            keep = stream.flags(first, row.record_count)
+            first += row.record_count
+            if self._basis.own_parts and keep.all() and 2 * row.size_bytes >= wanted_bytes:
+                parts.keep(row)
+            elif keep.any():
+                self._write(parts, self._row_runs(row), stream, first - row.record_count)
+        if first != stream.record_count:
+            raise Conflict("building a view, its rows count other records than it has", counted=stream.record_count)
+
+    def _write_new(self, parts: ViewParts, stream: Stream) -> None:
+        self._write(parts, self._new_runs(), stream, 0)
+
+    def _write(self, parts: ViewParts, runs: Iterable[memoryview], stream: Stream, first: int) -> None:
+        for data in runs:
+            self._check_stop()
+            table = kernels.scan_batches(data, verify=False)
+            records = int(table.record_counts.sum(dtype=np.int64))
+            left = filtered(data, table, stream.flags(first, records))
+            first += records
+            if left:
+                parts.add(left)
+
+    def _upload(self, part: SegmentToCopy) -> RemoteSegment:
+        self._check_stop()
+        row = copy_segment(
+            self._place.store,
+            self._place.prefix,
+            part,
+            epoch=self._basis.epoch,
+            now_ms=self._work.now_ms,
+            view=self._work.name,
+            at_rest=self._place.at_rest,
+        )
+        return replace(row, committed_ms=self._work.now_ms)
+
+    def _check_stop(self) -> None:
+        if self._work.should_stop():
+            raise CleaningAborted("building a view, asked to stop", partition=self._held.name, view=self._work.name)
+
+    def _built(self, rows: tuple[RemoteSegment, ...], parts: ViewParts, found: Survivors) -> CompactedView:
+        run = ViewRun(
+            started_ms=self._work.now_ms,
+            took_ms=round((self._work.clock() - self._began) * 1000),
+            from_offset=self._start,
+            upto_offset=self._upto,
+            records_in=found.old.record_count + found.new.record_count,
+            records_out=parts.record_count,
+            bytes_in=found.old.size_bytes + found.new.size_bytes,
+            bytes_out=parts.size_bytes,
+            key_ranges=found.key_ranges,
+        )
+        return CompactedView(
+            name=self.old.name,
+            start_offset=self.old.start_offset if self.old.is_built else self._start,
+            horizon_offset=self._upto,
+            rows=rows,
+            record_count=parts.record_count,
+            key_count=parts.record_count - found.keyless_count,
+            source_sequence=self._basis.source_sequence,
+            lost=self._lost,
+            last_run=run,
+        )
+
+
+def _cut(data: memoryview, upto: int) -> memoryview:
+    """Without the batches from `upto` on: how many of them come along differs from one reading to the next."""
+    table = kernels.scan_batches(data, verify=False)
+    inside = int(np.searchsorted(table.base_offsets, upto))
+    return data if inside == len(table) else data[: int(table.positions[inside])]

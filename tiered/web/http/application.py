@@ -1,0 +1,142 @@
+"""The application that serves answers: pure functions of an address stay what they are, starlette does the HTTP.
+
+Every answer, also one that something is wrong, keeps a browser from loading or sending anything elsewhere. Pages are of
+their moment and are kept by nobody; what does not change while the process runs (the stylesheet, the scripts) is kept
+and asked about by its ETag. GET and HEAD are the verbs unless a route says another. What is large goes out compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from local.errors import Unavailable
+from tiered.web.html import Html, tag
+from tiered.web.http.answering import Answered, Answering
+from tiered.web.pages.parts import bare_page
+
+HTML_TYPE = "text/html; charset=utf-8"
+GZIP_BYTES_MIN = 4096  # less than that fits into few packets
+HEAD_BYTES_MAX = 16 * 1024  # of a request's address and headers
+GZIP_LEVEL = 5  # a page of a thousand rows in a fifth of the time of level 9, a few per cent larger
+_KEPT_TYPES = ("text/css", "text/javascript")  # the same bytes as long as the process runs
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with none at all a browser sends our own form without its origin
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_log = logging.getLogger(__name__)
+
+
+def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> ASGIApp:
+    """Routes behind what all answers have; `within` sees a request before its route does."""
+    made = Starlette(
+        routes=list(routes),
+        middleware=[
+            Middleware(GZipMiddleware, minimum_size=GZIP_BYTES_MIN, compresslevel=GZIP_LEVEL),
+            *within,
+        ],
+        exception_handlers={HTTPException: _refused, Exception: _failed},
+    )
+    made.router.redirect_slashes = False
+    return _Outside(made)
+
+
+async def answered(request: Request, answering: Answering, make: Callable[[], Answered]) -> Response:
+    """The answer that `make` gives, in time, or that it is not to be had."""
+    try:
+        status, kind, text = await answering.of(make)
+    except Unavailable as error:
+        words = " ".join(str(error).split())
+        return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not to be had now", [tag("p", words, class_="trouble")])
+    except Exception as error:  # noqa: BLE001 - the others' answers go on
+        path = target_of(request.scope).partition("?")[0]
+        _log.error("an answer failed: path=%s %s", path[:200], _place(error), exc_info=_log.isEnabledFor(logging.DEBUG))
+        return await _failed(request, error)
+    body = text.encode()
+    if status != HTTPStatus.OK or not kind.startswith(_KEPT_TYPES):
+        return Response(body, status, media_type=None, headers={"Content-Type": kind})
+    mark = f'W/"{hashlib.sha256(body).hexdigest()[:20]}"'  # weak: compressed it is the same
+    headers = {"Content-Type": kind, "Cache-Control": "no-cache", "ETag": mark}
+    if mark in [each.strip() for each in request.headers.get("If-None-Match", "").split(",")]:
+        return Response(None, HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(body, status, headers=headers)
+
+
+def page(status: HTTPStatus, title: str, inner: Sequence[Html]) -> Response:
+    """A page that knows nothing of the logs."""
+    return Response(bare_page(title, list(inner)), status, media_type=HTML_TYPE)
+
+
+def target_of(scope: Scope) -> str:
+    """The path as it was asked for, with its query."""
+    query = scope["query_string"].decode("latin-1")
+    path = scope["raw_path"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """No such address, or no such verb: what starlette says of routes."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
+    else:
+        found = page(HTTPStatus(error.status_code), HTTPStatus(error.status_code).phrase, [tag("p", "Not here.")])
+    found.headers.update(error.headers or {})
+    return found
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A mistake of ours."""
+    return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "The log of this process says why.")])
+
+
+def _place(error: Exception) -> str:
+    """What it is and where. Its text is left out, for it may show anything."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"kind={type(error).__name__} at={at.filename.rpartition('/')[2]}:{at.lineno}"
+
+
+class _Outside:
+    """Puts the headers above on every answer that does not say better; takes no request whose head is too long.
+
+    The parser refuses those that come in pieces; one that comes at once is whole before it looks.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await (_TOO_LONG if _head_bytes(scope) > HEAD_BYTES_MAX else self._app)(scope, receive, sending)
+
+
+def _head_bytes(scope: Scope) -> int:
+    return len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"])
+
+
+_TOO_LONG = Response(
+    "the request's head is too long", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, {"Connection": "close"}
+)

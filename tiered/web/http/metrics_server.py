@@ -1,0 +1,140 @@
+"""An HTTP endpoint beside a manager at work: ``/metrics`` for Prometheus, ``/health`` for whoever restarts things, and
+pages for people (`tiered.web`).
+
+Reads alone, no authentication: it listens on the loopback address unless told otherwise, and has its pages only there.
+A browser that was led here under another machine's name (DNS rebinding) gets nothing of all this, and none may load or
+send anything elsewhere. Those who ask for the same figures at the same time share one answer; figures that are not
+there within a deadline are a 503, never old ones.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Collection
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from local.errors import InvalidRequest, Unavailable
+from tiered.observe.exposition import Form, form_of
+from tiered.web.http.answering import ANSWER_S, Answered, Answering
+from tiered.web.http.application import answered, application, target_of
+from tiered.web.http.gate import host_name, names_here, own_names
+from tiered.web.http.serving import ServerInThread, Tls
+from tiered.web.pages.data_loader import Gathering
+
+LOOPBACK = "127.0.0.1"
+_NOT_HERE = "This name is none of this server's. --host NAME makes it one.\n"
+FIGURES_S = ANSWER_S - 1  # a scrape waits for ten seconds, unless it was told otherwise
+TEXT_TYPE = "text/plain; charset=utf-8"
+
+Answer = Callable[[str], Answered]  # of an Accept header
+Pages = Callable[[str], Answered]  # of a path with its query
+
+
+class MetricsServer(ServerInThread):
+    """``/metrics``, ``/health``, and pages."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        answers: dict[str, Answer],
+        pages: Pages | None = None,
+        *,
+        option: str = "--metrics",
+        tls: Tls | None = None,
+        answer_s: float = ANSWER_S,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
+        `answer_s` is what the making of an answer may take. Whoever asks under a name gets nothing but under that of
+        `host`, this machine's, or one of `hosts`.
+
+        Raises InvalidRequest for an address or a certificate that cannot be had.
+        """
+        is_own = is_loopback(host)
+        names = {host, *hosts, *(() if is_own else own_names())}
+        desk = _Desk(
+            answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
+        )
+        routes = [Route("/{path:path}", desk.show, methods=["GET"])]
+        super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
+
+
+_PORT_DIGITS = 5
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``:9464`` is the loopback address; ``0.0.0.0:9464`` is everybody; ``[::1]:9464``. Raises InvalidRequest."""
+    host, colon, port = text.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
+    if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise InvalidRequest("reading an address", text=repr(text), expected="[HOST]:PORT, such as :9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    if host.casefold() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Desk:
+    """The one route."""
+
+    def __init__(
+        self, answers: dict[str, Answer], pages: Pages | None, answering: Answering, hosts: Collection[str]
+    ) -> None:
+        self._hosts = hosts
+        self._answers, self._pages, self._answering = answers, pages, answering
+        self._gathering = Gathering(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
+
+    async def show(self, request: Request) -> Response:
+        target, host, accept = target_of(request.scope), request.headers.get("Host", ""), request.headers.get("Accept")
+        return await answered(request, self._answering, lambda: self._answer(target, host, accept or ""))
+
+    def _answer(self, target: str, host: str, accept: str) -> Answered:
+        if not names_here(host, self._hosts):
+            return HTTPStatus.MISDIRECTED_REQUEST, TEXT_TYPE, _NOT_HERE
+        path = target.partition("?")[0]
+        answer = self._answers.get(path)
+        if answer is not None:
+            return self._figures(path, answer, accept)
+        if self._pages is not None and is_loopback(host_name(host)):
+            return self._pages(target)
+        return HTTPStatus.NOT_FOUND, TEXT_TYPE, "\n".join([*self._answers, ""])
+
+    def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
+        told = self._gathering.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
+        if told.late_since_ms is not None:
+            raise Unavailable("gathering figures, not there yet: the disk does not answer, or this machine is busy")
+        return told.value
+
+
+def metrics_answer(text: Callable[[Form], str]) -> Answer:
+    """What ``/metrics`` says, in the form that is asked for."""
+
+    def answer(accept: str) -> tuple[HTTPStatus, str, str]:
+        form = form_of(accept)
+        return HTTPStatus.OK, form.value, text(form)
+
+    return answer
+
+
+def health_answer(troubles: Callable[[], list[str]]) -> Answer:
+    """What ``/health`` says: 200 while there is no trouble, 503 and the troubles otherwise."""
+
+    def answer(accept: str = "") -> tuple[HTTPStatus, str, str]:
+        found = troubles()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+        return status, "text/plain; charset=utf-8", "".join(f"{line}\n" for line in found or ["ok"])
+
+    return answer

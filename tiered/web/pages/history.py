@@ -1,0 +1,234 @@
+"""How the tiers stood over time, on the overview and on the page of a topic: three small charts, a table behind them.
+
+What is drawn is what managers at work noted (`tiered.status.tier_history`): where nobody was at work, or the bucket had
+not been seen, a line is broken. For the time before the first note there is one dotted line, which the bucket itself
+tells: of what is in it today, so much was there by then at the least.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tiered.config.units import counted, format_bytes, format_dollars, format_ms
+from tiered.status.tier_history import TierHistory, history_of
+from tiered.status.tier_series import DAY_MS, TierPoint, TierSeries, stretches
+from tiered.web.charts.time_charts import Run, TimeChart, TimeLine, bytes_label, dollars_label, thinned
+from tiered.web.html import Child, Html, tag
+from tiered.web.pages.parts import Heading, link, stamp, table
+
+SPANS = {
+    "6h": (DAY_MS // 4, "6 hours"),
+    "2d": (2 * DAY_MS, "2 days"),
+    "30d": (30 * DAY_MS, "30 days"),
+    "3y": (1096 * DAY_MS, "3 years"),
+}
+_PERIODS = {
+    "6h": ("five minutes", "%Y-%m-%d %H:%M"),
+    "2d": ("hour", "%Y-%m-%d %H"),
+    "30d": ("day", "%Y-%m-%d"),
+    "3y": ("month", "%Y-%m"),
+}
+_WORST = frozenset({"lag_bytes", "at_risk_bytes"})
+_HEADINGS = (
+    Heading("Time (UTC)", is_short=True),
+    Heading("On the disk", is_number=True),
+    Heading("In the bucket", is_number=True),
+    Heading("Waited, at most", is_number=True),
+    Heading("At risk, at most", is_number=True),
+    Heading("$ a month", is_number=True),
+)
+_NOT_OPEN = Heading("Not open", is_number=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Notes, and (time, bytes) of what is still in the bucket (`tiered.status.tier_history.still_there`)."""
+
+    series: TierSeries
+    still: Sequence[tuple[int, int]]
+
+
+def asked_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> str:
+    """The one that is asked for, else the shortest that shows all there is, up to 30 days."""
+    span = query.get("span", "")
+    if span in SPANS:
+        return span
+    age_ms = now_ms - begun_ms if begun_ms is not None else SPANS["30d"][0]
+    return next((name for name, (span_ms, _) in SPANS.items() if age_ms <= span_ms and name != "3y"), "30d")
+
+
+def history_section(
+    past: Past, topic: str | None, now_ms: int, path: str, query: Mapping[str, str], kept: Mapping[str, str]
+) -> Html:
+    """The part of a page with the id ``history``; `path` and the query `kept` lead to the same page again."""
+    span = asked_span(query, past.series.of(topic).oldest_ms, now_ms)
+    found = history_of(past.series, topic, now_ms, SPANS[span][0])
+    still = _still(past.still, found)
+    inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, kept)]
+    if found.points or still:
+        charts = [_tiers(found, still), *([_waiting(found), _dollars(found)] if found.points else [])]
+        drawn = [tag("figure", tag("figcaption", each.title), each.drawn()) for each in charts]
+        inner.append(tag("div", drawn, class_="past"))
+    inner.append(tag("p", _words(found, has_still=bool(still)), class_="faint"))
+    if found.points:
+        inner.append(_table(found, span))
+    return tag("section", inner, id="history", aria_label="Over time")
+
+
+def _spans(chosen: str, path: str, kept: Mapping[str, str]) -> Html:
+    links = [
+        tag("a", words, href=link(path, {**kept, "span": name}), aria_current="true" if name == chosen else None)
+        for name, (_, words) in SPANS.items()
+    ]
+    return tag("nav", tag("span", "The last"), links, aria_label="Time shown")
+
+
+def _tiers(found: TierHistory, still: Run) -> TimeChart:
+    lines = [
+        _line(found, "bucket", "t-remote", "remote_bytes"),
+        _line(found, "disk", "t-local", "local_bytes"),
+        TimeLine(name="", style="t-still", runs=[still] if still else []),
+    ]
+    begun = [(found.begun_ms, "first note")] if still and found.begun_ms is not None else []
+    bucket = _said(found, "In the bucket", "remote_bytes", format_bytes)
+    words = f"{bucket} {_said(found, 'On the disk', 'local_bytes', format_bytes)}"
+    return _chart(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, binary=True, rules=begun)
+
+
+def _waiting(found: TierHistory) -> TimeChart:
+    lines = [
+        _line(found, "waits", "t-lag", "lag_bytes"),
+        _line(found, "at risk", "t-risk", "at_risk_bytes"),
+    ]
+    waits = _said(found, "Waits for its upload", "lag_bytes", format_bytes)
+    words = f"{waits} {_said(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
+    return _chart(found, "history-risk", "Waits for its upload, and at risk", words, lines, bytes_label, binary=True)
+
+
+def _dollars(found: TierHistory) -> TimeChart:
+    lines = [_line(found, "bucket", "t-dollars", "dollars_per_month")]
+    words = _said(found, "Dollars a month", "dollars_per_month", format_dollars)
+    return _chart(found, "history-dollars", "$ a month for what is in the bucket", words, lines, dollars_label)
+
+
+def _chart(
+    found: TierHistory,
+    id_: str,
+    title: str,
+    words: str,
+    lines: Sequence[TimeLine],
+    show: Callable[[float], str],
+    *,
+    binary: bool = False,
+    rules: Sequence[tuple[int, str]] = (),
+) -> TimeChart:
+    return TimeChart(
+        id=id_,
+        title=title,
+        words=words,
+        lines=lines,
+        since_ms=found.since_ms,
+        until_ms=found.until_ms,
+        show=show,
+        binary=binary,
+        rules=rules,
+    )
+
+
+def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
+    runs = [run for stretch in stretches(found.points, found.step_ms) for run in _known(stretch, field)]
+    thin = [thinned(run, found.since_ms, found.until_ms, most=field in _WORST) for run in runs]
+    return TimeLine(name=name, style=style, runs=thin)
+
+
+def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, float]]]:
+    """The parts of a stretch with that figure."""
+    found: list[list[tuple[int, float]]] = [[]]
+    for point in stretch:
+        value = getattr(point, field)
+        if value is None:
+            found.append([])
+        else:
+            found[-1].append((point.at_ms, float(value)))
+    return [run for run in found if run]
+
+
+def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
+    """That of the time shown before the first note; nothing where notes reach back so far."""
+    until = found.until_ms if found.begun_ms is None else min(found.begun_ms, found.until_ms)
+    if until <= found.since_ms:
+        return []
+    before = [size for at, size in still if at < found.since_ms]
+    run: list[tuple[int, float]] = [(found.since_ms, float(before[-1]))] if before else []
+    for at, size in still:
+        if found.since_ms <= at < until:
+            run += [(at, run[-1][1] if run else 0.0), (at, float(size))]  # steps: nothing lay there between
+    if not run or until - run[0][0] < (found.until_ms - found.since_ms) // 100:
+        return []  # too short to be seen
+    return [*thinned(run, found.since_ms, found.until_ms, most=True), (until, run[-1][1])]
+
+
+def _said(found: TierHistory, name: str, field: str, show: Callable[[float], str] | Callable[[int], str]) -> str:
+    values = [value for point in found.points if (value := getattr(point, field)) is not None]
+    if not values:
+        return f"{name}: not known."
+    last, least, most = (show(each) for each in (values[-1], min(values), max(values)))
+    return f"{name}: {last} last, {least} at least, {most} at most."
+
+
+def _words(found: TierHistory, *, has_still: bool) -> str:
+    said = []
+    if not found.points:
+        begun = "" if found.begun_ms is None else f" The first one is of {stamp(found.begun_ms)}."
+        said.append(f"No note of this time: the manager at work (tiered run) takes one every five minutes.{begun}")
+    else:
+        newest = stamp(found.points[-1].at_ms)
+        said.append(f"{counted(len(found.points), 'note')} of managers at work, the last one of {newest}.")
+        if len(list(stretches(found.points, found.step_ms))) > 1 or any(e.remote_bytes is None for e in found.points):
+            said.append("Where a line is broken nobody was at work, or the bucket had not been seen yet.")
+        if any(each.missing_partitions for each in found.points):
+            said.append("Partitions that were not open are left out.")
+    if has_still:
+        said.append("Dotted, before the first note: of what is in the bucket today, so much was there at the least.")
+    return " ".join(said)
+
+
+def _table(found: TierHistory, span: str) -> Html:
+    """A row for each hour, day or month: the last figures, the most of what waited and was at risk."""
+    name, form = _PERIODS[span]
+    periods: dict[str, list[TierPoint]] = {}
+    for point in found.points:
+        at = datetime.datetime.fromtimestamp(point.at_ms / 1000, datetime.UTC)
+        periods.setdefault(at.strftime(form), []).append(point)
+    has_missing = any(each.missing_partitions for each in found.points)
+    headings = (*_HEADINGS, _NOT_OPEN) if has_missing else _HEADINGS
+    rows = [_cells(key, points, has_missing=has_missing) for key, points in reversed(periods.items())]
+    caption = f"How it stood at the end of each {name}, the newest first"
+    more = tag("p", "All notes, for scripts: ", tag("code", _command(found)))
+    return tag("details", tag("summary", "The figures of these charts"), table(caption, headings, rows), more)
+
+
+def _command(found: TierHistory) -> str:
+    """The command that tells all of them."""
+    span = format_ms(found.until_ms - found.since_ms)
+    topic = "" if found.topic is None else f" {found.topic}"
+    return f"tiered status{topic} --history {span} -o csv"
+
+
+def _cells(key: str, points: Sequence[TierPoint], *, has_missing: bool) -> list[Child]:
+    last = points[-1]
+    shown = [
+        f"{key}:00" if len(key) == 13 else key,
+        format_bytes(last.local_bytes),
+        _bytes(last.remote_bytes),
+        _bytes(max((each.lag_bytes for each in points if each.lag_bytes is not None), default=None)),
+        _bytes(max((each.at_risk_bytes for each in points if each.at_risk_bytes is not None), default=None)),
+        "not known" if last.dollars_per_month is None else format_dollars(last.dollars_per_month),
+    ]
+    return [*shown, str(max(each.missing_partitions for each in points))] if has_missing else [*shown]
+
+
+def _bytes(value: int | None) -> str:
+    return "not known" if value is None else format_bytes(value)

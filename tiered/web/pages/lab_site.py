@@ -1,0 +1,104 @@
+"""What the cost lab is asked and where its answers come from: topics measured once a minute, simulated when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from local.errors import InvalidRequest
+from policies.cost.prices import PriceTable
+from tiered.config.price_file import configured_prices
+from tiered.cost.arrival_rate import read_rates
+from tiered.cost.cost_history import Measured, measured_streams
+from tiered.cost.cost_lab import ALONG, CostLab, cost_lab, read_variant
+from tiered.manager.manager import LogManager
+from tiered.web.pages.data_loader import Gathering, Patience, Told
+from tiered.web.pages.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
+from tiered.web.pages.lab_words import FIELD_OF
+from tiered.web.pages.manager_cache import Looks
+from tiered.web.pages.stale_banner import age_facts, note_on
+
+MEASURED_MS = 60_000  # how long what was measured is good enough to simulate with
+ANSWER_MS = 60_000
+_Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, how many others there are, the prices
+
+
+class Laboratory:
+    """The cost lab over a manager. Thread safe."""
+
+    def __init__(self, looks: Looks, gathering: Gathering, now_ms: Callable[[], int]) -> None:
+        self._looks, self._gathering, self._now_ms = looks, gathering, now_ms
+
+    def page(self, query: Mapping[str, str]) -> str:
+        """Raises InvalidRequest for settings that cannot be, NotFound for a topic that is not there."""
+        patience = self._gathering.patience()
+        basis = self._measured(query, patience)
+        measured, left_out, _ = basis.value
+        if not any(each.stream is not None for each in measured):
+            note = note_on(self._looks, basis, self._now_ms(), kept_ms=MEASURED_MS)
+            why = [each.warning for each in measured if each.warning is not None]
+            return nothing_page(basis.at_ms, query, why, note)
+        told = self._lab(query, basis, patience)
+        note = note_on(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS)
+        return lab_page(told.value, query, told.at_ms, left_out, note)
+
+    def facts(self, query: Mapping[str, str]) -> dict[str, object]:
+        """The same for programs. Raises InvalidRequest where there is nothing to simulate, too."""
+        patience = self._gathering.patience()
+        told = self._lab(query, self._measured(query, patience), patience)
+        return {**age_facts(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS), **lab_facts(told.value)}
+
+    def _lab(self, query: Mapping[str, str], basis: Told[_Basis], patience: Patience) -> Told[CostLab]:
+        asked, along = read_variant(query), _along(query)
+        measured, _, prices = basis.value
+
+        def look() -> CostLab:
+            return cost_lab(measured, asked, prices, along=along)
+
+        key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}&{basis.at_ms}"
+        told = self._gathering.get(key, look, keep_ms=ANSWER_MS, patience=patience)
+        return replace(told, read_ms=basis.data_ms)
+
+    def _measured(self, query: Mapping[str, str], patience: Patience) -> Told[_Basis]:
+        topic, rates = _topic(query), _rates(query)
+
+        def look(manager: LogManager) -> _Basis:
+            now = self._now_ms()
+            tiered = [each.name for each in manager.topics() if each.was_tiered]
+            chosen = [topic] if topic else largest_topics(manager, tiered)
+            found = measured_streams(manager, now, chosen, may_ask=False, rates=rates)
+            return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
+
+        key = f"measured?{topic}&{sorted(rates.items(), key=str)}"
+        return self._looks.gathered(self._gathering, key, look, keep_ms=MEASURED_MS, patience=patience)
+
+
+def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
+    """TOPICS_MAX of them by bytes in the bucket and on the disk, by what the manager holds in memory."""
+    sizes = dict.fromkeys(names, 0)
+    for held in manager.partitions(names):
+        head = held.head()
+        stored = (
+            sum(row.stored_bytes for row in head.segments) + sum(s.stored_bytes for s in head.spills) if head else 0
+        )
+        sizes[held.name.topic] += stored + held.log.size_bytes
+    return sorted(sorted(names), key=lambda name: -sizes[name])[:TOPICS_MAX]
+
+
+def _topic(query: Mapping[str, str]) -> str:
+    return query.get("topic", "").strip()
+
+
+def _rates(query: Mapping[str, str]) -> dict[str | None, float]:
+    """What comes, as ``--rate`` has it, several topics with commas between them. Raises InvalidRequest."""
+    text = query.get("rate", "").strip()
+    return read_rates(text.split(",")) if text else {}
+
+
+def _along(query: Mapping[str, str]) -> str:
+    text = query.get("along", "")
+    if not text:
+        return ALONG[0]
+    if text not in FIELD_OF:
+        raise InvalidRequest("reading what to draw along", along=repr(text), known=",".join(FIELD_OF))
+    return FIELD_OF[text]

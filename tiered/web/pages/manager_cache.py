@@ -1,0 +1,218 @@
+"""The manager that pages look at: the one at work in this process, or one that only looks, opened again and again.
+
+One that only looks sees the directory and the bucket as they were when it was opened. It is opened anew in a thread
+when a page is asked for and the last one is older than FRESH_MS; until the new one is there the old one serves. The
+caller waits up to FIRST_S for the new one where the old one is older than AGE_MAX_MS, which is so after an idle time;
+what is shown all the same is marked (`tiered.web.pages.stale_banner`). A manager is closed when no page uses it any
+more. A store that hangs may keep the first one from being opened for minutes: after FIRST_S the disk is looked at
+alone, and every page says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from local.errors import LogError, Unavailable
+from tiered.web.pages.data_loader import Gathering, Patience, Told
+
+if TYPE_CHECKING:
+    from tiered.config.config import Config
+    from tiered.manager.manager import LogManager
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FRESH_MS = 15_000
+AGE_MAX_MS = 30_000  # older data is read anew before it is shown, or marked as old
+STALE_MS = 10_000  # so long may a newer look take before people are told
+FIRST_S = 2.0  # how long the first to ask waits for the first manager
+
+
+class Looks:
+    """See the module text. Thread safe."""
+
+    def __init__(
+        self,
+        config: Config,
+        open_manager: Callable[[], LogManager],
+        now_ms: Callable[[], int],
+        open_alone: Callable[[], LogManager] | None = None,
+    ) -> None:
+        """`open_alone` opens one that asks no store."""
+        self.config = config
+        self._open, self._open_alone, self._now_ms = open_manager, open_alone, now_ms
+        self._lock = threading.Lock()
+        self._is_there = threading.Event()
+        self._held: _Held | None = None
+        self._opening_since_ms: int | None = None
+        self._error: Exception | None = None
+        self._is_closed = self._is_alone = False
+
+    @classmethod
+    def of(cls, manager: LogManager) -> Looks:
+        """Always that manager, which stays its owner's."""
+        looks = cls(manager.config, lambda: manager, lambda: 0)
+        looks._held = _Held(manager, 0, is_ours=False)
+        return looks
+
+    @contextmanager
+    def manager(self) -> Iterator[LogManager]:
+        """The manager to look at, there until the block ends. Raises as `seen`."""
+        with self.seen() as (manager, _):
+            yield manager
+
+    @contextmanager
+    def seen(self) -> Iterator[tuple[LogManager, int | None]]:
+        """The manager to look at, there until the block ends, and when it read the tiers (None: it is at work).
+
+        Raises Unavailable while there is none yet, and what kept the first one from being opened.
+        """
+        held = self._take()
+        try:
+            yield held.manager, held.at_ms if held.is_ours else None
+        finally:
+            self._give_back(held)
+
+    def gathered(
+        self,
+        gathering: Gathering,
+        key: str,
+        make: Callable[[LogManager], T],
+        *,
+        keep_ms: int = 0,
+        patience: Patience | None = None,
+    ) -> Told[T]:
+        """As `Gathering.get`, of a manager to look at, with the age of its data."""
+
+        def look() -> tuple[T, int | None]:
+            with self.seen() as (manager, read_ms):
+                return make(manager), read_ms
+
+        told = gathering.get(key, look, keep_ms=keep_ms, patience=patience)
+        value, read_ms = told.value
+        return Told(value, told.at_ms, told.late_since_ms, read_ms)
+
+    def stale(self) -> tuple[int, str] | None:
+        """(of when, why) what is looked at is older than it should be; None while it is not."""
+        now = self._now_ms()
+        with self._lock:
+            held, since, error = self._held, self._opening_since_ms, self._error
+        if held is None or not held.is_ours:
+            return None
+        if held.is_alone:
+            waits = f"since {(now - since) // 1000} s" if since is not None else "when it was asked"
+            return held.at_ms, f"of the disk alone: the store has not answered {waits}"
+        if since is not None and now - since >= STALE_MS:
+            return held.at_ms, f"looking again since {(now - since) // 1000} s without an end"
+        if error is not None:
+            return held.at_ms, f"looking again failed: {' '.join(str(error).split())}"
+        return None
+
+    def close(self) -> None:
+        """Let go of the manager, as soon as nobody looks at it."""
+        with self._lock:
+            self._is_closed = True
+            held, self._held = self._held, None
+        if held is not None:
+            self._give_back(held)
+
+    def _take(self) -> _Held:
+        now = self._now_ms()
+        with self._lock:
+            if self._is_due(now):
+                self._begin(now)
+            is_first = self._held is None
+            since = self._opening_since_ms
+            is_old = self._held is not None and self._held.is_ours and now - self._held.at_ms > AGE_MAX_MS
+        if is_old and since is not None:
+            self._is_there.wait(max(0.0, FIRST_S - (now - since) / 1000))
+        if is_first and not self._is_there.wait(FIRST_S):
+            self._look_alone(now)
+        with self._lock:
+            if self._held is not None:
+                self._held.users += 1
+                return self._held
+            if self._error is not None:
+                raise self._error
+            since = self._opening_since_ms
+        waited = self._now_ms() - since if since is not None else 0
+        raise Unavailable("opening the logs, the disk or the store has not answered yet", waited_ms=waited)
+
+    def _begin(self, now_ms: int) -> None:
+        """Look again, for whoever holds the lock."""
+        try:
+            threading.Thread(target=self._reopen, args=(now_ms,), name="tiered-look", daemon=True).start()
+        except RuntimeError as error:
+            self._error = Unavailable("looking again, there is no thread for it now", cause=str(error))
+            self._is_there.set()
+        else:
+            self._opening_since_ms = now_ms
+            self._is_there.clear()
+
+    def _is_due(self, now_ms: int) -> bool:
+        if self._is_closed or self._opening_since_ms is not None:
+            return False
+        return self._held is None or (self._held.is_ours and not 0 <= now_ms - self._held.at_ms < FRESH_MS)
+
+    def _reopen(self, now_ms: int) -> None:
+        new: _Held | None = None
+        error: Exception | None = None
+        try:
+            new = _Held(self._open(), now_ms)
+        except Exception as found:  # noqa: BLE001 - it belongs to whoever asks next
+            _log.warning("looking again failed: error=%s", found)
+            error = found
+        with self._lock:
+            before = self._held if new is not None else None
+            unwanted = new if self._is_closed else None
+            if new is not None and not self._is_closed:
+                self._held = new
+            self._error, self._opening_since_ms = error, None
+        self._is_there.set()
+        for each in (before, unwanted):
+            if each is not None:
+                self._give_back(each)
+
+    def _look_alone(self, now_ms: int) -> None:
+        """Without the store; one at a time, and only while there is nothing better."""
+        with self._lock:
+            if self._open_alone is None or self._held is not None or self._is_alone or self._is_closed:
+                return
+            self._is_alone = True
+        try:
+            new = _Held(self._open_alone(), now_ms, is_alone=True)
+        except LogError as error:
+            _log.warning("looking at the disk failed: error=%s", error)
+            return  # whoever opens all of it meets it, too
+        finally:
+            self._is_alone = False
+        if not self._is_kept(new):
+            self._give_back(new)
+
+    def _is_kept(self, new: _Held) -> bool:
+        """Whether it is what serves from now on; something better may have come meanwhile."""
+        with self._lock:
+            if self._held is not None or self._is_closed:
+                return False
+            self._held = new
+            return True
+
+    def _give_back(self, held: _Held) -> None:
+        """The last one to look closes it; who made it was the first."""
+        with self._lock:
+            held.users -= 1
+            is_over = held.users == 0 and held.is_ours
+        if is_over:
+            held.manager.close()
+
+
+class _Held:
+    """`users` counts those who look, and us while it is the newest."""
+
+    def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True, is_alone: bool = False) -> None:
+        self.manager, self.at_ms, self.is_ours, self.is_alone = manager, at_ms, is_ours, is_alone
+        self.users = 1

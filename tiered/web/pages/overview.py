@@ -1,0 +1,273 @@
+"""The overview (all topics, what is at risk, what is stuck, dollars) and the page of what is stuck alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
+from tiered.status.problem_rows import StuckGroup, group_of, group_stuck
+from tiered.status.status_report import StatusReport
+from tiered.status.status_rows import Row, status_facts, topic_row
+from tiered.web.html import Child, Html, tag
+from tiered.web.pages.grouping import boxes, worst_troubles
+from tiered.web.pages.history import Past, history_section
+from tiered.web.pages.parts import (
+    ROWS_ON_A_PAGE,
+    Heading,
+    asked_page,
+    commands,
+    figures,
+    frame,
+    lasted,
+    link,
+    page_count,
+    pager,
+    stamp,
+    table,
+    topic_path,
+)
+from tiered.web.pages.pauses import pauses
+
+_HEADINGS = (
+    Heading("Topic", sort="topic"),
+    Heading("Partitions", is_number=True, sort="partitions"),
+    Heading("Offsets", is_number=True, sort="offsets"),
+    Heading("Local", is_number=True, sort="local_bytes"),
+    Heading("Remote", is_number=True, sort="remote_bytes"),
+    Heading("Upload lag", is_number=True, sort="lag_bytes"),
+    Heading("At risk", is_number=True, sort="at_risk_bytes"),
+    Heading("$ a month", is_number=True, sort="dollars_per_month"),
+    Heading("State"),
+)
+NOT_READ = "not known yet"
+SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
+
+
+def overview(
+    report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None, past: Past | None = None
+) -> str:
+    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
+    if not report.topics:
+        stuck = worst_troubles(report, report.stuck)
+        return frame("Overview", "/", report.now_ms, note, _work(report), stuck, _begin(has_remote))
+    everything = [topic_row(report, topic) for topic in report.topics]
+    return frame(
+        "Overview",
+        "/",
+        report.now_ms,
+        note,
+        _work(report),
+        worst_troubles(report, report.stuck),
+        pauses(report, everything),
+        _sums(report, everything),
+        _over_time(report, query, past),
+        tag("h2", "Topics"),
+        tag("div", topic_list(everything, query, stuck_topics(report)), id="topics"),
+        _fine_print(report),
+    )
+
+
+def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mapping[str, int]) -> list[Html]:
+    """A search, the page of the list that was asked for, and the way to the others; `stuck` counts by topic."""
+    asked = _asked(query)
+    rows = _sorted(_found(everything, asked["q"]), asked["sort"])
+    page = min(page_count(len(rows)), asked_page(query))
+    shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
+    caption = counted(len(everything), "topic")
+    caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
+    sorted_by = asked["sort"] if asked["sort"] in SORTS else "topic"
+    cells = (_cells(row, stuck) for row in shown)
+    found = [_search(asked), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
+    if asked["q"] and not rows:
+        found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
+    return [*found, pager("/", asked, page, len(rows))]
+
+
+def _asked(query: Mapping[str, str]) -> dict[str, str]:
+    """What every link to the same page keeps."""
+    return {name: query.get(name, "") for name in ("q", "sort", "span")}
+
+
+def _over_time(report: StatusReport, query: Mapping[str, str], past: Past | None) -> Html | None:
+    if past is None:
+        return None
+    return history_section(past, None, report.now_ms, "/", query, _asked(query))
+
+
+def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
+    """The same for programs: ``tiered status -o json`` of the topics that a search finds, all pages at once."""
+    rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
+    return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
+
+
+def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
+    """Everything that is stuck, or all of one ``topic``, equal troubles as one; a ``page`` of it.
+
+    ``alike`` is a place: those that have the same trouble as it has, each by itself.
+    """
+    here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
+    stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
+    stuck = group_of(stuck, alike) if alike else stuck
+    parts = [("of", topic), ("like that of", alike)]
+    told = " ".join(f"{words} {name}" for words, name in parts if name)
+    of_some = tag("p", f"Those {told} alone. ", tag("a", "Show all", href=here)) if told else None
+    if not stuck:
+        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "Nothing is stuck."))
+    groups = [StuckGroup((each,)) for each in stuck] if alike else group_stuck(stuck, now)
+    page = min(page_count(len(groups)), asked_page(query))
+    some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    asked = {"topic": topic, "alike": alike}
+    pages = pager(here, asked, page, len(groups))
+    return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
+
+
+def unknown_remote(row: Row) -> bool:
+    """Whether the bucket was not seen of any of it, so that its figures of the remote tier are no figures."""
+    return bool(row.get("is_tiered")) and row.get("remote_segments") is None
+
+
+def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str:
+    """A figure of a row; a dash for what has none."""
+    value = row.get(name)
+    return show(value) if isinstance(value, int) else "-"
+
+
+def lag(row: Row) -> str:
+    """What waits for its upload, as ``tiered status`` says it."""
+    if not row.get("is_tiered"):
+        return "-"
+    if unknown_remote(row):
+        return NOT_READ
+    waits = f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
+    return f"paused, {waits if row['lag_segments'] else 'nothing waits'}" if row.get("is_paused") else waits
+
+
+def remote(row: Row) -> str:
+    return NOT_READ if unknown_remote(row) else shown(row, "remote_bytes", format_bytes)
+
+
+def dollars(row: Row) -> str:
+    value = row.get("dollars_per_month")
+    if unknown_remote(row):
+        return NOT_READ
+    return format_dollars(value) if isinstance(value, float) else "-"
+
+
+def stuck_topics(report: StatusReport) -> Counter[str]:
+    """How many things are stuck of each topic."""
+    return Counter(each.partition.topic for each in report.stuck if each.partition is not None)
+
+
+def state(stuck: int) -> Child:
+    """What the last column says: a word, never a colour alone."""
+    return tag("span", f"{stuck:,} stuck", class_="bad") if stuck else "ok"
+
+
+def _found(rows: Sequence[Row], text: str) -> list[Row]:
+    wanted = text.strip().casefold()
+    return [row for row in rows if wanted in str(row["topic"]).casefold()]
+
+
+def _sorted(rows: list[Row], name: str) -> list[Row]:
+    """Largest first; by name where nothing else was asked for."""
+    if name not in SORTS or name == "topic":
+        return rows
+    return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
+
+
+def _cells(row: Row, stuck: Mapping[str, int]) -> list[Child]:
+    return [
+        tag("a", str(row["topic"]), href=topic_path(str(row["topic"]))),
+        shown(row, "partitions"),
+        shown(row, "offsets"),
+        shown(row, "local_bytes", format_bytes),
+        remote(row),
+        lag(row),
+        shown(row, "at_risk_bytes", format_bytes),
+        dollars(row),
+        state(stuck.get(str(row["topic"]), 0)),
+    ]
+
+
+def _search(asked: Mapping[str, str]) -> Html:
+    keeps = [tag("input", type="hidden", name=each, value=asked[each]) for each in ("sort", "span") if asked[each]]
+    return tag(
+        "form",
+        tag("label", "Topics with", for_="search"),
+        tag("input", type="search", id="search", name="q", value=asked["q"]),
+        keeps,
+        tag("button", "Search"),
+        method="get",
+        action="/",
+        role="search",
+    )
+
+
+def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
+    def total(name: str, show: Callable[[float], str]) -> str:
+        """Of the topics whose figure is known, and how many others there are."""
+        known = [float(str(row[name])) for row in rows if row.get(name) is not None]
+        missing = len(rows) - len(known)
+        if not known:
+            return NOT_READ
+        return show(sum(known)) + (f" and {counted(missing, 'topic')} {NOT_READ}" if missing else "")
+
+    def in_bytes(name: str) -> str:
+        return total(name, lambda value: format_bytes(int(value)))
+
+    return figures(
+        {
+            "Topics": format_count(len(rows)),
+            "Partitions": total("partitions", lambda value: format_count(int(value))),
+            "Local": in_bytes("local_bytes"),
+            "Remote": in_bytes("remote_bytes"),
+            "Upload lag": in_bytes("lag_bytes"),
+            "At risk": in_bytes("at_risk_bytes"),
+            "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
+            "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
+        }
+    )
+
+
+def _work(report: StatusReport) -> Html:
+    work, silent = report.work, report.silent_holder
+    if silent is not None:
+        return tag("p", f"{silent[0].upper()}{silent[1:]}.")
+    if work is None:
+        return tag("p", "No round of work was done here yet.")
+    age = lasted(report.now_ms - work.seen_ms)
+    ago = "just now" if report.now_ms - work.seen_ms < 1000 else f"{age} ago"
+    words = f"The manager at work did a round {ago}." if report.is_at_work else f"Nobody is at work, since {age}."
+    return tag("p", words, f" Last round at {stamp(work.seen_ms)}.")
+
+
+def _begin(has_remote: bool) -> list[Html]:
+    """What to do where nothing is yet."""
+    words = "There is no topic yet. Make one and append to it in another terminal, in the same directory:"
+    tiering = " -X remote.storage.enable=true" if has_remote else ""
+    steps = commands(
+        f"tiered topic create orders -p 2{tiering}",
+        "tiered append orders events.txt",
+        "tiered status",
+    )
+    bucket = "Segments of topics with remote.storage.enable go to the bucket by themselves."
+    no_bucket = "No bucket is configured, so all stays on this disk: set remote.url in tiered.toml to tier topics."
+    return [tag("h2", "What to do first"), tag("p", words), steps, tag("p", bucket if has_remote else no_bucket)]
+
+
+def _fine_print(report: StatusReport) -> Html:
+    prices = report.prices
+    if prices is None:
+        dollars_of = "Dollars are not told, for the file of prices (cost.prices) cannot be read: tiered doctor."
+    else:
+        dollars_of = (
+            "Dollars are of keeping what lies in the bucket (what waits for its deletion too), "
+            f"{prices.region}, prices of {prices.as_of}."
+        )
+    words = "At risk is what only this disk has. Offsets count gaps, too. "
+    if report.deleted:
+        gone = counted(len(report.deleted), "deleted topic")
+        words += f"What the bucket still has of {gone} is paid for, and is not in these figures: tiered cost show. "
+    return tag("p", words, dollars_of, class_="faint")

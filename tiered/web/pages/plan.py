@@ -1,0 +1,317 @@
+"""The page of the plan: what a round would do, why, with bytes, requests and dollars now and after. Nothing is done.
+
+It can be asked about another moment, one topic, and other settings; how the command line says the same stands below.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from local.errors import InvalidRequest
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, parse_duration
+from tiered.node.problem_groups import shared_places
+from tiered.plans.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
+from tiered.plans.planning import PricedPlan
+from tiered.status.deferral_rows import causes, deferral_rows, ends
+from tiered.status.unknown_figures import unread_rows
+from tiered.web.html import Child, Html, tag
+from tiered.web.pages.forms import button, choice, field
+from tiered.web.pages.overview import NOT_READ, shown
+from tiered.web.pages.parts import (
+    ROWS_ON_A_PAGE,
+    Heading,
+    asked_page,
+    commands,
+    figures,
+    frame,
+    link,
+    page_count,
+    pager,
+    stamp,
+    table,
+    topic_path,
+)
+
+HERE = "/plan"
+MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
+SETTINGS = ("retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes")
+_SIGNS = {"+": "makes", "-": "takes away", "~": "changes"}
+_HEADINGS = (
+    Heading("What", is_short=True),
+    Heading("Partition"),
+    Heading("Range", is_short=True),
+    Heading("Bytes", is_number=True),
+    Heading("Requests", is_number=True),
+    Heading("$ once", is_number=True),
+    Heading("$ a month", is_number=True),
+    Heading("Why"),
+)
+_PUT_OFF = (
+    Heading("Segments", is_number=True),
+    Heading("Bytes", is_number=True),
+    Heading("Partitions"),
+    Heading("What"),
+    Heading("Why"),
+    Heading("Ends"),
+)
+_TOTALS = (
+    Heading("What", is_short=True),
+    Heading("Count", is_number=True),
+    Heading("Bytes", is_number=True),
+    Heading("Requests", is_number=True),
+    Heading("$ once", is_number=True),
+    Heading("$ a month", is_number=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the plan is asked for. `after_ms` from now; `settings` are overrides, as ``-X`` has them."""
+
+    topic: str = ""
+    after: str = ""
+    kind: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Asked:
+        """Raises InvalidRequest for a moment that is none. Settings are checked where they are used."""
+        settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
+        kind = query.get("kind", "")
+        found = cls(
+            topic=query.get("topic", "").strip(),
+            after=query.get("after", "").strip(),
+            kind=kind if kind in VERBS else "",
+            settings=settings,
+        )
+        if found.after_ms is None:
+            raise InvalidRequest("reading how much later, not a duration such as 7d", after=repr(found.after))
+        return found
+
+    @property
+    def after_ms(self) -> int | None:
+        if not self.after:
+            return 0
+        value = parse_duration(self.after)
+        return value if value is not None and value >= 0 else None
+
+    @property
+    def topics(self) -> list[str] | None:
+        return [self.topic] if self.topic else None
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {"topic": self.topic, "after": self.after, "kind": self.kind, **dict(self.settings)}
+
+    @property
+    def key(self) -> str:
+        """The same for whatever needs the same plan."""
+        return "&".join([self.topic, self.after, *(f"{name}={value}" for name, value in self.settings)])
+
+
+def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms: int, note: Child = None) -> str:
+    """The page; `note` stands above what the plan says."""
+    lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
+    page = min(page_count(len(lines)), asked_page(query))
+    some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
+    if priced.plan.is_empty:
+        words = "Nothing to do for the others." if priced.missing else "Nothing to do."
+        found.append(tag("p", words, id="nothing"))
+    else:
+        found += [
+            tag("h2", "By kind"),
+            table("What a round would do", _TOTALS, (_total(row, asked) for row in total_rows(priced.cost.lines))),
+            tag("h2", "Decisions"),
+            table(_caption(len(lines), asked), _HEADINGS, (_cells(decision_row(each)) for each in some)),
+            pager(HERE, asked.query, page, len(lines)),
+            tag("h2", "To do it"),
+            tag("p", "This page does nothing. The manager at work does what is due now; by hand:"),
+            commands(*_commands(asked)),
+        ]
+    found += _put_off(priced)
+    return frame("Plan", HERE, now_ms, found, tag("p", _fine_print(priced), class_="faint"))
+
+
+def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> dict[str, object]:
+    """The same for programs, a page of decisions at a time."""
+    lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
+    page = min(page_count(len(lines)), asked_page(query))
+    some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    cost = priced.cost
+    return {
+        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,
+        "at_ms": priced.plan.now_ms,
+        **priced.totals(),
+        "missing": unread_rows(priced.missing),
+        "unread": [str(each) for each in priced.unread],
+        "problems": {str(name): text for name, text in priced.problems.items()},
+        "deferrals": deferral_rows(priced.plan.deferrals),
+        "totals": [_plain(row) for row in total_rows(cost.lines)],
+        "decisions": [_plain(decision_row(each)) for each in some],
+        "page": page,
+        "pages": page_count(len(lines)),
+    }
+
+
+def _put_off(priced: PricedPlan) -> list[Child]:
+    """A line for each reason for which segments are not copied, cleaned or dropped yet."""
+    told = causes(priced.plan.deferrals)
+    if not told:
+        return []
+    rows: Iterable[list[Child]] = (
+        [
+            format_count(each.segments),
+            format_bytes(each.size_bytes),
+            shared_places(each.partitions),
+            each.words,
+            each.why,
+            ends(each, priced.plan.now_ms) or "-",
+        ]
+        for each in told
+    )
+    return [tag("h2", "Not yet"), table("What is put off, and why", _PUT_OFF, rows)]
+
+
+def _plain(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "sign"}
+
+
+def _form(asked: Asked) -> Html:
+    names = {"retention.ms": "7d", "retention.bytes": "50GiB", "local.retention.ms": "6h"}
+    given = dict(asked.settings)
+    inputs = [
+        field(name.replace(".", "-"), name, given.get(name, ""), name=name, example=names.get(name, "5GiB"))
+        for name in SETTINGS
+    ]
+    kept = tag("input", type="hidden", name="kind", value=asked.kind) if asked.kind else None
+    again = tag("a", "Start again", href=HERE) if any(asked.query.values()) else None
+    moments = MOMENTS if asked.after in MOMENTS else {**MOMENTS, asked.after: f"in {asked.after}"}
+    return tag(
+        "form",
+        field("topic", "Topic", asked.topic, example="all"),
+        choice("after", "When", moments, asked.after),
+        inputs,
+        kept,
+        tag("div", button("Plan"), again, class_="do"),
+        method="get",
+        action=HERE,
+        aria_label="What the plan is asked for",
+        class_="fields",
+    )
+
+
+def _sums(priced: PricedPlan) -> Html:
+    cost = priced.cost
+    change = cost.then_dollars - cost.now_dollars
+    if priced.missing:
+        now = priced.totals()["now_disk_bytes"]
+        names = ("$ a month now", "$ a month after", "$ once", "Bucket now", "Bucket after", "Disk after")
+        known = {"Decisions": f"{format_count(len(cost.lines))} known"}
+        return figures({**known, **dict.fromkeys(names, NOT_READ), "Disk now": _known_bytes(now)})
+    return figures(
+        {
+            "Decisions": format_count(len(cost.lines)),
+            "$ a month now": _dollars(cost.now_dollars),
+            "$ a month after": f"{_dollars(cost.then_dollars)} ({_signed(change)})",
+            "$ once": _dollars(cost.dollars),
+            "Requests": format_count(round(sum(cost.sum_of(name) for name in ("puts", "gets", "lists", "deletes")))),
+            "Uploaded": format_bytes(round(cost.sum_of("bytes_in"))),
+            "Bucket now": format_bytes(cost.now_bytes),
+            "Bucket after": format_bytes(cost.then_bytes),
+            "Disk now": format_bytes(cost.now_disk_bytes),
+            "Disk after": format_bytes(cost.then_disk_bytes),
+        }
+    )
+
+
+def _known_bytes(size: float | None) -> str:
+    return NOT_READ if size is None else format_bytes(round(size))
+
+
+def _left_out(priced: PricedPlan) -> list[Html]:
+    """What the plan does not know, each kind in a line."""
+    found = []
+    if priced.problems:
+        some = ", ".join(map(str, sorted(priced.problems)[:3]))
+        words = f"{counted(len(priced.problems), 'partition')} in trouble ({some}): what is planned may not be done. "
+        found.append(tag("div", words, tag("a", "Troubles", href="/troubles"), class_="trouble"))
+    if priced.unread:
+        some = ", ".join(map(str, priced.unread[:3]))
+        words = (
+            f"Of {counted(len(priced.unread), 'partition')} ({some}) old rows lie in pages of the bucket, which this "
+            "page does not ask for: more may expire than is shown. The command tiered plan asks."
+        )
+        found.append(tag("p", words, id="unread"))
+    return found
+
+
+def _total(row: Row, asked: Asked) -> list[Child]:
+    kind = str(row["decision"])
+    here = link(HERE, {**asked.query, "kind": kind})
+    return [
+        [_sign(row), tag("a", str(row["verb"]), href=here, aria_current="true" if kind == asked.kind else None)],
+        shown(row, "count"),
+        shown(row, "size_bytes", format_bytes),
+        shown(row, "requests"),
+        _dollars(row["once"]),
+        _signed(row["dollars_per_month"]),
+    ]
+
+
+def _cells(row: Row) -> list[Child]:
+    return [
+        [_sign(row), str(row["verb"])],
+        tag("a", str(row["where"]), href=f"{topic_path(str(row['topic']))}/{row['partition']}"),
+        str(row["what"]),
+        shown(row, "size_bytes", format_bytes),
+        shown(row, "requests"),
+        _dollars(row["once"]),
+        _signed(row["dollars_per_month"]),
+        str(row["reason"]),
+    ]
+
+
+def _sign(row: Row) -> Html:
+    """The sign, and for whoever does not see it what it means."""
+    sign = str(row["sign"])
+    return tag("span", sign, " ", class_="sign", title=_SIGNS[sign])
+
+
+def _caption(count: int, asked: Asked) -> Html | str:
+    if not asked.kind:
+        return f"{counted(count, 'decision')}, in order"
+    return f"{counted(count, 'decision')}: {VERBS[asked.kind][1]}"
+
+
+def _commands(asked: Asked) -> Sequence[str]:
+    """The command line that plans the same; a plan of later cannot be applied."""
+    words = ["tiered", "plan", *([asked.topic] if asked.topic else [])]
+    for name, value in asked.settings:
+        words += ["-X", f"{name}={value}"]
+    if asked.after:
+        return (shlex.join([*words, "--at", f"+{asked.after}"]),)
+    return shlex.join([*words, "--out", "plan.json"]), "tiered apply plan.json"
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(value) if isinstance(value, int | float) and not isnan(value) else "-"
+
+
+def _signed(value: object) -> str:
+    if not isinstance(value, int | float) or isnan(value):
+        return "-"
+    sign = "+" if value > 0 else "\N{MINUS SIGN}" if value < 0 else ""
+    return f"{sign}{format_dollars(abs(value))}"
+
+
+def _fine_print(priced: PricedPlan) -> str:
+    signs = ", ".join(f"{sign} {word}" for sign, word in _SIGNS.items())
+    prices, dollars = priced.prices, "Dollars are not told, for the file of prices (cost.prices) cannot be read."
+    if prices is not None:
+        dollars = f"Dollars a month are of storage in the bucket; {prices.region}, prices of {prices.as_of}."
+    moment = f"As planned for {stamp(priced.plan.now_ms)}, if nothing came and nothing was done until then."
+    return f"{moment} {signs}. {dollars}"

@@ -1,0 +1,341 @@
+"""The segments of both tiers as strips over offsets and over time: what is where, and what became of it.
+
+| word | above, on the disk | below, in the bucket | bar |
+|---|---|---|---|
+| local | only this disk has it | | whole |
+| both | the bucket has it, too | | two thirds |
+| remote | | readers find it there | whole |
+| compacted | | the same, and the cleaner has been through it | 18 to 10 of 24: the lower, the fewer records are left |
+| expired | below the log start: its files or its row are about to go | the same | a fifth |
+| hole | | between two segments none has these offsets: nothing was left of them | a line |
+
+Colour is never the only sign: within a strip each has a height of its own. What lies too close together to be told
+apart is drawn as one bar, as the one of them that matters most; a hole as wide as a unit is always seen. A part of the
+offsets can be looked at closer (`Window`), by links alone. The table on the same page says the same in words.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from local.segment.segment_info import SegmentInfo
+from policies.snapshot import PartitionSnapshot
+from remote.manifest.manifest import SpillRow
+from remote.segment_entry import RemoteSegment
+from tiered.config.units import counted
+from tiered.web.html import Child, Html, tag
+from tiered.web.pages.forms import button, field
+from tiered.web.pages.parts import link, stamp
+
+WIDTH = 1000  # of a strip, in its own units
+STRIP = 24
+TOPS = {"local": 8, "remote": 52}
+HEIGHTS = {"local": STRIP, "both": 16, "remote": STRIP, "compacted": 18, "expired": 5, "hole": 2}
+COMPACTED_LEAST = 10  # the height of one of which next to nothing is left
+KINDS = ("local", "both", "remote", "compacted", "expired", "hole")
+_WEIGHTS = {"local": 4, "expired": 3, "compacted": 2, "both": 1, "remote": 1, "hole": 0}
+_MEANINGS = {
+    "local": "on this disk alone",
+    "both": "on the disk, the bucket has it too",
+    "remote": "in the bucket",
+    "compacted": "in the bucket, compacted: the lower, the fewer records are left",
+    "expired": "below the log start, leaves",
+    "hole": "no segment there: nothing was left",
+}
+Row: TypeAlias = tuple[int, int, int | None, str, float]  # base offset, next offset, newest record, kind, records left
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of an axis, half open, what lies there, and of how many of its offsets a record is left."""
+
+    start: int
+    stop: int
+    kind: str
+    left: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The offsets that are looked at, half open, of all from `begin` to `end`."""
+
+    begin: int
+    end: int
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, snapshot: PartitionSnapshot, query: Mapping[str, str]) -> Window:
+        """What ``from`` and ``to`` ask for, as far as it can be; all of it without them."""
+        bases = [each.base_offset for each in (*snapshot.segments, *snapshot.committed_parts)]
+        begin = min([snapshot.log_start_offset, *bases])
+        end = max(snapshot.next_offset, begin + 1)
+        start = min(max(_number(query.get("from", ""), begin), begin), end - 1)
+        stop = min(max(_number(query.get("to", ""), end), start + 1), end)
+        return cls(begin=begin, end=end, start=start, stop=stop)
+
+    @property
+    def is_all(self) -> bool:
+        return (self.start, self.stop) == (self.begin, self.end)
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {} if self.is_all else {"from": str(self.start), "to": str(self.stop)}
+
+    def holds(self, base_offset: int, next_offset: int) -> bool:
+        """Whether some of these offsets are looked at. An empty segment belongs to where it stands."""
+        return base_offset < self.stop and max(next_offset, base_offset + 1) > self.start
+
+    def steps(self) -> dict[str, tuple[int, int]]:
+        """Where links lead from here, by their words."""
+        size = self.stop - self.start
+        found = {}
+        if size > 1:
+            start = self.start + (size - size // 2) // 2
+            found["Closer"] = (start, start + size // 2)
+        if not self.is_all:
+            half = max(1, size // 2)
+            found["Wider"] = (max(self.begin, self.start - half), min(self.end, self.stop + half))
+        if self.start > self.begin:
+            found["Earlier"] = (max(self.begin, self.start - size), max(self.begin, self.start - size) + size)
+        if self.stop < self.end:
+            found["Later"] = (min(self.end, self.stop + size) - size, min(self.end, self.stop + size))
+        return found
+
+
+def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
+    """Both drawings, the key, and in words what they span; `here` is the page's path."""
+    local, rows = local_pieces(snapshot), remote_pieces(snapshot)
+    stored = sorted([*rows, *holes(rows)], key=lambda each: each.start)
+    pieces = [each for each in (*local, *stored) if window.holds(each.start, each.stop)]
+    words = (
+        f"Offsets {window.start:,} to {window.stop:,}: {_counted(local, window)}, "
+        f"{sum(_rows_in(each, window) for each in snapshot.committed_parts):,} remote"
+    )
+    ends = f"{window.start:,}", f"{window.stop:,}"
+    return tag(
+        "section",
+        tag("h2", "Segments"),
+        _zoom(window, here),
+        _strips("map-offsets", words, local, stored, (window.start, window.stop), ends),
+        tag("p", f"{words}. Above the disk, below the bucket."),
+        _over_time(snapshot, window),
+        _key([kind for kind in KINDS if any(each.kind == kind for each in pieces)]),
+        aria_label="Segments",
+    )
+
+
+def local_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
+    """The disk's segments, by offset."""
+    return [Piece(each.base_offset, each.next_offset, _local_kind(snapshot, each)) for each in snapshot.segments]
+
+
+def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
+    """What the bucket's rows and pages of rows hold, by offset."""
+    found = []
+    for row in snapshot.committed_parts:
+        ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
+        found += [Piece(start, stop, remote_kind(snapshot, row), records_left(row)) for start, stop in ranges]
+    return sorted(found, key=lambda each: each.start)
+
+
+def holes(stored: Sequence[Piece]) -> list[Piece]:
+    """The offsets between the bucket's pieces that none has."""
+    found, reached = [], stored[0].stop if stored else 0
+    for piece in stored:
+        if piece.start > reached:
+            found.append(Piece(reached, piece.start, "hole"))
+        reached = max(reached, piece.stop)
+    return found
+
+
+def remote_kind(snapshot: PartitionSnapshot, row: RemoteSegment | SpillRow) -> str:
+    """Which of KINDS a row is."""
+    if row.next_offset <= snapshot.log_start_offset:
+        return "expired"
+    return "compacted" if row.cleaned_through is not None else "remote"
+
+
+def records_left(row: RemoteSegment | SpillRow) -> float:
+    """Of how many of its offsets a record is left, 0..1."""
+    ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
+    offsets = sum(stop - start for start, stop in ranges)
+    return min(1.0, row.record_count / offsets) if offsets else 1.0
+
+
+def bars(pieces: Iterable[Piece], begin: int, end: int, top: int) -> list[Html]:
+    """The ground, and WIDTH bars at the most: neighbours that are narrower than two units together are one."""
+    scale = WIDTH / (end - begin)
+    drawn: list[_Bar] = []
+    for each in pieces:
+        left, right = max(0.0, (each.start - begin) * scale), min(float(WIDTH), (each.stop - begin) * scale)
+        if right <= left:
+            continue
+        bar = _Bar(left, right, each.kind, each.left)
+        before = drawn[-1] if drawn else None
+        if before is not None and before.is_one_with(bar):
+            drawn[-1] = before.joined(bar)
+        else:
+            drawn.append(bar)
+    back = tag("rect", class_="back", x=0, y=top, width=WIDTH, height=STRIP)
+    return [back, *(each.drawn(top) for each in drawn)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A piece on its strip, in units."""
+
+    left: float
+    right: float
+    kind: str
+    records_left: float
+
+    def is_one_with(self, later: _Bar) -> bool:
+        """Whether the two cannot be told apart. What is a unit away can, and a hole as wide as that."""
+        hole = self if self.kind == "hole" else later
+        if (self.kind == "hole") != (later.kind == "hole") and hole.right - hole.left >= 1:
+            return False
+        return later.left < self.right or (later.left - self.right < 1 and later.right - self.left < 2)
+
+    def joined(self, later: _Bar) -> _Bar:
+        kind = max(self.kind, later.kind, key=_WEIGHTS.__getitem__)
+        return _Bar(self.left, max(self.right, later.right), kind, min(self.records_left, later.records_left))
+
+    def drawn(self, top: int) -> Html:
+        """With a unit of ground behind it, where there is room: segments that follow one another are told apart."""
+        width = self.right - self.left
+        height: float = HEIGHTS[self.kind]
+        if self.kind == "compacted":
+            height = round(COMPACTED_LEAST + (height - COMPACTED_LEAST) * self.records_left, 1)
+        return tag(
+            "rect",
+            class_=self.kind,
+            x=round(self.left, 2),
+            y=round(top + STRIP - height, 1),
+            width=round(width - 1 if width >= 2 else max(0.7, width), 2),
+            height=height,
+        )
+
+
+def _strips(
+    id_: str,
+    words: str,
+    local: Sequence[Piece],
+    stored: Sequence[Piece],
+    ends: tuple[int, int],
+    said: tuple[str, str],
+) -> list[Html]:
+    picture = tag(
+        "svg",
+        tag("title", words),
+        bars(local, *ends, TOPS["local"]),
+        bars(stored, *ends, TOPS["remote"]),
+        id=id_,
+        class_="strips",
+        viewBox=f"0 0 {WIDTH} 80",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=words,
+    )
+    return [picture, tag("div", [tag("span", each) for each in said], class_="ends", aria_hidden="true")]
+
+
+def _zoom(window: Window, here: str) -> Html:
+    """Ways to look closer, elsewhere, and at all of it again: links and a form, so that keys are enough."""
+    steps = [
+        tag("a", words, href=link(here, {"from": str(start), "to": str(stop)}))
+        for words, (start, stop) in window.steps().items()
+    ]
+    again = tag("a", "All", href=here) if not window.is_all else None
+    asked = tag(
+        "form",
+        field("from", "From offset", str(window.start)),
+        field("to", "to", str(window.stop)),
+        button("Show"),
+        method="get",
+        action=here,
+        aria_label="Offsets to look at",
+    )
+    return tag("div", tag("nav", steps, again, aria_label="Look closer"), asked, class_="zoom")
+
+
+def _over_time(snapshot: PartitionSnapshot, window: Window) -> Child:
+    """Each segment from the newest record before it to its own newest; None without two different times."""
+    here = [
+        (each.base_offset, each.next_offset, each.max_timestamp_ms, _local_kind(snapshot, each), 1.0)
+        for each in snapshot.segments
+    ]
+    there = [
+        (each.base_offset, each.next_offset, each.max_timestamp_ms, remote_kind(snapshot, each), records_left(each))
+        for each in snapshot.committed_parts
+    ]
+    first = [each.min_timestamp_ms for each in snapshot.committed_parts if each.min_timestamp_ms is not None]
+    reached = _reached([*here, *there])
+    seen = ([row for row in rows if window.holds(row[0], row[1])] for rows in (here, there))
+    local, stored = (_timed(rows, reached, min(first, default=None)) for rows in seen)
+    times = [at for piece in [*local, *stored] for at in (piece.start, piece.stop)]
+    if not times or min(times) == max(times):
+        return None
+    begin, end = min(times), max(times)
+    words = f"Records from {stamp(begin)} to {stamp(end)}"
+    strips = _strips("map-times", words, local, stored, (begin, end), (stamp(begin), stamp(end)))
+    return tag("div", strips, tag("p", f"{words}."))
+
+
+def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
+    """(next offset, the newest time of all records before it), ascending."""
+    found: list[tuple[int, int]] = []
+    for _, next_offset, newest, *_ in sorted(rows, key=lambda row: row[1]):
+        if newest is not None:
+            found.append((next_offset, max(newest, found[-1][1]) if found else newest))
+    return found
+
+
+def _timed(rows: Iterable[Row], reached: Sequence[tuple[int, int]], first_ms: int | None) -> list[Piece]:
+    """Stretches of time in the order of offsets; a time before those of older records moves nothing."""
+    found: list[Piece] = []
+    for base_offset, _, newest, kind, left in sorted(rows, key=lambda row: row[0]):
+        if newest is not None:
+            at = bisect_right(reached, base_offset, key=lambda each: each[0]) - 1
+            start = reached[at][1] if at >= 0 else min(newest, first_ms if first_ms is not None else newest)
+            found.append(Piece(start, max(start, newest), kind, left))
+    return found
+
+
+def _local_kind(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
+    if segment.base_offset < segment.next_offset <= snapshot.log_start_offset:
+        return "expired"
+    is_held = segment.next_offset > segment.base_offset
+    return "both" if is_held and snapshot.is_committed(segment.base_offset, segment.next_offset) else "local"
+
+
+def _counted(local: Sequence[Piece], window: Window) -> str:
+    return counted(sum(window.holds(each.start, each.stop) for each in local), "local segment")
+
+
+def _rows_in(row: RemoteSegment | SpillRow, window: Window) -> int:
+    """Of a page whose rows are not known one by one all are counted."""
+    if not window.holds(row.base_offset, row.next_offset):
+        return 0
+    return row.segment_count if isinstance(row, SpillRow) else 1
+
+
+def _key(kinds: Sequence[str]) -> Html:
+    """Each kind as it is drawn, with its word and what it means."""
+    items = [tag("li", _sample(kind), tag("strong", kind), f" {_MEANINGS[kind]}") for kind in kinds]
+    return tag("ul", items, class_="key-list")
+
+
+def _sample(kind: str) -> Html:
+    height = HEIGHTS[kind]
+    back = tag("rect", class_="back", x=0, y=0, width=16, height=STRIP)
+    bar = tag("rect", class_=kind, x=2, y=STRIP - height, width=12, height=height)
+    return tag("svg", back, bar, class_="sample", viewBox=f"0 0 16 {STRIP}", aria_hidden="true")
+
+
+def _number(text: str, default: int) -> int:
+    digits = text.replace(",", "").strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else default

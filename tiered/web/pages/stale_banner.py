@@ -1,0 +1,45 @@
+"""What stands above every page: of when its data is, and why it is older than its limit where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiered.web.html import Html, tag
+from tiered.web.pages.data_loader import Told
+from tiered.web.pages.manager_cache import AGE_MAX_MS, Looks
+from tiered.web.pages.parts import lasted, stamp
+
+
+def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> list[Html]:
+    """The age of a page's data; a mark above it where the data is older than AGE_MAX_MS and `kept_ms` allow."""
+    why = _why_old(looks, told, now_ms, kept_ms)
+    age_ms = max(0, now_ms - told.data_ms)
+    age = tag("p", f"Data of {stamp(told.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
+    return [age] if why is None else [_note(why), age]
+
+
+def age_facts(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> Mapping[str, object]:
+    """The same for programs; `stale` says why the data is old, null where it is not."""
+    why = _why_old(looks, told, now_ms, kept_ms)
+    return {"data_ms": told.data_ms, "age_ms": max(0, now_ms - told.data_ms), "stale": why}
+
+
+def _why_old(looks: Looks, told: Told[Any], now_ms: int, kept_ms: int) -> str | None:
+    """None for data that is within its limit, and that no newer look waits to replace."""
+    stale = looks.stale()
+    if stale is not None:
+        _, why = stale
+        return f"What is shown is of {stamp(told.data_ms)}; {why}."
+    if told.late_since_ms is not None:
+        waits = (
+            f"Looking again since {lasted(now_ms - told.late_since_ms)} without an end: the disk does not answer, or "
+        )
+        return f"{waits}this machine is busy. What is shown is of {stamp(told.data_ms)}."
+    if now_ms - told.data_ms > AGE_MAX_MS + kept_ms:
+        return f"What is shown is of {stamp(told.data_ms)}, {lasted(now_ms - told.data_ms)} ago; looking again goes on."
+    return None
+
+
+def _note(words: str) -> Html:
+    return tag("div", words, class_="trouble", id="late", role="alert")
