@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 import kafka_clients

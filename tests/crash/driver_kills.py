@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bucket_samples import NOW_MS, SampleBucket

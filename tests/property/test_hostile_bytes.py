@@ -27,7 +27,7 @@ MEMORY_MIB = 256  # above the process with its imports; batches are limited to 1
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/fuzz'}:{ROOT / 'tests/crash'}:{ROOT / 'tests/unit'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/fuzz'}:{ROOT / 'tests/crash'}:{ROOT / 'tests/unit/support'}",
     }
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=250, check=False

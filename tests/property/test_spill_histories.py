@@ -19,7 +19,7 @@ from remote.manifest.manifest_changes import add_segments, expire_segments, forg
 from remote.manifest.page_spill import SpillRule
 from remote.store.memory_store import MemoryStore
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "support"))
 from remote_samples import stored_row
 
 PREFIX = f"orders-{'A' * 22}/0/"

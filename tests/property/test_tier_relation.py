@@ -3,7 +3,7 @@
 Two nodes and jobs that commit act on one partition: append, copy, expire, delete records, crash with the loss of an
 unsynced tail, come back from an old copy of the disk, take the writer role. The model remembers who acknowledged what.
 The verdict (`policies.tier_relation`) is the product's; the facts are what its checkpoints and manifests keep.
-Two disks that took records in one epoch are told apart by the records (`tests/unit/test_manager_opening.py`).
+Two disks that took records in one epoch are told apart by the records (`test_manager_opening.py`).
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ def runbook(alert: Alert) -> str:
     mend = "\n".join(f"{number}. {step}" for number, step in enumerate(alert.mend, 1))
     return (
         f"# {alert.name}\n\n"
-        "Generated from `tiered/observe/alert_table.py` by `python tests/unit/test_generating.py`; a test fails "
-        "when the two differ.\n\n"
+        "Generated from `tiered/observe/alert_table.py` by "
+        "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
         f"Fires when this holds for {alert.lasts} ({alert.severity.value}):\n\n```promql\n{expr}\n```\n\n"
         f"## What it means\n\n{alert.means}\n\n## Look\n\n```sh\n{look}\n```\n\n## Mend\n\n{mend}\n"
     )
@@ -236,8 +236,8 @@ def metrics_page() -> str:
     rows = "\n".join(_metric_row(each) for each in METRICS)
     return (
         "# Metrics\n\n"
-        "Generated from `tiered/observe/metric_table.py` by `python tests/unit/test_generating.py`; a test fails "
-        "when the two differ.\n\n"
+        "Generated from `tiered/observe/metric_table.py` by "
+        "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
         "What `tiered run --metrics :9464` serves under `/metrics`, in Prometheus' text format "
         "or, for whoever asks for it in an Accept header, as OpenMetrics ([how to](../how-to/monitor.md)). "
         "With `--metrics-partitions` those marked P have the label `partition`, too. "

@@ -1,0 +1,240 @@
+"""What the documentation says about the code, held against it: settings, options, commands, modules, tests, links.
+
+``settings.md``, ``exit-codes.md``, ``schemas.md`` and the schemas of ``docs/reference`` are generated. After a change
+to what they say:
+
+    python tests/unit/project/test_docs_generated.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from local import errors
+from tiered.cli.errors import MEANINGS, Exit, exit_code
+from tiered.cli.main import COMMANDS
+from tiered.cli.schemas.schemas import COMMANDS as JSON_COMMANDS
+from tiered.cli.schemas.schemas import SCHEMAS, schema_text
+from tiered.config.properties import PROPERTIES, Kind, Property, Source
+from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
+from tiered.spark.source import options as spark_options
+from tiered.spark.source.rows import TYPES
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
+SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
+SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
+
+_HEAD = """# Settings
+
+Generated from `tiered/config/property_table.py` by `python
+tests/unit/project/test_docs_generated.py`; a test fails when the two differ.
+
+## Where a setting may stand
+
+Highest first: `-X key=value` on the command line, a `TIERED_*` environment variable, the topic's own settings (given
+when it was created or altered), `[topics."glob"]` in `tiered.toml` (a later glob over an earlier one), `[defaults]`
+there, the default below. `tiered topic describe NAME --settings` shows each effective value and where it comes from.
+
+```toml
+[local]
+dir = "data"                              # relative to this file; or several: dirs = ["/disk1/logs", "/disk2/logs"]
+[remote]
+url = "s3://my-bucket/logs"
+options = { profile = "logs" }            # for the store's client; a name, never a secret
+[defaults]
+"remote.storage.enable" = true
+"retention.ms" = "30d"
+[topics."orders*"]
+"local.retention.ms" = "6h"
+```
+
+Other variables: `TIERED_DIR` (the directory of `tiered.toml`, as `-C`), `TIERED_LOCAL_DIR` and `TIERED_REMOTE_URL` (in
+place of `dir` and `url`), `TIERED_PURE_KERNELS=1` (the pure-Python kernels although compiled ones are there).
+
+Durations are `500ms 30s 15m 6h 7d 2w` and sums such as `1h30m`, a bare number is milliseconds. Sizes are `512MiB`
+(powers of two) or `512MB` (powers of ten), a bare number is bytes. An unknown key is an error that names the nearest
+known one.
+
+Some combinations are refused where the remote tier is on: a `local.retention.*` larger than its `retention.*`; with
+`remote.log.copy.disable` one that does not follow it; a `remote.copy.lag.*` larger than the local retention, which
+would make segments due for dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` binds nothing.
+"""
+
+_INTRODUCTIONS = {
+    Source.KAFKA: (
+        "Kafka's own",
+        "Names and meanings are Kafka's, and so are the defaults, whatever unit they are written in here.",
+    ),
+    Source.TIERED: ("Ours", "In the same style, for what Kafka has no property for."),
+}
+
+
+_COLUMN_TITLES = "| property | default | value | what it does |\n|---|---|---|---|"
+
+
+def render_settings() -> str:
+    """The page ``docs/reference/settings.md``."""
+    parts = [_HEAD]
+    for source, (title, text) in _INTRODUCTIONS.items():
+        rows = [row for row in PROPERTIES.values() if row.source is source]
+        table = "\n".join(_row(row) for row in rows)
+        parts.append(f"## {title}\n\n{text}\n\n{_COLUMN_TITLES}\n{table}\n")
+    return "\n".join(parts)
+
+
+def _row(row: Property) -> str:
+    whose = "" if row.is_per_topic else " Of the manager, not of a topic."
+    default = f"`{row.default}`"
+    if row.kind in (Kind.INT, Kind.MS) and row.default == str(2**63 - 1):
+        default = f"{default} (never)"
+    return f"| `{row.name}`<br>`{row.environment_variable}` | {default} | {row.expected} | {row.doc}{whose} |"
+
+
+def render_exit_codes() -> str:
+    """The page ``docs/reference/exit-codes.md``."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LogError)]
+    rows = []
+    for code, (meaning, then) in MEANINGS.items():
+        names = " ".join(f"`{each.__name__}`" for each in kinds if exit_code(each) is code)
+        rows.append(f"| {code.value} | {meaning} | {names} | {then} |")
+    return (
+        "# Exit codes\n\nGenerated from `tiered/cli/errors.py` by "
+        "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
+        "Of several errors the heaviest counts: corruption, conflict, usage, failed, "
+        "unavailable, findings. A program that uses the library gets the errors themselves, all of them below "
+        "`LogError`: [Python API](python-api.md).\n\n"
+        "| code | meaning | errors of the library | what to do |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def render_schema_list() -> str:
+    """The page ``docs/reference/schemas.md``."""
+    of_commands = {name for names in JSON_COMMANDS.values() for name in names}
+    rows = [f"| `tiered {words}` | {_links(names)} |" for words, names in sorted(JSON_COMMANDS.items())]
+    others = [f"- {_links((name,))}: {_told(name)}" for name in sorted(set(SCHEMAS) - of_commands)]
+    return (
+        "# JSON schemas\n\nGenerated from `tiered/cli/schemas/schemas.py` by "
+        "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
+        "What `-o json` prints is one object with `schema_version`; within one "
+        "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version; of "
+        "`status` it has the sections that were asked for, of `dump` the name of its section where there are several, "
+        "and what is named `...-line` is printed in lines alone. `placement` prints Kafka's own file. "
+        "Whatever a command prints in the tests is held against these (`tests/unit/support/printed_json.py`).\n\n"
+        "| command | schemas |\n|---|---|\n" + "\n".join(rows) + "\n\n## Others\n\n" + "\n".join(others) + "\n"
+    )
+
+
+def _links(names: Iterable[str]) -> str:
+    return " · ".join(f"[{name}](schemas/{name}.json)" for name in names)
+
+
+def _told(name: str) -> str:
+    return " ".join((SCHEMAS[name].__doc__ or "").partition("\n\n")[0].split())
+
+
+def test_the_list_of_schemas_is_what_the_types_say() -> None:
+    assert SCHEMA_LIST.read_text() == render_schema_list(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
+    assert list(MEANINGS) == list(Exit)
+    assert EXIT_CODES.read_text() == render_exit_codes(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_the_settings_page_is_what_the_property_table_says() -> None:
+    assert SETTINGS.read_text() == render_settings(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_every_schema_page_is_what_the_types_say() -> None:
+    assert {page.stem for page in SCHEMA_PAGES.glob("*.json")} == set(SCHEMAS)
+    for name in SCHEMAS:
+        assert (SCHEMA_PAGES / f"{name}.json").read_text() == schema_text(name), "run: python " + __file__
+
+
+def test_every_command_has_its_place_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert set(COMMANDS) == set(re.findall(r"^## `tiered ([\w-]+)", page, re.MULTILINE))
+
+
+def test_every_option_and_column_of_the_spark_source_has_its_place_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "spark.md").read_text()
+    assert [name for name in (*spark_options.NAMES, *TYPES, *SEGMENT_COLUMNS) if f"`{name}`" not in page] == []
+
+
+def test_every_module_has_its_line_in_the_architecture_page() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    told = set(re.findall(r"^\| `((?:local|remote|policies|tiered)/[\w/.]+)` \|", page, re.MULTILINE))
+    assert {path for path in told if not path.endswith("__init__.py")} == set(modules())
+
+
+def modules() -> Iterator[str]:
+    """Every module that holds code, as a path below the root."""
+    for room in ("local", "remote", "policies", "tiered"):
+        for path in sorted((ROOT / room).rglob("*.py*")):
+            if path.suffix in (".py", ".pyx") and path.name != "__init__.py":
+                yield path.relative_to(ROOT).as_posix()
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    missing = []
+    for page in PAGES:
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+            if not (ROOT / path).exists() or (name and name not in functions_of(ROOT / path)):
+                missing.append(f"{page.name}: {path}::{name}")
+    assert missing == []
+
+
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links_of(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_there = target.exists() or target in WRITTEN_ELSEWHERE
+        if not is_there or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def links_of(text: str) -> list[str]:
+    """Links to files of this repository, code blocks left out."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    found = re.findall(r"\]\(\s*([^)\s]+)\s*\)", prose)
+    return [link for link in found if not link.startswith(("https://", "http://"))]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_on_the_map_and_every_runbook_on_theirs() -> None:
+    docs, runbooks = ROOT / "docs", ROOT / "docs" / "runbooks"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
+    on_map = {path for path in pages if f"]({path})" in (docs / "index.md").read_text(encoding="utf-8")}
+    on_theirs = {f"runbooks/{path.name}" for path in runbooks.glob("*.md")}
+    assert all(f"]({path.name})" in (runbooks / "index.md").read_text() for path in runbooks.glob("[!i]*.md"))
+    assert pages == on_map | on_theirs
+
+
+if __name__ == "__main__":
+    SCHEMA_PAGES.mkdir(exist_ok=True)
+    for name in SCHEMAS:
+        (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
+    SCHEMA_LIST.write_text(render_schema_list())
+    SETTINGS.write_text(render_settings())
+    EXIT_CODES.write_text(render_exit_codes())

@@ -1,0 +1,82 @@
+"""What a run of the tests started ends with it, and a plain run is the same every time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import left_over
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 60.0
+RUN = """
+import subprocess, sys
+import left_over
+left_over.end_with_run(sys.argv[1])
+grandchild = "import sys; sys.stdout.write('here'); sys.stdout.flush(); import threading; threading.Event().wait()"
+subprocess.Popen([sys.executable, "-c", grandchild], start_new_session=True)
+sys.stdin.read()
+"""
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc to find processes in")
+
+
+@pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGKILL], ids=["by itself", "SIGTERM", "SIGKILL"])
+def test_a_run_that_ends_leaves_no_process_of_its_own_behind(how: signal.Signals | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != left_over.MARK}
+    environment["PYTHONPATH"] = str(Path(left_over.__file__).parent)
+    mark = uuid4().hex
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert run.stdin is not None
+    assert run.stdout is not None
+    assert run.stdout.read(4) == b"here"
+    assert len(left_over.marked(mark)) == 1, "the grandchild, which is in a session of its own"
+    if how is not None:
+        run.send_signal(how)
+    run.stdin.close()
+    run.wait(WAIT_S)
+    assert run.stdout.read() == b"", "at its end: the grandchild held it open"
+    run.stdout.close()
+    assert left_over.marked(mark) == []
+
+
+def test_this_run_has_a_mark_that_its_children_get() -> None:
+    mark = os.environ[left_over.MARK]
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert child.pid in left_over.marked(mark)
+    finally:
+        child.communicate(b"\n")
+
+
+def _order(*more: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    files = ["tests/unit/tiered/config/test_units.py", "tests/unit/local/test_names.py"]
+    words = ["-n0", "--collect-only", "-q", *files, *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_pytest_run_plainly_twice_has_one_order_and_a_deep_run_another() -> None:
+    plain = _order()
+    assert len(plain) > 50
+    assert _order() == plain
+    deep = _order("--hypothesis-profile=deep"), _order("--hypothesis-profile=deep")
+    assert sorted(deep[0]) == sorted(plain)
+    assert len({tuple(plain), *map(tuple, deep)}) == 3
+
+
+def test_hypothesis_draws_the_same_examples_but_in_the_deep_profile() -> None:
+    assert settings.get_profile("fixed").derandomize
+    assert settings.get_profile("fixed").database is None
+    assert not settings.get_profile("deep").derandomize

@@ -1,0 +1,245 @@
+"""Every worked example of the manual of object-store economics, by section, and the test that shows it; those that are
+shown nowhere else are shown here.
+
+The manual is no part of the repository; what stands here names its examples, so none is forgotten or shown twice.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from policies.cost.bill import Requests, request_dollars
+from policies.cost.prices import BUILT_IN
+from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.simulation import Reads, Workload, simulate
+from policies.cost.storage_cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
+from policies.rules import PartitionRules
+from remote.fetch import read_ahead
+from remote.fetch.range_reader import RANGE_BYTES
+from remote.segment_entry import PART_BYTES
+
+TESTS = Path(__file__).parents[2]
+MIB = 1 << 20
+PRICES, COST, HERE = "unit/test_prices.py", "unit/test_cost.py", "unit/test_reference_examples.py"
+
+EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (section, example)
+    HERE: {
+        "test_one_range_at_a_time_and_in_flight_as_the_request_model_says": [
+            (1, "what the request model implies"),
+        ],
+        "test_what_ranges_in_flight_bring_together": [
+            (1, "8 MiB x 12 in flight is about 500 MiB/s"),
+        ],
+        "test_a_gibibyte_in_parts_of_other_sizes": [
+            (2, "1 GiB is about 200 calls at 5 MiB parts, 40 at 25 MiB"),
+        ],
+        "test_requests_are_small_beside_storage_as_long_as_objects_are_large": [
+            (4, "requests are about 0.4 % beside storage"),
+        ],
+        "test_the_simulation_gives_what_the_formulas_of_the_manual_give": [
+            (6, "the terms of the model"),
+        ],
+        "test_three_replicas_on_disk_cost_what_the_baseline_says": [
+            (6, "baseline 0.075-0.225 USD per GiB-month against 0.021"),
+            (6, "Aiven claims 3-9 times"),
+        ],
+        "test_the_sizing_example_stores_for_a_tenth": [
+            (6, "100 MiB/s for 7 days: about 10 times less"),
+        ],
+    },
+    "unit/test_simulation.py": {
+        "test_weeks_of_a_real_manager_are_foretold_within_one_in_a_hundred": [
+            (1, "LIST and DeleteObjects take 1000 keys"),
+        ],
+    },
+    "contract/test_client_requests.py": {
+        "test_requests_are_those_of_the_manual": [
+            (2, "requests per operation of s3fs"),
+        ],
+        "test_read_ahead_of_an_open_file_moves_twenty_thousand_times_what_was_asked_for": [
+            (2, "1 KB of a 30 MB object moves 20 MB"),
+        ],
+    },
+    PRICES: {
+        "test_a_month_of_storage_costs_what_the_manual_shows": [
+            (3, "USD per month by GB stored"),
+        ],
+        "test_express_is_almost_five_times_standard": [
+            (3, "Express is 4.8 times Standard"),
+        ],
+        "test_intelligent_tiering_costs_its_monitoring_and_moves_by_itself": [
+            (3, "Intelligent-Tiering by days unread"),
+            (5, "Intelligent-Tiering fee by object size"),
+        ],
+        "test_small_objects_are_billed_for_the_class_minimum_and_its_overhead": [
+            (3, "128 KB minimum, 40 KB overhead"),
+        ],
+        "test_deleting_inside_the_minimum_duration_pays_the_rest_of_it": [
+            (3, "minimum days"),
+        ],
+        "test_each_further_object_beside_a_segment_costs_eight_cents_a_tebibyte": [
+            (4, "each further sidecar 0.08 USD a TiB"),
+        ],
+        "test_reading_a_tebibyte_costs_gets_by_the_range": [
+            (4, "reading 1 TiB"),
+        ],
+        "test_reading_a_tebibyte_from_glacier_instant_costs_requests_and_retrieval": [
+            (4, "1 TiB from Glacier Instant: 1.31 + 30.7"),
+        ],
+        "test_what_ten_thousand_partitions_do_at_intervals_costs_what_the_manual_shows": [
+            (4, "cadence of 10 000 partitions"),
+        ],
+        "test_an_audit_of_ten_million_objects_costs_five_cents": [
+            (4, "LIST audit of 10 M objects"),
+        ],
+        "test_colder_classes_pay_below_these_shares_of_reads": [
+            (5, "break-even shares 1.05, 0.95, 0.85, 0.63, 0.57"),
+        ],
+        "test_a_put_costs_a_month_of_so_many_bytes": [
+            (5, "a PUT is a month of 217 KB, 800 KB in IA"),
+        ],
+        "test_merging_fifty_small_objects_leaves_one_row_in_fifty_and_uploads_everything_twice": [
+            (5, "merging 50 small objects"),
+        ],
+    },
+    COST: {
+        "test_a_list_costs_as_much_as_a_put": [
+            (3, "LIST is billed like PUT"),
+        ],
+        "test_writing_a_tebibyte_costs_requests_by_object_and_part_size": [
+            (4, "writing 1 TiB"),
+        ],
+    },
+    "unit/test_cost_advice.py": {
+        "test_nothing_moves_that_would_be_paid_for_twice": [
+            (5, "only settled segments, kept longer than the minimum"),
+        ],
+    },
+}
+
+
+def test_every_example_has_a_test_that_is_there():
+    sections = set()
+    for name, tests in EXAMPLES.items():
+        tree = ast.parse((TESTS / name).read_text())
+        known = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert set(tests) <= known, set(tests) - known
+        sections |= {section for examples in tests.values() for section, _ in examples}
+    assert sections == {1, 2, 3, 4, 5, 6}
+
+
+# -- section 1 ---------------------------------------------------------------------------------------------------------
+
+FIRST_MS, PER_MIB_MS, TEN_GIGABIT = 30, 20, 10e9 / 8 / MIB  # MiB/s
+
+
+def at_a_time(range_mib: float) -> float:
+    """MiB/s of one range after the other."""
+    return range_mib / (FIRST_MS + PER_MIB_MS * range_mib) * 1000
+
+
+@pytest.mark.parametrize(
+    ("range_mib", "alone", "in_flight"), [(1, 20, 60), (4, 36, 33), (8, 42, 28), (16, 46, 26), (64, 49, 24)]
+)
+def test_one_range_at_a_time_and_in_flight_as_the_request_model_says(range_mib, alone, in_flight):
+    assert at_a_time(range_mib) == pytest.approx(alone, abs=0.5)
+    assert TEN_GIGABIT / at_a_time(range_mib) == pytest.approx(in_flight, abs=0.5)
+
+
+def test_what_ranges_in_flight_bring_together():
+    assert 12 * at_a_time(8) == pytest.approx(500, rel=0.02)
+    assert TEN_GIGABIT / 85 > 14
+    assert (RANGE_BYTES, PART_BYTES) == (8 * MIB, 8 * MIB), "ranges are aligned to parts"
+    ours = read_ahead.THREADS * at_a_time(RANGE_BYTES / MIB)
+    assert ours == pytest.approx(168, abs=1), "MiB/s that one process may hope for; more of them for 10 Gb/s"
+
+
+# -- section 2 ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_gibibyte_in_parts_of_other_sizes():
+    assert upload_requests(1 << 30, 5 * MIB) == pytest.approx(200, rel=0.04)
+    assert upload_requests(1 << 30, 25 * MIB) == pytest.approx(40, rel=0.08)
+    assert all(upload_requests(size * MIB, 25 * MIB) <= 10 for size in (100, 150, 200))
+
+
+# -- sections 4 and 6 --------------------------------------------------------------------------------------------------
+
+SIZING = Stream(
+    topic="sizing",
+    partitions=100,
+    workload=Workload(batch_bytes=MIB, batch_ms=1000, segment_bytes=1 << 30, part_bytes=16 * MIB),
+    rules=PartitionRules(retention_ms=7 * DAY_MS, local_retention_ms=3_600_000, delete_grace_ms=0),
+)
+KEPT_GIB = 100 / 1024 * 7 * 86_400
+DISKS = (0.015, 0.045)  # USD per GB-month, the cheapest disks of the same vendor
+
+
+def on_disk(per_gb_month: float, *, replicas: int = 3, free: float = 0.4) -> float:
+    """USD per GiB-month of what lies on replicated disks that are never full."""
+    return replicas * per_gb_month / (1 - free)
+
+
+def test_three_replicas_on_disk_cost_what_the_baseline_says():
+    low, high = (on_disk(price) for price in DISKS)
+    assert (low, high) == (pytest.approx(0.075), pytest.approx(0.225))
+    tiered = S3_STANDARD.storage_bands[-1][1]
+    assert tiered == 0.021
+    assert 3 < low / tiered < 4
+    assert 9 < high / S3_STANDARD.storage_bands[0][1] < 10
+
+
+def test_the_sizing_example_stores_for_a_tenth():
+    found = cost_of([SIZING], Variant(), BUILT_IN)
+    assert found.storage == pytest.approx(monthly_storage(KEPT_GIB * GIB), rel=0.01)
+    assert on_disk(DISKS[1]) * KEPT_GIB / found.storage == pytest.approx(10, abs=0.5)
+
+
+def test_requests_are_small_beside_storage_as_long_as_objects_are_large():
+    found = {size: cost_of([SIZING], Variant(part_bytes=size), BUILT_IN) for size in (16 * MIB, 1 << 30)}
+    assert found[1 << 30].requests / found[1 << 30].storage < 0.01, "one PUT a segment; 0.4 % of a bill with compute"
+    written_gib = 100 / 1024 * 30 * 86_400
+    parts = Requests(puts=upload_requests(1 << 30, 16 * MIB) * written_gib)
+    assert found[16 * MIB].requests == pytest.approx(request_dollars(parts, {}, BUILT_IN)[0], rel=0.11)
+    small = cost_of([SIZING], Variant(segment_bytes=MIB), BUILT_IN)
+    assert small.requests > 2 * small.storage, "small objects turn that round"
+
+
+@pytest.mark.parametrize(
+    ("segment_mib", "part_mib", "retention_days", "local_days", "grace_days"),
+    [(64, 8, 30, 1, 1), (64, 64, 10, 3, 0), (256, 16, 60, 2, 2), (16, 8, 20, 1, 1)],
+)
+def test_the_simulation_gives_what_the_formulas_of_the_manual_give(
+    segment_mib, part_mib, retention_days, local_days, grace_days
+):
+    """Of one partition in its steady state, a month: V ingested, T kept, D waiting, L on the disk, S, P, G, r."""
+    share, range_bytes = 0.5, 8 * MIB
+    workload = Workload(
+        batch_bytes=MIB,
+        batch_ms=20_000,
+        segment_bytes=segment_mib * MIB,
+        part_bytes=part_mib * MIB,
+        index_base_bytes=0,
+        index_share=0,
+        reads=Reads(every_ms=DAY_MS, share=share / 30, range_bytes=range_bytes),
+    )
+    rules = PartitionRules(
+        retention_ms=retention_days * DAY_MS,
+        local_retention_ms=local_days * DAY_MS,
+        delete_grace_ms=grace_days * DAY_MS,
+    )
+    found = simulate(workload, rules, window_ms=30 * DAY_MS)
+    V, S, P = workload.bytes_per_month, segment_mib * MIB, part_mib * MIB  # noqa: N806 - the manual's letters
+    T, D, L = retention_days / 30, grace_days / 30, local_days / 30  # noqa: N806
+    assert found.stored_bytes + found.waiting_bytes == pytest.approx(V * (T + D), rel=0.02)
+    uploads = V / S * (S / P + 2 if S > P else 1)
+    assert found.counts.data_puts == pytest.approx(uploads, rel=0.02)
+    assert found.counts.puts > uploads + V / S, "indexes, and commits"
+    stored = found.stored_bytes
+    assert found.counts.data_gets - V / S == pytest.approx(share * stored / range_bytes, rel=0.05)
+    assert found.counts.data_bytes_out == pytest.approx(share * stored, rel=0.05)
+    assert found.local_bytes == pytest.approx(V * L, rel=0.1, abs=S)
+    assert found.both_bytes == pytest.approx(V * min(L, T), rel=0.1, abs=S)

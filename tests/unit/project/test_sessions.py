@@ -1,0 +1,51 @@
+"""What a person sees at a terminal is what was recorded, at both widths; JSON of the same commands keeps its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import msgspec
+import pytest
+from recorded_sessions import FOLDER, SESSIONS, WIDTHS, WITH_SCHEMA, Session, file_of, play
+
+from tiered.cli.schemas.schemas import SCHEMAS
+
+AGAIN = "look at what changed, then: python tests/unit/support/recorded_sessions.py --write"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process of its own, as a person's commands have: what other tests left behind in this one is not recorded."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("session", SESSIONS, ids=lambda session: session.name)
+def test_a_terminal_shows_what_was_recorded(session: Session, process: ProcessPoolExecutor) -> None:
+    for width in WIDTHS:
+        seen, printed = process.submit(play, session, width).result()
+        assert seen == file_of(session, width).read_text(), AGAIN
+        assert "Traceback" not in seen
+        assert "internal error" not in seen
+        for command, text in printed.items():
+            msgspec.json.decode(text, type=SCHEMAS[WITH_SCHEMA[command]])
+
+
+def test_every_record_is_of_a_session_and_schemas_are_of_commands() -> None:
+    assert sorted(FOLDER.iterdir()) == sorted(file_of(each, width) for each in SESSIONS for width in WIDTHS)
+    commands = {line for each in SESSIONS for line in each.commands}
+    assert set(WITH_SCHEMA) <= commands
+    assert set(WITH_SCHEMA.values()) <= set(SCHEMAS)
+    assert len(WITH_SCHEMA) >= 7
+    assert len(commands) > 55
+
+
+def test_tables_stay_within_the_terminal() -> None:
+    """Rows of data and headings; words on stderr are broken by the terminal where it likes."""
+    for session in SESSIONS:
+        for width in WIDTHS:
+            lines = file_of(session, width).read_text().splitlines()
+            wide = [line for line in lines if line[:1].isupper() and "  " in line and len(line) > width]
+            assert not wide, wide

@@ -1,0 +1,220 @@
+"""What a start costs in requests, with and without a local copy of the index; copies that are wrong are passed over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from local.errors import Corrupt
+from remote.gc.old_manifests import collect_heads
+from remote.keys import HEADS, head_key
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
+from remote.manifest.page_spill import SpillRule
+from remote.store.memory_store import MemoryStore
+from remote.store.middleware.metered_store import MeteredStore
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from disk_model import ModelDisk
+from manager_world import NOW, TIERED, World, send, settle
+from remote_samples import stored_row as row
+from remote_samples import ulid_of
+
+PREFIX = f"orders-{'A' * 22}/0/"
+PARTITION = {"topic": "orders", "topic_id": "A" * 22, "partition": 0}
+RULE = SpillRule(head_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_rows_min=2)
+
+
+def filled(store, count=30):
+    log = MetadataLog(store, PREFIX, rule=RULE)
+    log.become_writer("w", 1, properties={}, **PARTITION)
+    for number in range(count):
+        log.commit(add_segments([row(f"U{number}", number * 10, number * 10 + 10)]), now_ms=2)
+    return log
+
+
+def touch(log, count=1):
+    for _ in range(count):
+        log.commit(set_properties({"step": str(log.cached.sequence)}), now_ms=3)
+
+
+class Bench:
+    """A bucket with rows in pages, and a disk with copies of them."""
+
+    def __init__(self):
+        self.store = MemoryStore()
+        self.writer = filled(self.store)
+        self.disk = ModelDisk()
+        self.start()
+
+    def start(self, store=None, offset=5):
+        """One start: what it found, and the requests it took, (puts, gets, lists)."""
+        metered = MeteredStore(store or self.store)
+        log = MetadataLog(metered, PREFIX, copies=IndexCopies(self.disk, "./copies"))
+        head = log.refresh()
+        found = log.ask(head, lambda index: index.find_by_offset(offset))
+        counts = metered.counts()
+        return head, found, (counts.puts, counts.gets, counts.lists)
+
+    def names(self, suffix):
+        return [name for name in self.disk.list("./copies") if name.endswith(suffix)]
+
+
+def test_a_cold_start_takes_one_listing_two_gets_and_the_page():
+    store = MemoryStore()
+    head = filled(store).cached
+    assert len(head.spills) > 2
+    metered = MeteredStore(store)
+    log = MetadataLog(metered, PREFIX)
+    assert log.refresh() == head
+    assert (metered.counts().gets, metered.counts().lists) == (2, 1), "the head, none after it"
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+    assert metered.counts().gets == 3, "and the page"
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+    assert log.index(head).find_by_offset(299).ulid == ulid_of("U29")
+    assert metered.counts().gets == 3
+    before = metered.counts()
+    for _ in range(10):
+        log.load()
+    assert (metered.counts() - before).gets == 10, "one GET to know that nothing is new"
+    assert metered.counts().lists == 1
+
+
+def test_a_start_with_a_copy_takes_three_small_gets_and_no_listing():
+    bench = Bench()
+    for _ in range(2):
+        head, found, requests = bench.start()
+        assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 3, 0))
+    touch(bench.writer, 2)
+    head, found, requests = bench.start()
+    assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 5, 0))
+
+
+def test_a_copy_that_is_torn_is_as_good_as_none():
+    bench = Bench()
+    for name in (*bench.names(".head"), *bench.names(".page")):
+        whole = bench.disk.read(f"./copies/{name}")
+        bench.disk.unlink(f"./copies/{name}")
+        bench.disk.create(f"./copies/{name}").append(whole[:-9])
+        head, found, _ = bench.start()
+        assert (head, found.ulid) == (bench.writer.cached, ulid_of("U0"))
+        assert bench.disk.read(f"./copies/{name}") == whole
+
+
+def test_a_copy_of_another_buckets_head_is_never_believed():
+    bench = Bench()
+    for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
+        head, found, _ = bench.start(other._store)
+        assert (head, found.ulid) == (other.cached, ulid_of("U0"))
+        bench.start()
+
+
+def test_a_copy_whose_head_was_collected_and_made_again_by_a_stale_writer_is_never_believed():
+    bench = Bench()
+    body = bench.store.get(PREFIX + head_key(bench.writer.cached.sequence))
+    sequence = bench.writer.cached.sequence
+    other = MetadataLog(bench.store, PREFIX)
+    other.become_writer("b", 5, **PARTITION)
+    touch(other, 20)
+    collect_heads(bench.store, PREFIX, other, other.cached.sequence - 3, now_ms=6)
+    assert bench.start()[0] == other.cached
+    bench.store.put(PREFIX + head_key(sequence), body)
+    IndexCopies(bench.disk, "./copies").keep_head(PREFIX, body, [])
+    assert bench.start()[0] == other.cached
+
+
+def test_pages_that_the_newest_head_does_not_name_leave_the_disk():
+    bench = Bench()
+    for offset in range(0, 300, 20):
+        bench.start(offset=offset)
+    assert len(bench.names(".page")) == len(bench.writer.cached.spills)
+    bench.writer.commit(expire_segments([ulid_of("U0")], now_ms=5), now_ms=5, touches=(0, 10))
+    bench.start(offset=299)
+    assert len(bench.names(".page")) == len(bench.writer.cached.spills) - 1
+
+
+def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
+    class Failing(ModelDisk):
+        def make_directory(self, path):
+            raise OSError(28, "no space left")
+
+        def read(self, path, start=0, length=None):
+            raise OSError(5, "input/output error")
+
+    store = MemoryStore()
+    head = filled(store).cached
+    log = MetadataLog(store, PREFIX, copies=IndexCopies(Failing(), "./copies"))
+    assert log.refresh() == head
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+
+
+def prefix_of(number):
+    return f"orders-{'A' * 22}/{number}/"
+
+
+def test_the_copies_of_all_partitions_stay_within_their_bound_and_those_used_last_stay():
+    disk = ModelDisk()
+    copies = IndexCopies(disk, "./copies", 1000)
+    for number in range(50):
+        copies.keep_head(prefix_of(number), bytes(90), [])
+        copies.head(prefix_of(3))  # read again and again, though it is no head
+        assert sum(disk.size(f"./copies/{name}") for name in disk.list("./copies")) == copies.size_bytes <= 1000
+    left = {int(name.split("-")[-1].split(".")[0]) for name in disk.list("./copies")}
+    assert left == {3, *range(40, 50)}, "3 was read again and again"
+    copies.keep_head(prefix_of(7), bytes(1001), [])
+    assert f"orders-{'A' * 22}-7.head" not in disk.list("./copies")
+    assert copies.size_bytes <= 1000
+
+
+def test_what_lies_there_from_before_counts_and_other_peoples_files_do_not():
+    disk = ModelDisk()
+    IndexCopies(disk, "./copies").keep_head(prefix_of(1), bytes(400), [])
+    IndexCopies(disk, "./copies").keep_head(prefix_of(2), bytes(400), [])
+    for name, size in ((f"orders-{'A' * 22}-2.head.aside", 50), ("notes.head", 5000), ("a.page", 5000)):
+        disk.create(f"./copies/{name}").append(bytes(size))
+    copies = IndexCopies(disk, "./copies", 500)
+    copies.keep_head(prefix_of(3), bytes(100), [])
+    assert copies.size_bytes <= 500
+    assert {"notes.head", "a.page", f"orders-{'A' * 22}-3.head"} <= set(disk.list("./copies"))
+    assert not [name for name in disk.list("./copies") if name.endswith(".aside")]
+
+
+def test_a_process_that_has_not_the_directory_reads_and_writes_nothing():
+    bench = Bench()
+    before = {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")}
+    touch(bench.writer)
+    log = MetadataLog(bench.store, PREFIX, copies=IndexCopies(bench.disk, "./copies", is_writer=False))
+    assert log.ask(log.refresh(), lambda index: index.find_by_offset(299)).ulid == ulid_of("U29")
+    assert {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")} == before
+
+
+def test_what_a_manager_keeps_of_the_index_is_within_the_bound_of_its_cache_directory(tmp_path):
+    for bound, least, most in (("64KiB", 4096, 8192), ("0", 0, 0)):
+        where, world = tmp_path / bound, World()
+        with world.open(remote_fetch_cache_dir=str(where), remote_fetch_cache_dir_max_bytes=bound) as manager:
+            for topic in range(12):
+                manager.create_topic(f"t{topic}", 1, TIERED, now_ms=NOW)
+                send(manager, 100, topic=f"t{topic}")
+            settle(manager)
+        sizes = [path.stat().st_size for path in (where / "index").rglob("*") if path.is_file()]
+        assert least <= sum(sizes) <= most
+
+
+def test_a_writer_keeps_what_it_commits():
+    bench = Bench()
+    log = MetadataLog(bench.store, PREFIX, rule=RULE, copies=IndexCopies(bench.disk, "./copies"))
+    log.become_writer("w2", 9, **PARTITION)
+    touch(log, 3)
+    assert IndexCopies(bench.disk, "./copies").head(PREFIX)[0] == log.cached
+
+
+def test_damage_in_the_bucket_is_not_hidden_by_a_copy():
+    bench = Bench()
+    key = PREFIX + head_key(bench.writer.cached.sequence)
+    bench.store.put(key, b"x" + bench.store.get(key)[1:])
+    with pytest.raises(Corrupt):
+        bench.start()
+    assert [info.key for info in bench.store.list(PREFIX + HEADS)]

@@ -1,0 +1,277 @@
+"""The head's bytes, and the pure changes a writer commits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import Corrupt, InvalidRequest
+from local.format.compression import Codec, decompress
+from local.format.crc32c import crc32c
+from remote.manifest.manifest import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest_changes import (
+    add_segments,
+    expire_pages,
+    expire_segments,
+    forget_pages,
+    forget_unlinked,
+    give_up_tier,
+    loses_objects,
+    raise_cleaned,
+    replace_segments,
+    set_properties,
+    unlink_uploads,
+)
+from remote.manifest.manifest_page import encode_page
+from remote.manifest.page_spill import lost_object
+from remote.segment_entry import SegmentState
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from remote_samples import head, ulid_of
+from remote_samples import stored_row as row
+
+GOLDEN = (
+    b'{"format_version":1,"sequence":7,"epoch":3,"commit_id":"C7","parent_id":"C6",'
+    b'"writer_id":"host-1","topic":"orders","topic_id":"AAAAAAAAAAAAAAAAAAAAAA","partition":2,"log_start_offset":5,'
+    b'"committed_ms":1700000000000,"segments":[{"ulid":"00000000000000000000000091","base_offset":0,"next_offset":10,"size_bytes":100,'
+    b'"stored_bytes":100,"record_count":9,"max_timestamp_ms":1600000000000,"min_timestamp_ms":null,'
+    b'"epochs":[[0,0],[2,4]],"data_crc32c":4294967295,"data_key":"data/00000000000000000000-00000000000000000009-0000000001-00000000000000000000000091.log",'
+    b'"indexes_key":"data/00000000000000000000-00000000000000000009-0000000001-00000000000000000000000091.indexes",'
+    b'"indexes_bytes":50,"indexes":{"offset":{"start":0,"length":8}},"codec":"none","storage_class":null,'
+    b'"cleaned_through":10,"committed_ms":1699999999999,"segment_crc32c":null,"key_id":null,"wrapped_key":null,"made_by":null,"state":1}],"unlinked":[{"key":"data/00000000000000000000-00000000000000000009-0000000001-00000000000000000000000090.log","size_bytes":99,'
+    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"given_up":false,"expired_epochs":[],"appender_id":null,"jobs":[],"seal_key_id":null,"properties":{"retention.ms":"1"}}'
+)
+
+
+SAMPLE = head(
+    row(cleaned_through=10, committed_ms=1_699_999_999_999),
+    log_start_offset=5,
+    unlinked=(
+        UnlinkedObject(
+            key=row("U0").data_key, size_bytes=99, unlinked_ms=1_699_999_999_998, epoch=2, unlinked_sequence=6
+        ),
+    ),
+    properties={"retention.ms": "1"},
+)
+
+
+def test_the_bytes_of_a_head_never_change():
+    whole = encode_head(SAMPLE)
+    line, _, body = whole.partition(b"\n")
+    assert decode_line(whole) == GOLDEN
+    assert line == b"tiered-head 1 %08x %d %d" % (crc32c(body), len(body), len(GOLDEN))
+    assert bytes(decompress(Codec.ZSTD, body, len(GOLDEN))) == GOLDEN
+    assert decode_head(encode_line(GOLDEN)) == SAMPLE
+
+
+def test_fields_that_are_not_known_are_passed_over():
+    text = GOLDEN.replace(b'{"format_version"', b'{"later":[1,{}],"format_version"')
+    assert decode_head(encode_line(text)) == SAMPLE
+
+
+def test_any_flipped_bit_is_corrupt():
+    whole = encode_head(SAMPLE)
+    for at in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(Corrupt):
+                decode_head(damaged)
+
+
+def test_any_missing_tail_and_any_extra_byte_is_corrupt():
+    whole = encode_head(SAMPLE)
+    for length in range(len(whole)):
+        with pytest.raises(Corrupt):
+            decode_head(whole[:length])
+    with pytest.raises(Corrupt):
+        decode_head(whole + b"\n")
+
+
+def test_a_newer_format_is_named():
+    with pytest.raises(Corrupt, match=r"newer format: version=2 known=1"):
+        decode_head(encode_head(SAMPLE).replace(b"tiered-head 1 ", b"tiered-head 2 "))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        head(row("U1", 0, 10), row("U2", 9, 20)),
+        head(row("U2", 10, 20), row("U1", 0, 10)),
+        head(row("U1", 5, 5)),
+        head(row(state=SegmentState.COPY_STARTED)),
+        head(row(size_bytes=0)),
+        head(sequence=0),
+        head(epoch=0),
+        head(commit_id=""),
+        head(log_start_offset=-1),
+        head(format_version=2),
+    ],
+)
+def test_a_head_that_contradicts_itself_is_neither_written_nor_read(wrong):
+    import msgspec
+
+    with pytest.raises(InvalidRequest, match="writing a head"):
+        encode_head(wrong)
+    with pytest.raises(Corrupt, match="reading a head"):
+        decode_head(encode_line(msgspec.json.encode(wrong)))
+
+
+def test_gaps_between_rows_are_allowed():
+    assert decode_head(encode_head(head(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
+
+
+def test_the_next_offset_is_the_last_rows_end_and_never_below_the_log_start():
+    assert head().next_offset == 0
+    assert head(log_start_offset=9).next_offset == 9
+    assert head(row("U1", 0, 10), log_start_offset=4).next_offset == 10
+    assert head(row("U1", 0, 10), log_start_offset=12).next_offset == 12
+
+
+def test_adding_rows_twice_is_adding_them_once():
+    change = add_segments([row("U1", 0, 10), row("U2", 10, 20)])
+    once = change(head(committed_ms=42))
+    assert [(each.ulid, each.committed_ms) for each in once.segments] == [(ulid_of("U1"), 42), (ulid_of("U2"), 42)]
+    assert change(once) is once
+
+
+def test_a_second_upload_of_the_same_segment_is_listed_for_deletion():
+    change = add_segments([row("U9", 0, 10), row("U3", 20, 30)])
+    after = change(head(row("U1", 0, 10), row("U2", 10, 20), committed_ms=42))
+    assert [each.ulid for each in after.segments] == [ulid_of(name) for name in ("U1", "U2", "U3")]
+    assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+        (row("U9").data_key, 42, 3),
+        (row("U9").indexes_key, 42, 3),
+    ]
+    assert change(after) is after
+    with pytest.raises(InvalidRequest, match="offsets are taken"):
+        add_segments([row("U8", 0, 10, data_crc32c=1)])(after)
+
+
+def test_adding_rows_over_others_is_refused():
+    with pytest.raises(InvalidRequest, match=r"offsets are taken: base_offset=9"):
+        add_segments([row("U2", 9, 20)])(head(row("U1", 0, 10)))
+    with pytest.raises(InvalidRequest, match="offsets are taken"):
+        add_segments([row("U2", 0, 10), row("U3", 5, 15)])(head())
+
+
+def test_expiry_moves_both_objects_to_the_list_and_raises_the_start_only():
+    before = head(row("U1", 0, 10), row("U2", 10, 20), log_start_offset=3)
+    change = expire_segments({ulid_of("U1")}, now_ms=99, log_start_offset=10)
+    after = change(before)
+    assert [each.ulid for each in after.segments] == [ulid_of("U2")]
+    assert [(each.key, each.size_bytes, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+        (row("U1").data_key, 100, 99, 3),
+        (row("U1").indexes_key, 50, 99, 3),
+    ]
+    assert after.log_start_offset == 10
+    assert change(after) is after
+    assert expire_segments(set(), now_ms=1, log_start_offset=1)(after) is after
+
+
+def test_deleted_objects_are_struck_off_once():
+    after = forget_unlinked({row("U0").data_key})(SAMPLE)
+    assert after.unlinked == ()
+    assert forget_unlinked({row("U0").data_key})(after) is after
+
+
+def test_settings_are_recorded_once():
+    after = set_properties({"a": "b"})(head())
+    assert after.properties == {"a": "b"}
+    assert set_properties({"a": "b"})(after) is after
+
+
+def no_pages(spill):
+    raise AssertionError("no page is named")
+
+
+def test_a_row_may_not_vanish_without_its_objects_being_listed():
+    before = head(row("U1", 0, 10), row("U2", 10, 20))
+    assert loses_objects(before, expire_segments({ulid_of("U1")}, now_ms=1)(before), no_pages) is None
+    lost = loses_objects(before, replace(before, segments=before.segments[1:]), no_pages)
+    assert f"key={row('U1').data_key}" in (lost or "")
+    assert "go back" in (loses_objects(head(log_start_offset=5), head(), no_pages) or "")
+
+
+def test_a_row_that_is_clean_past_the_end_of_the_bucket_is_refused():
+    """It lost records to some that no row holds: these may go with the disk, and others be given their offsets."""
+    encode_head(head(row(cleaned_through=10)))
+    with pytest.raises(InvalidRequest, match="for the sake of records that no row holds, cleaned_through=11"):
+        encode_head(head(row(cleaned_through=11)))
+
+
+THREE = head(row("A", 0, 4), row("B", 4, 6), row("C", 6, 9))
+
+
+def test_a_row_takes_the_place_of_those_it_tiles_and_their_objects_are_listed():
+    changed = replace_segments(row("N", 0, 6, committed_ms=1, cleaned_through=9), [ulid_of("A"), ulid_of("B")])(THREE)
+    assert [(each.ulid, each.base_offset, each.next_offset) for each in changed.segments] == [
+        (ulid_of("N"), 0, 6),
+        (ulid_of("C"), 6, 9),
+    ]
+    assert {each.key for each in changed.unlinked} == {
+        key for each in THREE.segments[:2] for key in (each.data_key, each.indexes_key)
+    }
+    assert loses_objects(THREE, changed, no_pages) is None
+    again = replace_segments(row("N", 0, 6), [ulid_of("A"), ulid_of("B")])(changed)
+    assert again is changed, "tried again, nothing changes"
+
+
+@pytest.mark.parametrize(
+    ("new", "ulids"), [((0, 5), "AB"), ((0, 9), "AC"), ((1, 6), "AB"), ((0, 6), "A"), ((6, 10), "C")]
+)
+def test_a_row_that_does_not_tile_those_it_replaces_is_refused(new, ulids):
+    with pytest.raises(InvalidRequest, match="does not tile"):
+        replace_segments(row("N", *new), [ulid_of(name) for name in ulids])(THREE)
+
+
+def test_a_replacement_of_rows_that_are_gone_leaves_the_head_and_lists_its_own_objects():
+    changed = replace_segments(row("N", 0, 6), [ulid_of("A"), ulid_of("X")])(THREE)
+    assert changed.segments == THREE.segments
+    assert [each.key for each in changed.unlinked] == [row("N", 0, 6).data_key, row("N", 0, 6).indexes_key]
+
+
+def test_rows_are_only_ever_called_cleaner():
+    sample = head(row("A", 0, 4, cleaned_through=4), row("B", 4, 6))
+    raised = raise_cleaned([ulid_of(name) for name in "ABX"], 6)(sample)
+    assert [each.cleaned_through for each in raised.segments] == [6, 6]
+    assert raise_cleaned([ulid_of("A")], 3)(sample) is sample
+
+
+def test_uploads_are_listed_for_deletion_unless_they_were_committed_after_all():
+    changed = unlink_uploads([row("A", 0, 4), row("N", 9, 10)])(THREE)
+    assert [each.key for each in changed.unlinked] == [row("N", 9, 10).data_key, row("N", 9, 10).indexes_key]
+    assert unlink_uploads([row("N", 9, 10)])(changed) is changed
+
+
+def test_a_page_leaves_whole_only_from_below_the_log_start():
+    rows = (row("A", 0, 10), row("B", 10, 20))
+    spill, _ = encode_page(rows, 3, "P" * 26)
+    tier = head(row("C", 20, 30), spills=(spill,), log_start_offset=15)
+    with pytest.raises(InvalidRequest, match="it is retained"):
+        expire_pages([spill.key], now_ms=5)(tier)
+    tier = replace(tier, log_start_offset=20)
+    after = expire_pages([spill.key], now_ms=5)(tier)
+    assert (after.spills, [each.spill for each in after.unlinked_pages]) == ((), [spill])
+    assert lost_object(tier, after, lambda page: rows) is None
+    assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {rows[0].data_key, spill.key}
+    assert expire_pages([spill.key], now_ms=5)(after) is after
+    assert forget_pages([spill.key])(after).unlinked_pages == ()
+
+
+def test_a_tier_that_was_given_up_takes_no_row_until_its_last_one_has_left():
+    tier = head(row("A", 0, 10), row("B", 10, 20), log_start_offset=2)
+    tier = give_up_tier(log_start_offset=5, now_ms=9)(tier)
+    assert (tier.given_up, tier.log_start_offset, tier.next_offset, tier.taken_upto) == (True, 5, 5, 20)
+    assert give_up_tier(log_start_offset=5, now_ms=10)(tier) is tier
+    with pytest.raises(InvalidRequest, match="given up"):
+        add_segments([row("C", 20, 30)])(tier)
+    tier = expire_segments([ulid_of("A")], now_ms=9)(tier)
+    assert tier.given_up
+    tier = expire_segments([ulid_of("B")], now_ms=9)(tier)
+    assert not tier.given_up
+    assert add_segments([row("C", 5, 30)])(tier).segments[0].ulid == ulid_of("C")
+    assert give_up_tier(log_start_offset=5, now_ms=9)(head(log_start_offset=5)).given_up is False

@@ -1,0 +1,209 @@
+"""Every ``tiered`` command that the documentation prints, and what is wrong with it by the command tree alone.
+
+Nothing is run: `complaint` reads the words as click would, with the same parsers, and knows what a page may leave out.
+Fences of any language are read, and code between backticks in the prose, where a page may shorten (`tiered scrub
+--deep`) or show a synopsis (`tiered append TOPIC[/PARTITION] [FILE|-]`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from local.errors import LogError
+from tiered.cli.main import main
+from tiered.cli.session import parse_setting
+from tiered.config.properties import find_property, parse
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "localstack" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# The changelog tells of commands of its day; the mistakes are wrong on purpose, and made for real by a test of theirs.
+LEFT_OUT = {ROOT / "docs" / "changelog.md", ROOT / "docs" / "reference" / "mistakes.md"}
+
+_FENCE = re.compile(
+    r"^(?P<fence>```+|~~~+)(?P<language>\w*).*?\n(?P<body>.*?)^(?P=fence)\s*$", re.DOTALL | re.MULTILINE
+)
+_INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_NOT_SHELL = frozenset(("python", "toml", "json", "yaml", "promql", "mermaid", "sql", "ini"))
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|\.{3}|…|\$.*")
+_BINDING = re.compile(
+    r"tiered (chunk|indexes|key|manifest|manifest nonce|wrap) [<12]"
+)  # what formats.md says is bound to a ciphertext: no command
+_SUBMITTED = re.compile(r"\$submit|\S*submit\.py")  # spark-submit has the words of a command behind our script
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One command as a page has it: `words` come after ``tiered``; `is_prose` may be shortened."""
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+    is_prose: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: tiered {' '.join(self.words)}"
+
+
+def written_commands() -> Iterator[Written]:
+    """Each command of each page, in order."""
+    for page in PAGES:
+        if page not in LEFT_OUT:
+            yield from commands_of(page.read_text(), str(page.relative_to(ROOT)))
+
+
+def commands_of(text: str, page: str) -> Iterator[Written]:
+    """The commands of one page's `text`: those in fences and indented blocks, then those in its prose."""
+    for found in _FENCE.finditer(text):
+        if found["language"] not in _NOT_SHELL:
+            first = text.count("\n", 0, found.start("body")) + 1
+            for line, words in _of_shell(found["body"], first, must_begin=found["language"] == "text"):
+                yield Written(page, line, words, is_prose=False)
+    prose = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for number, line in enumerate(prose.splitlines(), 1):
+        if line.startswith("    tiered "):
+            for _, words in _of_shell(line.strip(), number):
+                yield Written(page, number, words, is_prose=False)
+    for found in _INLINE.finditer(prose):
+        if re.match(r"(\$ )?(\S+=\S+ )*tiered [a-z-]", found[1]) and not _BINDING.match(found[1]):
+            number = prose.count("\n", 0, found.start()) + 1
+            for _, words in _of_shell(_without_brackets(" ".join(found[1].split())), number):
+                yield Written(page, number, words, is_prose=True)
+
+
+def _without_brackets(synopsis: str) -> str:
+    """``[TOPIC]... [-o FORMAT]`` as one way to write it; the first of several choices."""
+    text = re.sub(r"\[/\w+\]|\](\.\.\.)?", "", synopsis).replace("[", "").replace("...", "")
+    return re.sub(r"([\w./-]+)(\\?\|[\w./-]+)+", r"\1", text)
+
+
+def _of_shell(script: str, first: int, must_begin: bool = False) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(line, words after ``tiered``) of every such command; `must_begin`: only of lines that begin with one."""
+    number, pending = first, ""
+    for raw in script.splitlines():
+        line = pending + raw.strip()
+        if line.endswith("\\"):
+            pending = line[:-1] + " "
+            continue
+        pending = ""
+        line = line.removeprefix("$ ")
+        if not must_begin or re.match(r"(\S+ )*?tiered [a-z-]", line):
+            for words in _simple_commands(line):
+                if (own := _own_words(words)) is not None:
+                    yield number, own
+        number = first + script[: script.find(raw) + len(raw)].count("\n") + 1
+
+
+def _simple_commands(line: str) -> Iterator[list[str]]:
+    """The words of each command of a line: parted at pipes, ``&&`` and the like; without redirections."""
+    for inner in re.findall(r"\$\((.*?)\)", line):
+        yield from _simple_commands(inner)
+    line = re.sub(r"\$\(([^)]*)\)", lambda found: "$submit" if "submit" in found[1] else "$OUTPUT", line)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    words: list[str] = []
+    skips = False
+    try:
+        tokens = list(lexer)
+    except ValueError:  # a quote in the output of something
+        return
+    for token in tokens:
+        if set(token) <= set("|&;"):
+            yield words
+            words = []
+        elif set(token) <= set("<>&"):
+            skips = True
+            if words and words[-1] in ("1", "2"):
+                words.pop()
+        elif skips:
+            skips = False
+        else:
+            words.append(token)
+    yield words
+
+
+def _own_words(words: list[str]) -> tuple[str, ...] | None:
+    """What comes after ``tiered``, whatever runs it; None: another program's."""
+    for at, word in enumerate(words):
+        if word == "tiered" and all(_runs_another(before) for before in _programs(words[:at])):
+            return tuple(words[at + 1 :])
+        if _SUBMITTED.fullmatch(word) and words[0] == "spark-submit":
+            return tuple(words[at + 1 :])
+    return None
+
+
+def _programs(words: list[str]) -> list[str]:
+    """The words before a command that are neither assignments nor options nor an option's value."""
+    return [
+        word
+        for at, word in enumerate(words)
+        if not _ASSIGNMENT.match(word) and not word.startswith("-") and not (at and words[at - 1].startswith("-"))
+    ]
+
+
+def _runs_another(word: str) -> bool:
+    return word in ("sudo", ".ci/with", "env", "exec", "time", "nice", "opentelemetry-instrument", "if", "!", "watch")
+
+
+def complaint(written: Written) -> str | None:
+    """What click, or the table of settings, would say against the words; None for a command that could run."""
+    command: click.Command = main
+    context = click.Context(main, info_name="tiered")
+    words = list(written.words)
+    try:
+        while True:
+            words = _parsed(command, context, words, written.is_prose)
+            if not isinstance(command, click.Group):
+                return f"too many words: {words}" if words else None
+            if not words or _PLACEHOLDER.fullmatch(words[0]):
+                may_end = written.is_prose or command.invoke_without_command or (command is main and not words)
+                return None if may_end or words else f"no command of {context.info_name}"
+            name, found, words = command.resolve_command(context, words)
+            assert found is not None
+            command, context = found, click.Context(found, info_name=name, parent=context)
+    except click.exceptions.Exit:
+        return None
+    except click.ClickException as error:
+        return error.format_message()
+    except LogError as error:
+        return str(error)
+
+
+def _parsed(command: click.Command, context: click.Context, words: list[str], is_prose: bool) -> list[str]:
+    """The words that the parameters of `command` leave; every value that has to be one of a few is looked at."""
+    try:
+        given, rest, _ = command.make_parser(context).parse_args(list(words))
+    except click.BadOptionUsage:
+        if not is_prose:
+            raise
+        given, rest, _ = command.make_parser(context).parse_args([*words, "VALUE"])
+    for parameter in command.params:
+        value = given.get(parameter.name or "")
+        is_asked = "help" in given or "version" in given
+        if value in (None, (), []) or not isinstance(value, (str, list, tuple)):
+            if parameter.required and not isinstance(value, bool) and not is_prose and not is_asked:
+                raise click.MissingParameter(ctx=context, param=parameter)
+            continue
+        for each in [value] if isinstance(value, str) else value:
+            _check_value(parameter, each, context)
+    return rest
+
+
+def _check_value(parameter: click.Parameter, value: object, context: click.Context) -> None:
+    if not isinstance(value, str) or _PLACEHOLDER.fullmatch(value) or value == "KEY=VALUE":
+        return
+    if "-X" in parameter.opts:
+        name, text = parse_setting(value)
+        find_property(name)
+        if text and not _PLACEHOLDER.fullmatch(text):
+            parse(name, text)
+    elif isinstance(parameter.type, (click.Choice, click.types.IntParamType, click.types.FloatParamType)):
+        parameter.type.convert(value, parameter, context)

@@ -1,0 +1,156 @@
+"""What is generated from the tables of metrics and alerts: pages of the documentation, rules, a dashboard, a unit.
+
+After a change to the tables:
+
+    python tests/unit/tiered/observe/test_monitoring_files.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import COMMANDS, invoke
+from tiered.observe.alert_table import ALERTS, Limits
+from tiered.observe.metric_table import BY_NAME, METRICS, Kind
+from tiered.observe.monitoring_files import (
+    PANELS,
+    alert_rules,
+    dashboard,
+    metric_names,
+    metrics_page,
+    runbook,
+    runbook_index,
+    systemd_unit,
+)
+
+ROOT = Path(__file__).parents[4]
+RUNBOOKS = ROOT / "docs" / "runbooks"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page and its text."""
+    found = {RUNBOOKS / f"{alert.page}.md": runbook(alert) for alert in ALERTS}
+    return {**found, RUNBOOKS / "index.md": runbook_index(), ROOT / "docs" / "reference" / "metrics.md": metrics_page()}
+
+
+def test_the_pages_are_what_the_tables_say() -> None:
+    for path, text in pages().items():
+        assert path.read_text() == text, f"{path.name}: run python {__file__}"
+
+
+def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {alert.page for alert in ALERTS} | {"index"}
+    assert len({alert.name for alert in ALERTS}) == len(ALERTS)
+
+
+def test_every_metric_that_an_alert_or_a_panel_names_exists() -> None:
+    exprs = [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]
+    for expr in exprs:
+        names = metric_names(expr)
+        assert names, expr
+        assert names <= set(BY_NAME), expr
+    assert metric_names("rate(tiered_gone_total[5m])") - set(BY_NAME) == {"tiered_gone_total"}
+
+
+def test_counters_are_asked_for_their_rates_and_gauges_are_not() -> None:
+    for panel in PANELS:
+        for expr, _ in panel.exprs:
+            for name in metric_names(expr):
+                is_rated = re.search(rf"(rate|increase)\({name}", expr) is not None
+                assert is_rated == (BY_NAME[name].kind is not Kind.GAUGE), expr
+
+
+def test_labels_that_expressions_name_are_those_of_their_metrics() -> None:
+    for expr in [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]:
+        asked = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expr) for label in group.split(",")} - {"le"}
+        for name in metric_names(expr):
+            assert asked <= set(BY_NAME[name].labels), expr
+
+
+def test_the_rules_are_yaml_that_says_the_same() -> None:
+    limits = Limits(at_risk_bytes=7, copy_lag_s=60)
+    text = alert_rules(limits, runbooks_url="https://example.org/r")
+    found = re.findall(r'- alert: (\w+)\n +expr: (".*")\n +for: (\w+)', text)
+    assert [name for name, _, _ in found] == [alert.name for alert in ALERTS]
+    for (_, expr, lasts), alert in zip(found, ALERTS, strict=True):
+        assert "{at_risk" not in json.loads(expr)
+        assert lasts == alert.lasts
+        assert f'runbook_url: "https://example.org/r/{alert.page}.md"' in text
+    assert "> 7" in text
+    assert 'class="Corrupt"' in json.loads(next(expr for name, expr, _ in found if name == "TieredCorruption"))
+    yaml = pytest.importorskip("yaml")
+    (group,) = yaml.safe_load(text)["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
+
+
+def test_runbooks_name_commands_and_options_that_exist() -> None:
+    for path, text in pages().items():
+        for command in re.findall(r"(?:^|`)tiered ([a-z][a-z-]*)", text, re.MULTILINE):
+            assert command in COMMANDS, f"{path.name}: tiered {command}"
+
+
+@pytest.mark.parametrize("command", sorted({look for alert in ALERTS for look in alert.look if look[:6] == "tiered"}))
+def test_commands_of_the_runbooks_are_understood(command: str, capfd) -> None:
+    words = command.split()[1:]
+    options = [word for word in words if word.startswith("--")]
+    names = [word for word in words if not word.startswith("-")][: 2 if words[0] == "compaction" else 1]
+    assert invoke([*names, "--help"]) == 0
+    assert [option for option in options if option not in capfd.readouterr().out] == []
+
+
+def test_the_dashboard_is_json_whose_panels_lie_side_by_side_and_never_over_another() -> None:
+    panels = json.loads(dashboard())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert cells.isdisjoint(taken), panel["title"]
+        assert all(x < 24 for x, _ in cells)
+        taken |= cells
+    assert {panel["title"] for panel in panels if panel["type"] == "row"} == {panel.row for panel in PANELS}
+    assert len([panel for panel in panels if panel["type"] != "row"]) <= 30, "a dashboard that somebody reads"
+
+
+def test_the_unit_tells_when_it_is_ready_and_does_not_restart_what_a_restart_does_not_help() -> None:
+    unit = systemd_unit(executable="/opt/t/bin/tiered", directory="/srv/a b", user="log")
+    assert "Type=notify\n" in unit
+    assert "ExecStart=/opt/t/bin/tiered -C '/srv/a b' run --metrics :9464\n" in unit
+    assert "RestartPreventExitStatus=2 4 5\n" in unit
+    assert "User=log\n" in unit
+
+
+def test_the_commands_print_them(capfd, tmp_path: Path) -> None:
+    for words, begin in ((["grafana"], "{"), (["alerts", "--at-risk", "1GiB"], "groups:"), (["systemd"], "[Unit]")):
+        assert invoke(["-C", str(tmp_path), "generate", *words]) == 0
+        assert capfd.readouterr().out.startswith(begin)
+    assert invoke(["generate", "alerts", "--at-risk", "much"]) == 2
+    assert invoke(["generate", "alerts", "--copy-lag", "long"]) == 2
+
+
+def test_every_metric_of_kafkas_tiering_has_its_counterpart() -> None:
+    wanted = (
+        "RemoteFetchBytesPerSec", "RemoteFetchRequestsPerSec", "RemoteFetchErrorsPerSec", "RemoteCopyBytesPerSec",
+        "RemoteCopyRequestsPerSec", "RemoteCopyErrorsPerSec", "RemoteCopyLagBytes", "RemoteCopyLagSegments",
+        "RemoteDeleteRequestsPerSec", "RemoteDeleteErrorsPerSec", "RemoteDeleteLagBytes", "RemoteLogSizeBytes",
+        "RemoteLogMetadataCount", "MessagesInPerSec", "BytesInPerSec", "LogStartOffset", "LogEndOffset", "Size",
+        "NumLogSegments", "LogFlushRateAndTimeMs", "max-dirty-percent", "max-clean-time-secs", "uncleanable-bytes",
+        "max-buffer-utilization-percent", "max-compaction-delay-secs", "uncleanable-partitions-count",
+        "time-since-last-run-ms", "LogDirectoryOffline",
+    )  # fmt: skip
+    told = {metric.kafka.rpartition("name=")[2] for metric in METRICS if metric.kafka}
+    assert set(wanted) <= told
+
+
+if __name__ == "__main__":
+    RUNBOOKS.mkdir(exist_ok=True)
+    for page, body in pages().items():
+        page.write_text(body)

@@ -1,0 +1,84 @@
+"""The options of a write: names, defaults, and one line for each wrong one."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from local.errors import InvalidRequest
+from tiered.jobs.ingest import SPAN
+from tiered.spark.sink.sink_options import NAMES, parse_write_options
+
+LEAST = {"path": "s3://b", "topic": "t"}
+
+
+def test_the_defaults():
+    options = parse_write_options(LEAST)
+    assert (options.bucket.url, options.topic, options.span) == ("s3://b", "t", SPAN)
+    assert (options.create_partitions, options.job_id, options.takes_leadership) == (None, None, True)
+    assert options.settings == {}
+
+
+def test_names_ignore_case_and_a_topics_properties_go_with_them():
+    options = parse_write_options(
+        {
+            **LEAST,
+            "CreatePartitions": "3",
+            "JOBID": "j",
+            "takeleadership": "False",
+            "offsets": "DENSE",
+            "topicId": "A" * 22,
+            "Segment.Bytes": "64MiB",
+            "remote.compression": "zstd",
+            "storeOptions": '{"anon": true}',
+            "checkpointlocation": "/x",
+        }
+    )
+    assert (options.create_partitions, options.job_id, options.takes_leadership, options.span) == (3, "j", False, None)
+    assert options.settings == {"segment.bytes": "64MiB", "remote.compression": "zstd"}
+    assert options.bucket.options == {"anon": True}
+    assert options.bucket.settings == options.settings
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"topic": None}, "topic is needed"),
+        ({"path": None}, "exactly one of the options path and url"),
+        ({"url": "s3://c"}, "exactly one of the options path and url"),
+        ({"topic": "a/b"}, "topic"),
+        ({"topicId": "x"}, "topic id"),
+        ({"createPartitions": "0"}, "not a number above zero"),
+        ({"createPartitions": "two"}, "not a number above zero"),
+        ({"offsetsPerTask": "-1"}, "not a number above zero"),
+        ({"offsets": "any"}, "not one of ranges, dense"),
+        ({"offsets": "dense", "offsetsPerTask": "5"}, "is for offsets=ranges"),
+        ({"takeLeadership": "perhaps"}, "not one of true, false"),
+        ({"storeOptions": "[1]"}, "not a JSON object"),
+        ({"jobid_": "x"}, "did_you_mean=jobId"),
+        ({"segment.byte": "1"}, "did_you_mean=segment.bytes"),
+        ({"segment.bytes": "1"}, "segment.bytes"),
+        ({"subscribe": "t"}, "unknown option"),
+    ],
+)
+def test_a_wrong_option_is_named(change, wrong):
+    given = {name: value for name, value in {**LEAST, **change}.items() if value is not None}
+    with pytest.raises(InvalidRequest, match=wrong):
+        parse_write_options(given)
+
+
+def test_no_secret_shows():
+    options = parse_write_options({**LEAST, "storeOptions": '{"secret": "hush"}'})
+    assert "hush" not in repr(options)
+    with pytest.raises(InvalidRequest) as raised:
+        parse_write_options({**LEAST, "storeOptions": '{"secret": "hush"'})
+    assert "hush" not in str(raised.value)
+
+
+def test_every_option_is_in_the_table_of_the_reference():
+    from pathlib import Path
+
+    text = (Path(__file__).parents[5] / "docs/reference/spark.md").read_text().partition("## Writing")[2]
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
