@@ -58,7 +58,7 @@ PROGRAM = f"""
 import os, sys, threading, time
 from local.log.log import Durability
 from local.format.record import Record
-from tiered.cli import run as running
+from tiered.cli.node import run as running
 TOPICS = {[(name, count, size) for name, (_, count, size) in TOPICS.items()]!r}
 ended = threading.Event()
 def wait():

@@ -201,7 +201,7 @@ def _a_page_that_was_opened_goes_at_once(patch: Patch) -> None:
 
 def _a_view_passes_over_what_the_log_lost(patch: Patch) -> None:
     def check_gap(self: Any) -> None:
-        self._start = max(self._start, self._head.log_start_offset)
+        self._start = max(self._start, self._basis.log_start_offset)
 
     patch.setattr(view_building._Run, "_check_gap", check_gap)
 

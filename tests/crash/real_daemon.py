@@ -30,12 +30,12 @@ COUNT = 200
 # waited for less long at the end.
 IMPATIENT = """
 import functools, sys
-from remote import fsspec_store, s3_store
+from remote.store import open_store, s3_store
 from remote.store.middleware.retrying_store import RetryPolicy
-from tiered import manager
+from tiered.manager import manager
 s3_store.CLIENT_AGE_MIN_S = 0.0
 manager.DRAIN_S = 2.0
-fsspec_store.RetryPolicy = functools.partial(RetryPolicy, attempts_max=2, wait_first_s=0.05, wait_max_s=0.1)
+open_store.RetryPolicy = functools.partial(RetryPolicy, attempts_max=2, wait_first_s=0.05, wait_max_s=0.1)
 from tiered.cli.main import run
 run(sys.argv[1:])
 """
@@ -223,7 +223,7 @@ APPENDING = """
 import sys, threading, time
 from local.log.log import Durability
 from local.format.record import Record
-from tiered.cli import run as running
+from tiered.cli.node import run as running
 started = running._started
 def _started(*words, **more):
     worker = started(*words, **more)

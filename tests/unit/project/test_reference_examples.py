@@ -23,7 +23,7 @@ from remote.segment_entry import PART_BYTES
 
 TESTS = Path(__file__).parents[2]
 MIB = 1 << 20
-PRICES, COST, HERE = "unit/test_prices.py", "unit/test_cost.py", "unit/test_reference_examples.py"
+PRICES, COST, HERE = "unit/policies/cost/test_prices.py", "unit/policies/cost/test_storage_cost.py", "unit/project/test_reference_examples.py"
 
 EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (section, example)
     HERE: {
@@ -50,7 +50,7 @@ EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (se
             (6, "100 MiB/s for 7 days: about 10 times less"),
         ],
     },
-    "unit/test_simulation.py": {
+    "unit/policies/cost/test_simulation.py": {
         "test_weeks_of_a_real_manager_are_foretold_within_one_in_a_hundred": [
             (1, "LIST and DeleteObjects take 1000 keys"),
         ],
@@ -113,7 +113,7 @@ EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (se
             (4, "writing 1 TiB"),
         ],
     },
-    "unit/test_cost_advice.py": {
+    "unit/policies/cost/test_cost_advice.py": {
         "test_nothing_moves_that_would_be_paid_for_twice": [
             (5, "only settled segments, kept longer than the minimum"),
         ],

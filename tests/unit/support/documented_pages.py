@@ -47,7 +47,7 @@ for each in $(find bucket -path '*orders*/0/data/*.log' | sort | head -2); do ch
 """
 _BROKER = """python -c '
 import time
-from local import checkpoints
+from local.log import checkpoints
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition, new_topic_id
 from local.format.record import Record
