@@ -1,8 +1,14 @@
-"""Advice about the cleaner: settings with which cleaning cannot keep up, seen in its history and in the logs.
+"""Advice about the cleaner: settings with which cleaning cannot keep up.
 
-Each rule is a function of facts and tells what it saw, why that matters and which setting would help. They rest on what
-tuning guides tell operators of Kafka to look for: several passes for one dirty section, passes without a pause
-between them, lags that keep segments from ever becoming cleanable, active segments that never roll.
+The evidence is the cleaner's history and the state of the logs.
+
+Each rule is a function of facts. Its advice says three things: the observation, the consequence, the setting that would
+help. The rules follow the tuning guides for Kafka:
+
+- several passes for one dirty section;
+- passes without a pause between them;
+- lags that keep segments from ever becoming cleanable;
+- active segments that never roll.
 """
 
 from __future__ import annotations
@@ -17,15 +23,18 @@ from policies.compaction import LogToClean
 from policies.formatting import counted, format_ms
 from policies.rules import DAY_MS, PartitionRules
 
-BUSY = 0.9  # of the time
-RUNS_MIN = 3  # at times of their own, before a rate means anything
-SPAN_MIN_MS = 60_000  # what is shorter is a backlog that is being worked off
+BUSY = 0.9  # share of the time
+RUNS_MIN = 3  # passes with different start times; with fewer, a rate means nothing
+SPAN_MIN_MS = 60_000  # a shorter span is a backlog that the cleaner works off
 GAIN_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerFacts:
-    """The cleaner's settings. `buffer_bytes` is a thread's; `bytes_per_second` None for no limit."""
+    """The cleaner's settings.
+
+    `buffer_bytes` is the buffer of one thread. `bytes_per_second` is None without a limit.
+    """
 
     threads: int
     buffer_bytes: int
@@ -35,9 +44,10 @@ class CleanerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """A compacted log at one moment. `quiet_ms` is how long ago its newest record was written.
+    """A compacted log at one moment.
 
-    `held_from` is where an open transaction keeps everything from being cleaned, None without one.
+    `quiet_ms` is the time since its newest record was written. `held_from` is the offset from which an open transaction
+    prevents cleaning, None without one.
     """
 
     log: LogToClean
@@ -50,7 +60,10 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One thing to change; `partition` None for the cleaner as a whole, `setting` None where none would help."""
+    """One thing to change.
+
+    `partition` is None where the advice is about the whole cleaner. `setting` is None where no setting would help.
+    """
 
     rule: str
     partition: TopicPartition | None
@@ -59,9 +72,10 @@ class Advice:
 
 
 def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
-    """All advice there is, the cleaner's first. `runs` oldest first; those of logs that are not in `logs` do not count.
+    """Return all advice, advice about the whole cleaner first.
 
-    `logs` are the compacted ones: a topic that is no longer compacted needs no advice.
+    `logs` are the compacted logs: a topic that is no longer compacted needs no advice. `runs` are oldest first; runs of
+    logs that are not in `logs` are ignored.
     """
     names = {each.log.partition for each in logs}
     runs = [run for run in runs if run.name in names]
@@ -76,9 +90,9 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
 
 
 def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """Logs whose dirty section took several passes, because the key map had no room for all keys.
+    """Find logs whose dirty section took several passes, because the offset map had no room for all keys.
 
-    Each of these passes reads the clean section once more. A run of passes with a smaller buffer than now has no say.
+    Each of these passes reads the clean section again. Passes with a smaller buffer than the current one are ignored.
     """
     found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
     cut = {name: some for name, some in found.items() if some}
@@ -101,7 +115,10 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Adv
 
 
 def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
-    """The passes of each dirty section of a log that took several: those that ended early, and the one after them."""
+    """Return the passes of each dirty section of one log that took several passes.
+
+    A group holds the passes that ended early and the pass after them.
+    """
     found: list[list[CleaningRun]] = []
     is_open = False
     for run in runs:
@@ -116,9 +133,9 @@ def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[Cleani
 
 
 def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """The threads clean nearly all the time, so what is appended is more than they get through.
+    """Find threads that clean nearly all the time: appends outrun the cleaner.
 
-    One log is cleaned by one thread: where a single log takes it all, threads don't help.
+    One thread cleans one log. More threads do not help a single log that is too busy.
     """
     done = [run for run in runs if run.error is None]
     span_ms = _span_ms(done)
@@ -164,7 +181,7 @@ def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner
 
 
 def never_due(facts: LogFacts) -> list[Advice]:
-    """Records are deleted before the cleaner may touch them."""
+    """Find a topic whose retention deletes records before the cleaner may clean them."""
     rules = facts.rules
     retention_ms = rules.log_limits.ms
     if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
@@ -181,7 +198,7 @@ def never_due(facts: LogFacts) -> list[Advice]:
 
 
 def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
-    """An open transaction in the first dirty segment keeps everything above from being cleaned."""
+    """Find an open transaction in the first dirty segment: it prevents cleaning of all later records."""
     if facts.held_from is None:
         return []
     return [
@@ -195,7 +212,7 @@ def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
 
 
 def never_rolls(facts: LogFacts) -> list[Advice]:
-    """All there is to clean lies in an active segment of a log that nobody writes to any more."""
+    """Find an idle log whose uncleaned records are all in the active segment."""
     rules = facts.rules
     is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
     if not is_stuck or rules.segment_ms <= facts.quiet_ms:
@@ -213,7 +230,10 @@ def never_rolls(facts: LogFacts) -> list[Advice]:
 
 
 def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """The longest lag keeps forcing passes that gain next to nothing, at the cost of logs that need one."""
+    """Find passes forced by `max.compaction.lag.ms` that gained almost nothing.
+
+    They delay the cleaning of logs that need a pass.
+    """
     lag_ms = facts.rules.max_compaction_lag_ms
     own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
     if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
@@ -234,7 +254,10 @@ def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
 
 
 def _span_ms(runs: Sequence[CleaningRun]) -> float:
-    """From the first pass's start to the last one's end; 0 where that tells nothing (too short, a clock set back)."""
+    """Time from the start of the first pass to the end of the last one.
+
+    0 where it has no meaning: the span is too short, or a clock was set back.
+    """
     is_backwards = any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs))
     if is_backwards or len({run.at_ms for run in runs}) < RUNS_MIN:
         return 0.0

@@ -1,15 +1,25 @@
-"""When a compacted view is built by itself: Pulsar's threshold, and never too late for retention.
+"""When maintenance builds a compacted view: at Pulsar's threshold, and always before retention.
 
-A view takes up what the bucket holds. Without a remote tier it lies beside the log and takes up what the disk holds.
-It is due when more bytes than ``compaction.view.threshold`` are there beyond its horizon, or when this very plan
-lets go of records that it has not taken up. The plan builds it **before** the log start moves, and an error there ends
-the plan, so retention takes nothing that the view would miss. After an error it waits `RETRY_MS`; until then retention
-waits too (`held_back`). So a view that cannot be built holds the oldest records fast, and says so in its status.
+The source of a view is the bucket. Without a remote tier the source is the local log, and the view is stored next to
+it.
 
-All that is for topics with a threshold. A view that somebody builds by hand has no hold on retention: what expires
-beyond its horizon before the next run is a gap, told by `tiered view status`, by the next run and by readers. Where a
-gap is there already (records were deleted by hand, or the threshold was set later), nothing is held any more: there is
-nothing left to keep, and somebody has to decide.
+A topic with `compaction.view.threshold` builds its view when one of these holds:
+
+1. More bytes than the threshold are beyond the view's horizon.
+2. The same plan would expire records that the view has not read.
+
+Order of effects, and errors:
+
+| event | effect |
+|---|---|
+| the plan builds the view | the build precedes the rise of the log start |
+| the build fails | the plan ends, so retention expires nothing that the view lacks |
+| less than `RETRY_MS` since the failure | no build; retention waits too (`held_back`) |
+| the view can never be built | the oldest records stay, and the view's status says so |
+| a gap exists (records deleted by hand, threshold set later) | nothing waits; an operator has to decide |
+
+A view built by hand, in a topic without a threshold, does not delay retention. Records that expire beyond its horizon
+before the next run are a gap. `tiered view status`, the next run and readers report the gap.
 """
 
 from __future__ import annotations
@@ -24,16 +34,22 @@ from remote.manifest.view import DEFAULT_VIEW, find_view
 
 Ending = TypeVar("Ending", ExpireRemote, DropLocal)
 
-RETRY_MS = 600_000  # as log.cleaner.uncleanable.retry.ms has it
+RETRY_MS = 600_000  # the value of log.cleaner.uncleanable.retry.ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewBacklog:
-    """What a run would take up: ``[from_offset, upto_offset)``, its bytes whole segments, or pages of them.
+    """The records that a run would read: ``[from_offset, upto_offset)``.
 
-    In a bucket that is what the bucket holds beyond the view. Beside the log it reaches to the last stable offset; the
-    active segment's bytes count while the view holds nothing of it. `gap` is what the log has lost meanwhile, half
-    open, None if nothing. A view that was never built begins at the log start.
+    `size_bytes` counts whole segments or manifest pages. The range of a view that was never built begins at the log
+    start.
+
+    | source | range and bytes |
+    |---|---|
+    | bucket | the part of the remote tier beyond the view |
+    | local log | up to the last stable offset; the active segment counts while the view holds nothing of it |
+
+    `gap` is the half-open range that the log lost since the last run, None without one.
     """
 
     is_built: bool
@@ -48,7 +64,7 @@ class ViewBacklog:
 
 
 def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewBacklog:
-    """What a run would take up now."""
+    """Return the records that a run would read now."""
     view = find_view(snapshot.all_views, name)
     start = snapshot.log_start_offset
     is_built = view is not None and view.is_built
@@ -64,14 +80,21 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
 
 
 def _local_bytes(snapshot: PartitionSnapshot, begin: int) -> int:
-    """Of the active segment all or nothing: it grows, and each run would find the same bytes beyond the view again."""
+    """Size of the local segments beyond `begin`.
+
+    The active segment counts wholly or not at all. It grows, and each run would otherwise find the same bytes beyond
+    the view again.
+    """
     active = snapshot.active
     size_bytes = sum(each.size_bytes for each in snapshot.closed if each.next_offset > begin)
     return size_bytes + (active.size_bytes if active is not None and begin <= active.base_offset else 0)
 
 
 def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | DropLocal]) -> list[BuildView]:
-    """At most one run of the view that the threshold is for; `expired` is what retention ends in the same plan."""
+    """Return at most one run, of the view that the threshold applies to.
+
+    `expired` are the records that retention expires in the same plan.
+    """
     threshold = snapshot.rules.view_threshold_bytes
     if threshold is None or not _may_build(snapshot) or _is_waiting(snapshot):
         return []
@@ -97,7 +120,10 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | Dr
 
 
 def held_back(snapshot: PartitionSnapshot, expired: Sequence[Ending], builds: Sequence[BuildView]) -> list[Ending]:
-    """`expired` without what the view has not taken up, nor will in this plan; oldest first as before."""
+    """Return `expired` without the records that the view has not read and this plan does not read.
+
+    The order stays oldest first.
+    """
     reach = held_from(snapshot, builds)
     if reach is None:
         return list(expired)
@@ -105,7 +131,7 @@ def held_back(snapshot: PartitionSnapshot, expired: Sequence[Ending], builds: Se
 
 
 def held_from(snapshot: PartitionSnapshot, builds: Sequence[BuildView] = ()) -> int | None:
-    """The offset from which the log start has to wait for the view; None where it need not."""
+    """Return the offset at which the log start has to wait for the view; None without a limit."""
     if snapshot.rules.view_threshold_bytes is None or not snapshot.builds_views:
         return None
     backlog = view_backlog(snapshot)
@@ -122,7 +148,7 @@ def _may_build(snapshot: PartitionSnapshot) -> bool:
 
 
 def _is_waiting(snapshot: PartitionSnapshot) -> bool:
-    """The last run failed a short while ago."""
+    """Whether the last run failed less than `RETRY_MS` ago."""
     view = find_view(snapshot.all_views, DEFAULT_VIEW)
     failure = view.failure if view is not None else None
     return failure is not None and 0 <= snapshot.now_ms - failure.failed_ms < RETRY_MS

@@ -1,23 +1,30 @@
-"""Which compacted log is cleaned, when, which part of it, and in whose turn.
+"""Which compacted log is cleaned, when, which part of it, and in which order.
 
-Source: `LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`, `maxCompactionDelay`. Cleaning comes before
-copying: only what lies wholly below the checkpoint that a pass leaves is ever uploaded (`policies.tiering`).
+Source: `LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`, `maxCompactionDelay`. Cleaning precedes
+copying: only segments wholly below the checkpoint of a pass are uploaded (`policies.tiering`).
 
-| section | what |
+| section | range |
 |---|---|
-| clean | below the first dirty offset: the cleaner's checkpoint, or the log start where that lies outside the log |
+| clean | below the first dirty offset: the cleaner's checkpoint, or the log start if the checkpoint is out of range |
 | cleanable | from there to the first uncleanable offset, whole segments |
 | uncleanable | above the last stable offset, younger than `min.compaction.lag.ms`, the active segment |
 
-A log is eligible when cleanable / (clean + cleanable) exceeds `min.cleanable.dirty.ratio`, or when a record of it has
-waited longer than `max.compaction.lag.ms`. So is one whose last pass was called off or found its buffer too small:
-until a pass has been through all that it looked at, nothing of the log is copied (`PartitionSnapshot.clean_cut`).
+A log is eligible when one of these holds:
 
-**Turns.** Kafka cleans the filthiest log first, always; a log of medium dirt beside busy ones may wait for ever. Here
-every round that passes an eligible log over lifts it by ``1 / PATIENCE_ROUNDS`` of a ratio. With n eligible logs and k
-cleaned a round, each has its turn within ``PATIENCE_ROUNDS + (n - 1) // k`` rounds, whatever is appended: a ratio is
-above 0 and at most 1, so who was cleaned in round PATIENCE_ROUNDS or later can't be ahead of one who waited since
-before, and each of the others is cleaned at most once until then.
+- cleanable / (clean + cleanable) exceeds `min.cleanable.dirty.ratio`;
+- one of its records has waited longer than `max.compaction.lag.ms`;
+- its last pass was cancelled, or its buffer was too small. Nothing of such a log is copied until a pass has read all of
+  its range (`PartitionSnapshot.clean_cut`).
+
+**Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever among busy logs. Here
+each maintenance pass that skips an eligible log raises its rank by ``1 / PATIENCE_ROUNDS`` of a ratio.
+
+Bound: with n eligible logs and k cleaned per maintenance pass, each log is cleaned within ``PATIENCE_ROUNDS + (n - 1)
+// k`` passes, for any appends.
+
+1. A dirty ratio is above 0 and at most 1.
+2. So a log cleaned in pass PATIENCE_ROUNDS or later cannot rank above a log that has waited since an earlier pass.
+3. So each of the other logs is cleaned at most once before the waiting log is.
 """
 
 from __future__ import annotations
@@ -38,12 +45,15 @@ PATIENCE_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogToClean:
-    """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open.
+    """A compacted log as the cleaner sees it.
 
-    A segment that the checkpoint lies in counts as cleanable, once. `delay_ms` is how long ago the oldest dirty record
-    passed `max.compaction.lag.ms`, 0 while none has. `is_unfinished`: an earlier pass took records for the sake of some
-    that are still dirty. `is_misplaced`: the checkpoint lies outside the log, and has to be
-    written anew even if nothing is cleaned.
+    Bytes are of ``.log`` files, offsets half open. A segment that contains the checkpoint counts once, as cleanable.
+
+    | field | meaning |
+    |---|---|
+    | `delay_ms` | time since the oldest dirty record passed `max.compaction.lag.ms`; 0 before |
+    | `is_unfinished` | an earlier pass removed records because of newer ones that are still dirty |
+    | `is_misplaced` | the checkpoint is outside the log and must be rewritten even if nothing is cleaned |
     """
 
     partition: TopicPartition
@@ -59,28 +69,34 @@ class LogToClean:
 
     @property
     def dirty_ratio(self) -> float:
-        """0..1; 0 for an empty log."""
+        """The dirty share, 0..1; 0 for an empty log."""
         return dirty_share(self.cleanable_bytes, self.clean_bytes)
 
     @property
     def is_eligible(self) -> bool:
-        """Worth a pass: dirty beyond the limit (strict, as Kafka has it), dirty for too long, or half done."""
+        """Whether a pass is worthwhile.
+
+        The log is dirty beyond the limit (strictly, as in Kafka), dirty for too long, or half cleaned.
+        """
         is_dirty = is_dirty_enough(self.cleanable_bytes, self.clean_bytes, self.min_dirty_ratio)
         return is_dirty or (self.cleanable_bytes > 0 and (self.delay_ms > 0 or self.is_unfinished))
 
 
 def dirty_share(dirty_bytes: float, clean_bytes: float) -> float:
-    """0..1; 0 where there are no bytes."""
+    """The dirty share, 0..1; 0 without bytes."""
     return dirty_bytes / max(1, clean_bytes + dirty_bytes)
 
 
 def is_dirty_enough(dirty_bytes: float, clean_bytes: float, min_ratio: float) -> bool:
-    """Whether the dirty share exceeds `min.cleanable.dirty.ratio`, strictly as in Kafka; never without dirty bytes."""
+    """Whether the dirty share exceeds `min.cleanable.dirty.ratio`, strictly as in Kafka.
+
+    False without dirty bytes.
+    """
     return dirty_bytes > 0 and dirty_share(dirty_bytes, clean_bytes) > min_ratio
 
 
 def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
-    """What a pass over this log would find, whether or not one is due."""
+    """Return the sections that a pass over this log would find, whether or not a pass is due."""
     dirty_from, upto = first_dirty_offset(snapshot), first_uncleanable_offset(snapshot)
     clean = sum(each.size_bytes for each in snapshot.closed if each.next_offset <= dirty_from)
     cleanable = sum(each.size_bytes for each in snapshot.closed if dirty_from < each.next_offset <= upto)
@@ -100,10 +116,10 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
 
 
 def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
-    """At most one pass, over ``[first dirty, first uncleanable)``, when the log is eligible.
+    """Return at most one pass, over ``[first dirty, first uncleanable)``, if the log is eligible.
 
-    Nothing is cleaned while a copy of this partition is under way, which reads the files that a pass would replace, nor
-    while the cleaner has to stay away.
+    No pass while a copy of this partition is running: the copy reads files that a pass would replace. No pass while the
+    cleaner is held off this log.
     """
     if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
@@ -121,7 +137,7 @@ def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
 
 
 def cleaning_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """Each closed segment that no pass has been through and that `cleanings` does not name, and why; oldest first."""
+    """Return a deferral for each closed dirty segment that `cleanings` does not name; oldest first."""
     if not snapshot.rules.cleanup_compact:
         return []
     log, planned = log_to_clean(snapshot), {each.upto_offset for each in cleanings(snapshot)}
@@ -150,7 +166,7 @@ def _cleaning_deferral(snapshot: PartitionSnapshot, log: LogToClean, segment: Se
 
 
 def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
-    """A pass that somebody asked for: over all that may be cleaned, however little; None where there is nothing."""
+    """Return a requested pass over all cleanable segments, whatever their size; None if there are none."""
     if not snapshot.rules.cleanup_compact or snapshot.copying:
         return None
     log = log_to_clean(snapshot)
@@ -165,10 +181,9 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
 
 
 def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> int | None:
-    """Below which offset a pass may remove tombstones and markers (I5, `remote.manifest.tombstone_bound`); None for no
-    bound.
+    """Return the offset below which a pass may remove tombstones and markers; None for no bound.
 
-    0 while the remote tier of a tiered topic is not known.
+    0 while the remote tier of a tiered topic is unknown. See I5 and `remote.manifest.tombstone_bound`.
     """
     if snapshot.is_tiered and not is_bucket_known:
         return 0
@@ -176,7 +191,7 @@ def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> i
 
 
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
-    """The eligible ones in the order of their turns (module text): the filthiest first, lifted by waiting."""
+    """Return the eligible logs in cleaning order: filthiest first, raised by waiting (module text)."""
     eligible = [log for log in logs if log.is_eligible]
 
     def rank(log: LogToClean) -> tuple[float, int, TopicPartition]:
@@ -187,7 +202,7 @@ def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, i
 
 
 def first_dirty_offset(snapshot: PartitionSnapshot) -> int:
-    """The cleaner's checkpoint; the log start where there is none or where it lies outside the log (Kafka)."""
+    """The cleaner's checkpoint; the log start without one, or if it is outside the log (Kafka)."""
     start = snapshot.log_start_offset
     if snapshot.cleaner_offset is None or not start <= snapshot.cleaner_offset <= snapshot.next_offset:
         return start
@@ -195,9 +210,10 @@ def first_dirty_offset(snapshot: PartitionSnapshot) -> int:
 
 
 def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
-    """Where a pass must stop: a segment's base, never above the stable offset or the active segment's base.
+    """The offset where a pass must stop: a segment's base, or the first dirty offset.
 
-    The first dirty segment with a record younger than `min.compaction.lag.ms` ends it as well.
+    It is never above the stable offset or the active segment's base. The first dirty segment with a record younger than
+    `min.compaction.lag.ms` is a bound too.
     """
     dirty_from = first_dirty_offset(snapshot)
     upto = dirty_from
@@ -209,7 +225,7 @@ def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
 
 
 def _is_too_young(snapshot: PartitionSnapshot, segment: SegmentInfo) -> bool:
-    """Whether a record is younger than `min.compaction.lag.ms`; 0 asks for no age."""
+    """Whether a record is younger than `min.compaction.lag.ms`; a lag of 0 sets no bound."""
     lag_ms = snapshot.rules.min_compaction_lag_ms
     return lag_ms > 0 and segment.age_timestamp_ms > snapshot.now_ms - lag_ms
 
@@ -224,9 +240,9 @@ def _delay_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int:
 
 
 def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:
-    """The first ms at which the oldest dirty record has waited longer than `max.compaction.lag.ms`; None without one.
+    """The first ms at which the oldest dirty record has waited longer than `max.compaction.lag.ms`.
 
-    A time of 0 or less is no time (Kafka).
+    None without such a record or without a maximum lag. A timestamp of 0 or less counts as absent (Kafka).
     """
     lag_ms = snapshot.rules.max_compaction_lag_ms
     if lag_ms is None:

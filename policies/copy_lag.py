@@ -1,7 +1,9 @@
-"""When a closed segment is due for its copy (KIP-1241): the one rule, asked by the plan, status and the simulation.
+"""When a closed segment is due for its copy (KIP-1241).
 
-A segment is due when its newest record is `copy_lag_ms` old, or when `copy_lag_bytes` of the log are newer: whichever
-comes first. Zero in either makes it due once it is closed; None in both never does.
+The plan, status and the simulation all use this one rule.
+
+A segment is due at the earlier of two times: its newest record is `copy_lag_ms` old, or `copy_lag_bytes` of the log are
+newer. Zero in either field makes the segment due once it is closed. With None in both fields it is never due.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ NEVER = inf
 def copy_due_ms(
     rules: PartitionRules, *, closed_ms: float, newest_ms: float, reached_ms: Callable[[int], float]
 ) -> float:
-    """The time in ms from which a segment is due; `NEVER` where no time can be told.
+    """Return the time in ms from which a segment is due; `NEVER` where no time is known.
 
-    The segment was closed at `closed_ms` and its newest record is of `newest_ms`. `reached_ms` says when the bytes that
-    are newer than the segment reach a number; `NEVER` while they do not.
+    The segment was closed at `closed_ms`, and `newest_ms` is the time of its newest record. `reached_ms(n)` is the time
+    at which n bytes are newer than the segment, `NEVER` while they are not.
     """
     lag_ms, lag_bytes = rules.copy_lag_ms, rules.copy_lag_bytes
     if lag_ms == 0 or lag_bytes == 0:
@@ -34,10 +36,12 @@ def copy_due_ms(
 
 
 def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
-    """Since when the oldest segment that waits for its copy is due; None while none is due, or no time can be told.
+    """Return the time since which the oldest uncopied segment is due.
 
-    A pause does not count, nor do copies under way: the segment is due all the same. Of a compacted topic only what
-    was cleaned is due. A segment that is due by `remote.copy.lag.bytes` alone has no time.
+    None while no segment is due, or where no time is known. A segment that is due only by `remote.copy.lag.bytes` has
+    no time.
+
+    Pauses and running copies do not matter: the segment stays due. Of a compacted topic only cleaned segments are due.
     """
     if not snapshot.is_tiered or snapshot.rules.copy_disabled:
         return None
@@ -50,12 +54,12 @@ def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
 
 
 def uncopied(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
-    """The closed segments with records at or above the log start that the remote tier does not reach, oldest first."""
+    """Return the closed segments with retained records above the remote tier's end, oldest first."""
     return [segment for segment, _ in uncopied_with_newer(snapshot)]
 
 
 def uncopied_with_newer(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentInfo, int]]:
-    """`uncopied`, each with the bytes of the log that are newer than it."""
+    """Yield the segments of `uncopied`, each with the bytes of the log that are newer than it."""
     start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
     newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
     for segment in snapshot.closed:
@@ -65,7 +69,10 @@ def uncopied_with_newer(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentIn
 
 
 def segment_due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> float:
-    """`copy_due_ms` of a local segment. A timestamp or a file of a time to come does not put a copy off."""
+    """Return `copy_due_ms` of a local segment.
+
+    A record timestamp or file time in the future does not delay the copy.
+    """
     now_ms = snapshot.now_ms
     newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
     return copy_due_ms(
@@ -77,7 +84,7 @@ def segment_due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_byte
 
 
 def lag_in_words(rules: PartitionRules) -> str:
-    """The settings that the rule goes by: ``remote.copy.lag.ms=1h``, with ``or`` between two of them."""
+    """Return the settings that the rule uses: ``remote.copy.lag.ms=1h``, joined with ``or``."""
     told = [] if rules.copy_lag_ms is None else [f"remote.copy.lag.ms={format_ms(rules.copy_lag_ms)}"]
     told += [] if rules.copy_lag_bytes is None else [f"remote.copy.lag.bytes={rules.copy_lag_bytes}"]
     return " or ".join(told) or "remote.copy.lag.ms and remote.copy.lag.bytes are unlimited"

@@ -1,6 +1,6 @@
-"""Which offsets the store holds: the committed rows merged into ranges once, then looked up by bisection.
+"""Which offsets the store holds: entries merged into ranges once, then looked up by bisection.
 
-It knows offsets only. Rows may overlap, touch or leave holes, and may come in any order.
+Only offsets matter here. The entries may overlap, touch or leave holes, and may come in any order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Half-open ranges, ascending: the i-th is ``[base_offsets[i], next_offsets[i])``. No two overlap or touch."""
+    """Ascending half-open ranges: range i is ``[base_offsets[i], next_offsets[i])``.
+
+    No two ranges overlap or touch.
+    """
 
     base_offsets: tuple[int, ...]
     next_offsets: tuple[int, ...]
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Coverage:
-        """Merge half-open ranges, in whatever order they come."""
+        """Merge half-open ranges, given in any order."""
         bases: list[int] = []
         nexts: list[int] = []
         for base_offset, next_offset in sorted(ranges):
@@ -32,7 +35,7 @@ class Coverage:
 
     @property
     def next_offset(self) -> int | None:
-        """One above the highest offset held; None when nothing is."""
+        """The offset after the highest held one; None without ranges."""
         return self.next_offsets[-1] if self.next_offsets else None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
@@ -42,7 +45,10 @@ class Coverage:
         return reached >= next_offset
 
     def missing(self, base_offset: int, next_offset: int) -> list[tuple[int, int]]:
-        """The parts of ``[base_offset, next_offset)`` that are not held, ascending; none for an empty range."""
+        """Return the parts of ``[base_offset, next_offset)`` that are not held, ascending.
+
+        An empty range has none.
+        """
         at = max(0, bisect_right(self.base_offsets, base_offset) - 1)
         found: list[tuple[int, int]] = []
         reached = base_offset

@@ -1,7 +1,8 @@
-"""What the policies can decide: frozen facts, each with the reason a person would want to read.
+"""The decisions that policies can make: frozen facts, each with a reason for people.
 
-A decision names what it was taken for (half-open offsets, a row's ulid, an object's key), so that whoever applies it
-can see that the world moved and leave it undone; leaving any decision undone is always safe for those before it.
+A decision names its subject: half-open offsets, the ulid of an entry, or the key of an object. `apply` compares the
+subject with the current state, and skips a decision that no longer fits. Skipping a decision is always safe for the
+decisions before it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from policies.deferrals import Deferral
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollActive:
-    """Close the active segment and begin a new one, so that it can be cleaned, copied or dropped in a later round."""
+    """Close the active segment and begin a new one.
+
+    Later maintenance can then clean, copy or drop the closed segment.
+    """
 
     base_offset: int
     size_bytes: int
@@ -24,8 +28,9 @@ class RollActive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanLog:
-    """Compact the local log: map the keys of ``[first_dirty_offset, upto_offset)``, rewrite all local segments below.
+    """Compact the local log.
 
+    The pass maps the keys of ``[first_dirty_offset, upto_offset)`` and rewrites all local segments below `upto_offset`.
     `size_bytes` is the dirty part.
     """
 
@@ -37,10 +42,11 @@ class CleanLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySegment:
-    """Upload and commit one closed segment. A copy that fails ends the partition's copies of this plan.
+    """Upload and commit one closed segment.
 
-    Neighbours share commits (`policies.tiering.completes_commit`). Copies with `is_indivisible` are those of a
-    compacted topic: all of them that a plan holds share one commit, however many they are (`policies.tiering`).
+    A failed copy ends the copies of this partition in this plan. Adjacent segments share commits
+    (`policies.tiering.completes_commit`). `is_indivisible` marks copies of a compacted topic: all of them in one plan
+    share one commit, in any number (`policies.tiering`).
     """
 
     base_offset: int
@@ -52,9 +58,9 @@ class CopySegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceRemote:
-    """Upload a local segment that was cleaned again, and put its row in the place of the rows it tiles exactly.
+    """Upload a local segment that was cleaned again, in place of the entries that it tiles exactly.
 
-    `ulids` are those rows, in the order of their offsets; `size_bytes` goes up, `remote_bytes` leave the index.
+    `ulids` are these entries, in offset order. `size_bytes` are uploaded, `remote_bytes` are unlinked.
     """
 
     base_offset: int
@@ -67,7 +73,10 @@ class ReplaceRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaiseCleaned:
-    """Note that rows which a later cleaning left as they were are clean through `cleaned_through`; no byte moves."""
+    """Record that entries which a later pass left unchanged are clean through `cleaned_through`.
+
+    No bytes are copied.
+    """
 
     base_offset: int
     next_offset: int
@@ -79,7 +88,7 @@ class RaiseCleaned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropLocal:
-    """Delete one local segment: its records are committed in the store, or lie below the log start."""
+    """Delete one local segment whose records are in the store or below the log start."""
 
     base_offset: int
     next_offset: int
@@ -89,9 +98,10 @@ class DropLocal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildView:
-    """Bring a compacted view up to what the bucket holds: at the time of the plan ``[from_offset, upto_offset)`` more.
+    """Extend a compacted view to the end of its source.
 
-    `size_bytes` is that backlog. With `accepts_loss` it goes on behind what the log no longer holds.
+    At the time of the plan this adds ``[from_offset, upto_offset)``, and `size_bytes` is that backlog. With
+    `accepts_loss` the view continues after records that the log no longer holds.
     """
 
     view: str
@@ -104,7 +114,10 @@ class BuildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart:
-    """Raise the log start of both tiers. Records below are gone for readers from here on; bytes follow later."""
+    """Raise the log start of both tiers.
+
+    From then on readers cannot read the records below. Later decisions delete the bytes.
+    """
 
     offset: int
     reason: str
@@ -113,7 +126,7 @@ class AdvanceLogStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpRemote:
-    """Let the log begin at `offset`, where the disk does, and let nothing in the bucket count any more (KIP-950)."""
+    """Raise the log start to `offset`, the start of the local log, and void the remote tier (KIP-950)."""
 
     offset: int
     size_bytes: int
@@ -122,7 +135,10 @@ class GiveUpRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireRemote:
-    """Take a row out of the index and note its objects as unlinked; their bytes stay for the grace time."""
+    """Remove an entry from the manifest and list its objects as pending deletes.
+
+    The bytes stay for the grace period.
+    """
 
     ulid: str
     base_offset: int
@@ -135,7 +151,10 @@ class ExpireRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirePage:
-    """Take a whole page of rows out of the index, unread; the objects of all its rows stay for the grace time."""
+    """Remove a whole manifest page from the manifest, without reading it.
+
+    The objects of all its entries stay for the grace period.
+    """
 
     key: str
     base_offset: int
@@ -146,7 +165,10 @@ class ExpirePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteUnlinked:
-    """Delete one object that no row has named for the grace time; the writer proves its epoch first."""
+    """Delete one object that no entry has named for the grace period.
+
+    The writer proves its epoch first.
+    """
 
     key: str
     size_bytes: int
@@ -155,7 +177,10 @@ class DeleteUnlinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePage:
-    """Delete the objects of all rows of a page that left the index a grace time ago, then the page."""
+    """Delete the objects of all entries of a page, then the page.
+
+    The page left the manifest at least a grace period ago.
+    """
 
     key: str
     size_bytes: int
@@ -164,7 +189,7 @@ class DeletePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectHeads:
-    """Delete old heads of the index, those up to this sequence; the newest ones and pinned ones stay."""
+    """Delete old manifests, up to and including this sequence; the newest and pinned ones stay."""
 
     upto_sequence: int
     reason: str
@@ -191,7 +216,7 @@ Decision = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """How many decisions of one kind and how many bytes they concern."""
+    """Number of decisions of one kind, and the bytes they concern."""
 
     count: int = 0
     size_bytes: int = 0
@@ -199,9 +224,10 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, by partition, each in an order every prefix of which is safe. Partitions don't depend on another.
+    """The decisions of each partition, in an order every prefix of which is safe.
 
-    `deferrals` are what is put off, and why. They change nothing: a plan with deferrals alone is empty.
+    Partitions do not depend on each other. `deferrals` are the actions put off, with reasons. They change nothing: a
+    plan with deferrals alone is empty.
     """
 
     now_ms: int
@@ -213,7 +239,7 @@ class Plan:
         return not any(self.decisions.values())
 
     def totals(self) -> dict[str, Total]:
-        """Count and bytes by the decision's class name; kinds that don't occur are absent."""
+        """Return count and bytes by the decision's class name; absent kinds are left out."""
         totals: dict[str, Total] = {}
         for decision in (one for decided in self.decisions.values() for one in decided):
             kind = type(decision).__name__

@@ -1,7 +1,7 @@
-"""What is not done yet, and why: the other answer of a policy, beside its decisions.
+"""Deferrals: the actions that a policy does not take yet, and why.
 
-A deferral is about one closed or active segment (a cleaning is about a range of them). It names a stable code for
-programs, a sentence for people, and the time from which it ends by itself where that is known.
+A deferral is about one closed or active segment (a cleaning: about a range of segments). It has a stable code for
+programs and a sentence for people. Where it is known, it also has the time at which the deferral ends by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from local.segment.segment_info import SegmentInfo
 
 
 class Action(StrEnum):
-    """What is put off."""
+    """The action that is put off."""
 
     COPY = "copy"
     CLEAN = "clean"
@@ -21,32 +21,33 @@ class Action(StrEnum):
 
 
 class Code(StrEnum):
-    """Why. A code is stable; the text beside it may change."""
+    """The reason for a deferral. A code is stable; its text may change."""
 
-    ACTIVE = "active"  # the segment is still appended to
+    ACTIVE = "active"  # the segment still receives appends
     COPY_LAG = "copy_lag"  # remote.copy.lag.* has not passed
     PAUSED = "paused"  # uploads were paused
     COPY_DISABLED = "copy_disabled"  # remote.log.copy.disable
     GIVING_UP = "giving_up"  # the remote tier was switched off and is being deleted
-    OPEN_TRANSACTION = "open_transaction"  # the last stable offset lies below the segment's end
+    OPEN_TRANSACTION = "open_transaction"  # the last stable offset is below the segment's end
     NOT_CLEANED = "not_cleaned"  # a compacted topic copies cleaned segments only
     CLEANING = "cleaning"  # the same plan cleans the log first
     COPYING = "copying"  # a copy is under way
     OVERLAP = "overlap"  # the remote tier ends inside the segment
     ORDER = "order"  # an earlier segment is put off, and copies keep the order of offsets
-    REMOTE_UNKNOWN = "remote_unknown"  # the partition has a problem: its part of the remote tier is not known, or fails
+    REMOTE_UNKNOWN = "remote_unknown"  # the partition has a problem: its remote tier is unknown, or fails
     DIRTY_RATIO = "dirty_ratio"  # min.cleanable.dirty.ratio is not exceeded
     COMPACTION_LAG = "compaction_lag"  # min.compaction.lag.ms has not passed
     CLEANER_HELD = "cleaner_held"  # cleaning of this log is paused, or failed a short time ago
-    NOT_COPIED = "not_copied"  # retention wants to drop the segment, and only the disk has its records
-    REPLACEMENT = "replacement"  # the segment replaces remote entries once uploads go on
+    NOT_COPIED = "not_copied"  # local retention would drop the segment, but the remote tier lacks some of its records
+    REPLACEMENT = "replacement"  # the segment will replace remote entries when uploads resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferral:
-    """One thing that is put off. Offsets half open; `size_bytes` is of the segment, or of what waits to be cleaned.
+    """One action that is put off. Offsets are half open.
 
-    `until_ms` is when it ends by itself, None where no time can be told.
+    `size_bytes` is the size of the segment, or of the range that waits for cleaning. `until_ms` is the time at which
+    the deferral ends by itself, None where it is unknown.
     """
 
     action: Action
@@ -59,7 +60,7 @@ class Deferral:
 
 
 def put_off(action: Action, segment: SegmentInfo, code: Code, why: str, until_ms: int | None = None) -> Deferral:
-    """The deferral of one segment."""
+    """Return the deferral of one segment."""
     return Deferral(
         action=action,
         code=code,

@@ -1,14 +1,15 @@
-"""Whether a broker's log start was moved by DeleteRecords, or by the retention of a leader.
+"""Whether DeleteRecords or the retention of a leader moved a broker's log start.
 
-A broker notes a log start that lies inside its first segment. Two causes exist:
+A broker checkpoints a log start that is inside its first segment. Two causes exist:
 
 | cause | on the leader | on a follower |
 |---|---|---|
 | DeleteRecords | anywhere | anywhere |
-| retention at the leader | a segment's base: nothing is noted | the leader's segment base: often inside a segment |
+| retention at the leader | a segment's base: no checkpoint | the leader's segment base: often inside a segment |
 
-DeleteRecords is mirrored to the bucket, retention is not: a bucket keeps what the retention of its broker deletes.
-Where retention may be the cause the log start is not mirrored, since a log start never goes back.
+DeleteRecords is mirrored to the bucket. Retention is not: the bucket keeps records that the broker's retention deletes.
+If retention may be the cause, the log start is not mirrored, because a log start never decreases.
+
 Source: kafka `LogManager.checkpointLogStartOffsetsInDir`, `UnifiedLog.deleteOldSegments`.
 """
 
@@ -19,7 +20,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRetention:
-    """The retention of a partition at its broker; None is no limit. `replicas` None: not known."""
+    """The retention of a partition at its broker; None means no limit.
+
+    `replicas` is None if the number is not known.
+    """
 
     retention_ms: int | None
     retention_bytes: int | None
@@ -28,8 +32,11 @@ class BrokerRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStartFacts:
-    """A log start inside a segment. `newest_below_ms` is the newest batch below it in that segment, None for no known
-    time; `bytes_from` are the bytes of all segments from that one on."""
+    """A log start inside a segment.
+
+    `newest_below_ms` is the time of the newest batch below it in that segment, None if unknown. `bytes_from` is the
+    size of that segment and all later ones.
+    """
 
     newest_below_ms: int | None
     bytes_from: int
@@ -38,7 +45,7 @@ class LogStartFacts:
 def is_deletion(facts: LogStartFacts, retention: BrokerRetention, now_ms: int) -> bool:
     """Whether only DeleteRecords can have moved the log start."""
     if retention.replicas == 1:
-        return True  # no leader elsewhere
+        return True  # no other broker leads
     if retention.retention_ms is not None:
         newest = facts.newest_below_ms
         if newest is None or now_ms - newest > retention.retention_ms:

@@ -1,4 +1,4 @@
-"""Which segments leave a disk that fills before their time: only what the bucket holds, the oldest first."""
+"""Which segments a disk that fills up drops early: only segments in the remote tier, oldest first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from policies.snapshot import PartitionSnapshot
 
 
 def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
-    """Drops of at least `wanted_bytes` where there are so many; each partition's from its oldest segment on.
+    """Return drops of at least `wanted_bytes`, or as many as there are.
 
-    Never the active segment, never one that is being copied or whose retained records are not all committed (I2), and
-    none behind such a one.
+    The drops of each partition begin at its oldest segment. These segments, and all segments after one of them, stay:
+
+    - the active segment;
+    - a segment that is being copied;
+    - a segment with retained records that are not committed (I2).
     """
     found: dict[TopicPartition, list[DropLocal]] = {}
     droppable = {each.partition: _prefix(each) for each in snapshots}
@@ -40,7 +43,7 @@ def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> di
 
 
 def _prefix(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
-    """The oldest closed segments that the disk may lose."""
+    """Return the oldest closed segments that the disk may lose."""
     safe = []
     for segment in snapshot.closed if snapshot.is_tiered else ():
         if segment.base_offset in snapshot.copying or not snapshot.has_safe_copy(segment):

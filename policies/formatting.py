@@ -1,4 +1,4 @@
-"""How decisions speak of durations and counts to people."""
+"""Durations and counts as text for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ _MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1
 
 
 def format_ms(ms: int) -> str:
-    """The two largest units that say something: ``7d``, ``1h 30m``, ``250ms``. Negative ones are bare numbers."""
+    """Return the two largest non-zero units: ``7d``, ``1h 30m``, ``250ms``.
+
+    A negative duration becomes a bare number.
+    """
     if ms < 0:
         return str(ms)
     parts: list[str] = []
@@ -18,5 +21,5 @@ def format_ms(ms: int) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """``1 topic``, ``1,000 topics``."""
+    """Return ``1 topic``, ``1,000 topics``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

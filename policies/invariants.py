@@ -1,8 +1,9 @@
-"""What no plan may do, checked by walking its decisions in order. `apply` asserts it, property tests shoot at it.
+"""Checks that a plan breaks no invariant, by walking its decisions in order.
 
-This is written apart from the policies on purpose: it knows the invariants of the design (I2, I4 to I6, I10), not
-retention.
-The work is about linear in the facts and the decisions together, so every fact is looked up by its name or bisected.
+`apply` asserts them, and property tests try to break them. The module does not use the policies, on purpose: it knows
+the invariants of the design (I2, I4 to I6, I10), not retention.
+
+The work is about linear in the number of facts and decisions: every fact is found by name or by bisection.
 """
 
 from __future__ import annotations
@@ -35,21 +36,28 @@ from policies.snapshot import PartitionSnapshot
 from remote.manifest.view import DEFAULT_VIEW
 from remote.segment_entry import RemoteSegment, SegmentState
 
-_Gap = tuple[int, int]  # half open; the last one of all has no end
-HEADS_KEPT_MIN = 100  # heads below the newest, for readers that are about to look at one
+_Gap = tuple[int, int]  # half open; the last gap has no end
+HEADS_KEPT_MIN = 100  # manifests below the newest, for readers that are about to read one
 _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 
 @dataclass(slots=True)
 class _World:
-    """The snapshot as the decisions so far have changed it. Copies do not count as copies: they may fail.
+    """The snapshot as the decisions so far have changed it.
 
-    `rows` by ulid and `local` by base offset are what is left, oldest first. `gaps`, None until asked for, are the
-    offsets that no row of `rows` holds; rows below the log start that went may still count there. `copyable` are the
-    closed segments that are not empty, ascending. `unknown` are the offset ranges of the rows that only a page holds,
-    ascending; none of these rows may go. `replaced` are rows that others stand for now. `named_keys` are the unlinked
-    objects that a row still names.
-    `view_reaches`: the log start must not pass it, or records are lost to the view that is kept by a threshold.
+    Planned copies do not count as remote copies, because they may fail.
+
+    | field | meaning |
+    |---|---|
+    | `rows`, `local` | remaining entries by ulid and segments by base offset, oldest first |
+    | `unknown` | offset ranges of entries that only a page holds, ascending; no single one of them may expire |
+    | `copyable` | closed segments that are not empty, ascending |
+    | `gaps` | offsets that no entry of `rows` and no range of `unknown` holds; None until computed |
+    | `replaced` | entries that this plan replaces |
+    | `named_keys` | pending deletes that an entry still names |
+    | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
+
+    `gaps` may still count expired entries below the log start as held.
     """
 
     snapshot: PartitionSnapshot
@@ -68,7 +76,7 @@ class _World:
     view_reaches: int | None = None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
-        """Whether the remaining rows hold every offset of the range at or above the log start."""
+        """Whether the remaining entries hold every offset of the range at or above the log start."""
         retained_from = max(base_offset, self.log_start_offset)
         if retained_from >= next_offset:
             return True
@@ -78,7 +86,7 @@ class _World:
         return gap_base >= next_offset
 
     def next_to_copy(self) -> SegmentInfo | None:
-        """The first closed segment with records that are retained and neither committed nor copied by this plan."""
+        """The first closed segment with retained records that are neither committed nor copied by this plan."""
         reached = max(self.copied_upto, self.log_start_offset)
         at = bisect_right(self.copyable, reached, key=attrgetter("next_offset"))
         return self.copyable[at] if at < len(self.copyable) else None
@@ -90,7 +98,7 @@ class _World:
 
 
 def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> list[str]:
-    """One sentence per broken invariant, in the plan's order; empty for a sound plan."""
+    """Return one sentence per broken invariant, in the plan's order; empty for a sound plan."""
     world = _world(snapshot)
     found: list[str] = []
     for decision in decisions:
@@ -123,7 +131,7 @@ def _ranges(rows: Iterable[RemoteSegment]) -> Iterable[tuple[int, int]]:
 
 
 def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
-    """None where no view holds the log start: none is wanted, or there is a gap already."""
+    """None where no view bounds the log start: none is configured, or it already has a gap."""
     if snapshot.rules.view_threshold_bytes is None or not snapshot.builds_views:
         return None
     horizons = [view.horizon_offset for view in snapshot.all_views if view.name == DEFAULT_VIEW and view.is_built]
@@ -132,7 +140,7 @@ def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
 
 
 def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
-    """What no range holds, ascending, from offset 0 on."""
+    """Return the offsets outside all ranges, ascending, from offset 0 on."""
     gaps: list[_Gap] = []
     reached = 0
     for base_offset, next_offset in sorted(ranges):
@@ -143,7 +151,7 @@ def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
 
 
 def _check(world: _World, decision: Decision) -> list[str]:
-    """What is wrong with the next decision; also applies it to `world`."""
+    """Return the rules that the next decision breaks, and apply it to `world`."""
     match decision:
         case RollActive():
             return _check_roll(world.snapshot, decision)
@@ -218,7 +226,10 @@ def _check_copy(world: _World, decision: CopySegment) -> list[str]:
 
 
 def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
-    """A compacted topic's copies reach the cleaner's checkpoint: they are one commit, below which nothing is missed."""
+    """Check that the copies of a compacted topic reach the cleaner's checkpoint.
+
+    They are one commit, and every offset below the checkpoint is then in the store.
+    """
     left, snapshot = world.next_to_copy(), world.snapshot
     if not copies or not snapshot.rules.cleanup_compact or left is None or left.next_offset > snapshot.clean_cut:
         return []
@@ -228,7 +239,7 @@ def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
 
 
 def _check_replace(world: _World, decision: ReplaceRemote | RaiseCleaned) -> list[str]:
-    """Rows tiled exactly by a local segment, clean up to what the store holds anyway."""
+    """Check that a local segment tiles the entries exactly, and is clean up to the store's end."""
     snapshot, cut = world.snapshot, world.snapshot.clean_cut
     broken = []
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on:
@@ -296,7 +307,7 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
 
 
 def _check_give_up(world: _World, decision: GiveUpRemote) -> list[str]:
-    """The disk must hold all that the log retains from then on."""
+    """Check that the disk holds all records that the log retains afterwards."""
     snapshot = world.snapshot
     broken = []
     if not snapshot.rules.gives_up_remote:
@@ -334,7 +345,7 @@ def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
 
 
 def _check_expire_page(world: _World, decision: ExpirePage) -> list[str]:
-    """A page leaves unread, so all that may be in it must lie below the log start."""
+    """Check that a page, which is removed unread, is wholly below the log start."""
     snapshot = world.snapshot
     page = next((each for each in (*snapshot.known_pages, *snapshot.spills) if each.key == decision.key), None)
     if page is None or (page.base_offset, page.next_offset) != (decision.base_offset, decision.next_offset):

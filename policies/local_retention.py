@@ -1,11 +1,15 @@
-"""Which local segments go. Two kinds, since the order of effects differs.
+"""Which local segments are dropped or expired. The two kinds differ in their order of effects.
 
-`local_drops` lets go of what is safe this moment: committed in the store, or below the log start. `local_expirations`
-gives up the only copy of records that retention no longer wants, so the log start must pass them first; it exists only
-where nothing is copied (an untiered topic, or a tier switched to read-only).
+| function | segments | order |
+|---|---|---|
+| `local_drops` | committed in the store, or below the log start | safe at once |
+| `local_expirations` | the only copy of records that retention ends | the log start passes them first |
 
-Source: `UnifiedLog.deleteOldSegments`: log start, then size, then time, each a scan from the oldest segment which the
-first one that may not go ends. By time the comparison is strict. The active segment never goes here; it is rolled.
+The second kind exists only where nothing is copied: an untiered topic, or a read-only remote tier.
+
+Source: `UnifiedLog.deleteOldSegments`: log start, then size, then time. Each is a scan from the oldest segment that
+ends at the first segment it must keep. By time the comparison is strict. The active segment is never dropped here; it
+is rolled first.
 """
 
 from __future__ import annotations
@@ -24,14 +28,15 @@ MayGo = Callable[[SegmentInfo], bool]
 
 
 def local_limits(snapshot: PartitionSnapshot) -> Limits:
-    """`local.retention.*` while segments are being copied, `retention.*` otherwise (KIP-405, KIP-950)."""
+    """Return `local.retention.*` while segments are copied, else `retention.*` (KIP-405, KIP-950)."""
     return snapshot.rules.local_limits if snapshot.is_copying_on else snapshot.rules.log_limits
 
 
 def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
-    """The local segments to drop now, oldest first; never the active one, never the only copy of a retained record.
+    """Return the local segments to drop now, oldest first.
 
-    What the same plan is going to copy does not count as copied.
+    Never the active segment, and never the only copy of a retained record. Segments that the same plan copies do not
+    count as copied.
     """
 
     def may_go(segment: SegmentInfo) -> bool:
@@ -41,9 +46,9 @@ def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
 
 
 def drop_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """Each segment that local retention would drop and `local_drops` does not name, and why; oldest first.
+    """Return a deferral for each unwanted local segment that `local_drops` omits; oldest first.
 
-    Only where segments are copied: elsewhere retention ends records for good (`local_expirations`).
+    Empty unless segments are copied: without copies retention expires the records (`local_expirations`).
     """
     if not snapshot.is_copying_on:
         return []
@@ -61,7 +66,10 @@ def _drop_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferra
 
 
 def _unwanted(snapshot: PartitionSnapshot, may_go: MayGo) -> list[DropLocal]:
-    """What lies below the log start or beyond the local limits, oldest first, up to the first that may not go."""
+    """Return the segments below the log start or beyond the local limits, oldest first.
+
+    The scan ends at the first segment for which `may_go` is false.
+    """
     limits = local_limits(snapshot)
     dropped = _by_log_start(snapshot.closed, snapshot.log_start_offset, may_go)
     kept_bytes = sum(segment.size_bytes for segment in snapshot.segments[len(dropped) :])
@@ -72,11 +80,13 @@ def _unwanted(snapshot: PartitionSnapshot, may_go: MayGo) -> list[DropLocal]:
 def local_expirations(
     snapshot: PartitionSnapshot, dropped: Sequence[DropLocal], expired: Sequence[ExpireRemote]
 ) -> list[DropLocal]:
-    """The local segments that retention ends for good, oldest first, to drop once the log start has passed them.
+    """Return the local segments that retention expires, oldest first.
 
-    `dropped` and `expired` are what `local_drops` and `expirations` say of the same snapshot. Empty while segments are
-    being copied: then only rows of the store expire. An older row that stays keeps it empty too, and nothing at or
-    after a segment under way goes.
+    They are deleted after the log start has passed them. `dropped` and `expired` are the results of `local_drops` and
+    `expirations` for the same snapshot.
+
+    Empty in two cases: segments are being copied (then only remote entries expire), or an older entry stays. A segment
+    that is being copied, and every segment after it, stays.
     """
     gone_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
     if snapshot.is_copying_on or gone_count < snapshot.committed_count:
@@ -103,7 +113,7 @@ def _by_log_start(segments: Sequence[SegmentInfo], log_start_offset: int, may_go
 
 
 def _by_size(segments: Sequence[SegmentInfo], kept_bytes: int, limit: int | None, may_go: MayGo) -> list[DropLocal]:
-    """A segment goes only if what is left without it still reaches the limit."""
+    """Expire a segment only if the log without it still reaches the limit."""
     dropped: list[DropLocal] = []
     for segment in segments:
         if limit is None or kept_bytes - segment.size_bytes < limit or not may_go(segment):

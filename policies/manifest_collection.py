@@ -1,7 +1,11 @@
-"""When old heads of the index are collected: so rarely that it costs nothing, so often that listing heads stays short.
+"""When old manifests are deleted: rarely enough to cost nothing, and before listing them gets slow.
 
-Only the newest head counts, but a reader may be between learning its number and reading it, and a pin needs the head
-that it was made for (`remote.gc.pins`), so the newest HEADS_KEPT stay.
+Only the newest manifest is valid, but older ones have readers:
+
+- A reader may be between learning a sequence and reading that manifest.
+- A pin needs the manifest that it was made for (`remote.gc.pins`).
+
+So the newest HEADS_KEPT manifests stay.
 """
 
 from __future__ import annotations
@@ -10,11 +14,11 @@ from policies.decisions import CollectHeads
 from policies.snapshot import PartitionSnapshot
 
 HEADS_KEPT = 200
-HEADS_AT_ONCE = 200  # each collection leaves a boundary object for good
+HEADS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 
 def head_collections(snapshot: PartitionSnapshot) -> list[CollectHeads]:
-    """At most one, when HEADS_AT_ONCE more heads are there than are kept."""
+    """Return at most one collection, once HEADS_AT_ONCE manifests more than HEADS_KEPT exist."""
     upto = collectable_upto(snapshot.head_sequence, snapshot.heads_void_upto)
     if not upto:
         return []
@@ -23,7 +27,9 @@ def head_collections(snapshot: PartitionSnapshot) -> list[CollectHeads]:
 
 
 def collectable_upto(sequence: int, void_upto: int) -> int:
-    """Up to which sequence heads may go where `sequence` is the newest and those up to `void_upto` are void already; 0
-    while they are few."""
+    """Return the sequence up to which manifests may be deleted; 0 while there are few.
+
+    `sequence` is the newest manifest's. Manifests up to `void_upto` are void already.
+    """
     upto = sequence - HEADS_KEPT
     return upto if upto - void_upto >= HEADS_AT_ONCE else 0

@@ -1,16 +1,19 @@
-"""Where things go: a new partition's log directory, and a new topic's replicas on a fleet of brokers.
+"""Placement: the log directory of a new partition, and the replicas of a new topic.
 
-Directories (`choose_log_dir`): the one with the fewest partitions, as Kafka does it (`LogManager.nextLogDirs`). Kafka
-counts partitions and does not look at their sizes or at the room that is left; here a directory that is nearly full is
-passed over. Of several with equally few partitions the one with the most free bytes wins, then the first as configured.
+Directories (`choose_log_dir`): the directory with the fewest partitions, as in Kafka (`LogManager.nextLogDirs`). Kafka
+ignores partition sizes and free space; this function skips a directory that is nearly full. Ties are broken by the most
+free bytes, then by the configured order.
 
-Replicas (`assign_replicas`): Kafka's `AdminUtils.assignReplicasToBrokers`. Leaders go round-robin from a start index,
-followers on the brokers after the leader, shifted by one more after each full round so that one broker's leaders do not
-all have their followers in the same place. With racks the round goes through a list that alternates racks, and a rack
-gets a second replica only when every rack has one. (KRaft's `StripedReplicaPlacer` keeps the same goals by drawing more
-often.)
+Replicas (`assign_replicas`): Kafka's `AdminUtils.assignReplicasToBrokers`.
 
-Pure: chance comes in as numbers (`start_index`, `shift`), so the same numbers give the same assignment.
+- Leaders are assigned round-robin from a start index.
+- Followers are on the brokers after the leader. The distance grows by one after each full round, so that the followers
+  of one broker's leaders are spread.
+- With racks the brokers are ordered so that racks alternate. A rack gets a second replica only when every rack has one.
+
+KRaft's `StripedReplicaPlacer` has the same goals and draws random numbers more often.
+
+Pure: random choices are arguments (`start_index`, `shift`), so equal numbers give equal assignments.
 """
 
 from __future__ import annotations
@@ -31,17 +34,20 @@ REPLICAS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """`rack` None where it is not told; then no broker of the fleet may have one (Kafka's enforced mode)."""
+    """A broker of the fleet.
+
+    `rack` is None if it is not known; then no broker of the fleet may have one (Kafka's enforced mode).
+    """
 
     broker_id: int
     rack: str | None = None
 
 
 def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
-    """The directory for a new partition; see the module text for the rule.
+    """Choose the directory for a new partition by the rule of the module text.
 
-    A directory with fewer than `free_bytes_min` bytes free, or less than `free_share_min` of its file system (0..1), is
-    passed over. Raises DiskFailed, with the reason of each directory, when none is left.
+    A directory with fewer than `free_bytes_min` bytes free, or less than `free_share_min` (0..1) of its file system, is
+    skipped. Raises DiskFailed, with the reason for each directory, if none remains.
     """
     reasons = {each.path: _reason_against(each, free_bytes_min, free_share_min) for each in dirs}
     fit = [each for each in dirs if reasons[each.path] is None]
@@ -60,11 +66,13 @@ def assign_replicas(
     shift: int,
     first_partition: int = 0,
 ) -> dict[int, tuple[int, ...]]:
-    """Broker ids per partition ``[first_partition, first_partition + partitions)``, the preferred leader first.
+    """Return broker ids per partition, the preferred leader first.
 
-    `start_index` and `shift` are any non-negative numbers (Kafka draws both below the number of brokers). A topic that
-    grows passes the number of its partitions as `first_partition`. Raises InvalidRequest for a fleet or numbers that
-    Kafka would refuse.
+    The partitions are ``[first_partition, first_partition + partitions)``. A growing topic passes its current number of
+    partitions as `first_partition`. `start_index` and `shift` are any non-negative numbers; Kafka draws both below the
+    number of brokers.
+
+    Raises InvalidRequest for a fleet or numbers that Kafka would reject.
     """
     _check_numbers(partitions, replication_factor, start_index, shift, first_partition)
     _check_fleet(brokers, replication_factor)
@@ -72,16 +80,18 @@ def assign_replicas(
     assigned = {}
     for partition in range(first_partition, first_partition + partitions):
         leader = (partition + start_index) % len(order)
-        # A shift more for every time the leaders have gone round, from partition 0 or from where this call begins.
+        # The shift grows by one with each full round of leaders, counted from partition 0 or from this call's first
+        # partition.
         rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
         assigned[partition] = _replicas(order, leader, shift + rounds, replication_factor)
     return assigned
 
 
 def alternate_racks(brokers: Sequence[Broker]) -> list[Broker]:
-    """One broker of each rack in turn, racks by name and brokers by id, racks that have run out left out.
+    """Return the brokers with alternating racks: one of each rack in turn.
 
-    Without racks simply by id. Source: `AdminUtils.getRackAlternatedBrokerList`.
+    Racks are ordered by name, brokers by id. A rack without further brokers is skipped. Without racks the order is by
+    id. Source: `AdminUtils.getRackAlternatedBrokerList`.
     """
     by_rack: dict[str, list[Broker]] = defaultdict(list)
     for broker in sorted(brokers, key=lambda each: each.broker_id):
@@ -105,7 +115,10 @@ def _reason_against(each: LogDirFacts, free_bytes_min: int, free_share_min: floa
 
 
 def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_factor: int) -> tuple[int, ...]:
-    """The leader and its followers. Kafka multiplies the shift by the number of racks, which is one without racks."""
+    """Return the leader and its followers.
+
+    Kafka multiplies the shift by the number of racks, which is one without racks.
+    """
     rack_count = len({broker.rack for broker in order})
     chosen, racks = [order[leader].broker_id], {order[leader].rack}
     taken = set(chosen)

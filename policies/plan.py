@@ -1,12 +1,19 @@
-"""The plan: every policy's decisions about one partition, in an order every prefix of which is safe.
+"""The plan: the decisions of all policies for one partition, in an order whose every prefix is safe.
 
-Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that
-the copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops
-follow, judged by what was committed **before** this plan. Rows are replaced before that, while the disk has what
-replaces them: the new object goes up first, and one commit puts its row in the place of the old ones. A compacted view
-takes up what the bucket, or the disk of a topic without one, holds before any of it expires. Then the log start moves,
-and only below it do segments and rows go that have no other copy. Last come bytes that left the index a grace time
-ago, and old heads of the index. A crash after any of them leaves a log that the next plan continues.
+Order of effects:
+
+1. Roll, clean, copy: these only add. A plan that cleans copies nothing, because cleaning merges and replaces the
+   segments that the copies would name. A skipped copy before a completed one would be a permanent hole in the bucket.
+2. Replace entries while the disk still holds the replacement. The new object is uploaded first, and one commit swaps
+   its entry for the old ones.
+3. Drop local segments, judged by the commits **before** this plan.
+4. Build compacted views from the bucket, or from the disk of an untiered topic, before any of the records expire.
+5. Advance the log start.
+6. Expire local segments and entries without another copy. All of them are below the new log start. Entries of a
+   disabled tier follow.
+7. Delete the bytes of objects unlinked a grace period ago, then old manifests.
+
+After a crash between any two of them the next plan continues.
 """
 
 from __future__ import annotations
@@ -39,10 +46,10 @@ from policies.tiering import copies, copy_deferrals, rolls
 
 
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
-    """What to do with one partition, in order. Pure: the same snapshot gives the same list.
+    """Return the decisions for one partition, in order. Pure: equal snapshots give equal lists.
 
-    A decision speaks about the segments of the snapshot. A cleaning earlier in the list changes sizes, so apply looks
-    again: a range that no longer exists is left for the next round.
+    A decision refers to the segments of the snapshot. A cleaning earlier in the list changes sizes and ranges, so
+    `apply` checks again: a decision about a range that no longer exists is left to the next plan.
     """
     if given_up := give_ups(snapshot):
         return [*given_up]
@@ -74,9 +81,9 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
 
 
 def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[Deferral]:
-    """What `plan_partition`, which gave `planned`, puts off: copies, cleanings, local drops, each with its reason.
+    """Return the copies, cleanings and local drops that are put off, each with its reason.
 
-    Of the copies every segment is either in the plan or among the deferrals.
+    `planned` is the result of `plan_partition`. Every segment to copy is either in the plan or among the deferrals.
     """
     is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
@@ -90,7 +97,10 @@ def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[
 
 
 def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
-    """The plan for several partitions; those with nothing to do, and nothing put off, are absent."""
+    """Return the plan for several partitions.
+
+    A partition without decisions and deferrals is absent.
+    """
     decided: dict[TopicPartition, list[Decision]] = {}
     waiting: dict[TopicPartition, list[Deferral]] = {}
     for snapshot in snapshots:
@@ -112,14 +122,20 @@ def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
 def _without_uploads(
     replaced: Sequence[ReplaceRemote | RaiseCleaned], dropped: Sequence[DropLocal]
 ) -> tuple[list[ReplaceRemote | RaiseCleaned], list[DropLocal]]:
-    """Replacing waits while uploads are paused, and the disk keeps what is to replace."""
+    """Remove the replacements, which wait while uploads are paused.
+
+    Drops of their segments, and of all later segments, are removed too.
+    """
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
     raised: list[ReplaceRemote | RaiseCleaned] = [each for each in replaced if not isinstance(each, ReplaceRemote)]
     return raised, [each for each in dropped if first is None or each.next_offset <= first]
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:
-    """One step of the log start past everything that ends: to the **next** offset of the last of it."""
+    """Return one step of the log start past everything that expires.
+
+    It is the **next** offset of the last expired range.
+    """
     ending: list[ExpireRemote | DropLocal] = [*expired, *ended]
     passed = [one for one in ending if one.next_offset > snapshot.log_start_offset]
     if not passed:

@@ -1,28 +1,32 @@
-"""Which rows of the store a later cleaning of the disk replaces, and which it only vouches for.
+"""Which entries a cleaned local segment replaces, and which it only confirms as clean.
 
-A segment that is on both tiers is cleaned again with the rest of the local log, and may come out smaller than what was
-uploaded. Its row keeps the old records then, and with them every tombstone above it (I5: a tombstone leaves once all
-rows below it are clean past it). Two remedies, both only for rows that a local segment *tiles exactly*, from the base
-of the first to the next offset of the last, without a gap between them:
+A segment that is on both tiers is cleaned again with the local log, and may become smaller than its uploaded copy. Its
+entry then keeps the old records, and so every tombstone above it stays (I5: a tombstone is removed once all entries
+below it are clean past it).
+
+Both remedies apply only to entries that a local segment *tiles exactly*: from the base of the first entry to the next
+offset of the last one, without a gap.
 
 | the local segment | decision |
 |---|---|
-| lost enough | `ReplaceRemote`: it is uploaded, one row takes the place of those it tiles |
-| lost less | none; rows and tombstones stay until it has lost enough, or retention takes the rows |
-| lost no record | `RaiseCleaned`: the rows are as clean as the disk, one commit says so |
-| lost less or none, and a job wrote a row (`made_by`) | none: row and segment may have lost different records |
+| lost enough | `ReplaceRemote`: it is uploaded, and one entry replaces the entries it tiles |
+| lost less | none; entries and tombstones stay until it has lost enough, or retention expires the entries |
+| lost no record | `RaiseCleaned`: the entries are as clean as the disk, one commit records it |
+| lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
 
-Enough is both the share `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. Whether a
-segment that is about as large lost a record is seen when it is looked at; `PartitionSnapshot.shrunk` tells which did,
-so that nobody looks twice. A segment that covers a row partly (the log start has passed the first rows of a merged
-one) is left alone: rows are replaced whole or not at all.
+"Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. For a segment
+of about equal size only a comparison shows whether it lost a record. `PartitionSnapshot.shrunk` holds the segments that
+did, so that no segment is compared twice.
 
-Nothing is done before the bucket holds all that is clean (`PartitionSnapshot.clean_cut`): a row whose older records
-went for the sake of newer ones that only the disk has would lose both with the disk.
+A segment that covers an entry partly is left alone, because entries are replaced whole or not at all. This happens when
+the log start has passed the first entries of a merged segment.
 
-With a ratio of 0.5, the default, every upload is at most half of what it replaces, so all of them together stay below
-twice the first one. The other limit is a price: a replacement is three PUTs (data, indexes, head) for 0.000015 USD,
-which is what 1 MiB costs in three weeks (S3 Standard: 5 USD a million PUTs, 0.023 USD a GB and month).
+Nothing happens before the bucket holds all clean records (`PartitionSnapshot.clean_cut`). An older record may be gone
+because of a newer one that only the disk has. Losing the disk would then lose both.
+
+Cost: with the default ratio of 0.5 every upload is at most half of the bytes it replaces, so all uploads together stay
+below twice the first one. The byte limit is a price: a replacement is three PUTs (data, indexes, manifest) for 0.000015
+USD, the price of 1 MiB for three weeks (S3 Standard: 5 USD a million PUTs, 0.023 USD a GB and month).
 """
 
 from __future__ import annotations
@@ -41,9 +45,9 @@ from remote.segment_entry import RemoteSegment
 def replacements(
     snapshot: PartitionSnapshot, *, going: AbstractSet[str] = frozenset()
 ) -> list[ReplaceRemote | RaiseCleaned]:
-    """What to do about the rows that a local segment tiles, in the order of offsets; not about those that are `going`.
+    """Return the decisions about entries that a local segment tiles, in offset order.
 
-    `going` are the ulids of the rows that the same plan expires.
+    `going` are the ulids of entries that the same plan expires; these are skipped.
     """
     cut = snapshot.clean_cut
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on or cut == 0 or not _holds_all(snapshot, cut):
@@ -59,9 +63,9 @@ def replacements(
 
 
 def tiled(rows: Sequence[RemoteSegment], base_offset: int, next_offset: int) -> tuple[RemoteSegment, ...]:
-    """The rows that tile ``[base_offset, next_offset)`` exactly, each beginning where the last one ended; else none.
+    """Return the entries that tile ``[base_offset, next_offset)`` exactly, else none.
 
-    `rows` ascend and do not overlap.
+    Each entry begins at the next offset of the one before. `rows` ascend and do not overlap.
     """
     first = bisect_left(rows, base_offset, key=attrgetter("base_offset"))
     found: list[RemoteSegment] = []

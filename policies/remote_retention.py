@@ -1,12 +1,14 @@
-"""Which rows leave the index, and which unlinked objects leave the store.
+"""Which entries expire, and which pending deletes are deleted.
 
-Source: `RemoteLogManager.cleanupExpiredRemoteLogSegments`: per row from the oldest, log start, then time (**not**
-strict, unlike the local test), then size; the first row that may not go ends the scan. Bytes follow rows only after the
-grace time, so a reader with an older head still finds them (DESIGN, commit protocol 5).
+Source: `RemoteLogManager.cleanupExpiredRemoteLogSegments`. Per entry from the oldest: log start, then time (**not**
+strict, unlike the local test), then size. The first entry that must stay ends the scan. Bytes are deleted only after
+the grace period, so a reader with an older manifest still finds them (DESIGN, commit protocol 5).
 
-What expires is one question, what leaves the index now is another: a head has to list every object that waits for its
-deletion, and has room for so many. A page whose rows have all expired leaves whole, as one entry. Of single rows as
-many leave as there is room for; the others are below the log start by then, and leave when there is room again.
+Expiring an entry and unlinking it are two steps, because a manifest lists every pending delete and has limited room:
+
+- A page whose entries have all expired is unlinked whole, as one item.
+- Single entries are unlinked as far as there is room. The rest are below the log start, and are unlinked when there is
+  room again.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import SpillRow
 from remote.segment_entry import RemoteSegment
 
-UNLINKED_MAX = 4096  # objects that a head lists one by one: 20 bytes each, a third of what a head may take
-PAGES_DELETED_MAX = 2  # in one round; some 16,000 objects
+UNLINKED_MAX = 4096  # objects that a manifest lists one by one: 20 bytes each, a third of a manifest's limit
+PAGES_DELETED_MAX = 2  # per plan; some 16,000 objects
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
-    """The rows to expire, oldest first, as far as they are known.
+    """Return the entries to expire, oldest first, among those that are known.
 
-    Neither a segment being copied nor anything after it goes in this round.
+    A segment that is being copied, and everything after it, stays.
     """
     limits = snapshot.rules.log_limits
     kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
@@ -50,9 +52,9 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
 
 
 def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> list[ExpirePage | ExpireRemote]:
-    """What leaves the index now, oldest first: whole pages, then as many of the rows `expired` as there is room for.
+    """Return pages and entries to unlink now, oldest first: whole pages, then entries as far as there is room.
 
-    `expired` are what `expirations` says, or the first of them.
+    `expired` is the result of `expirations`, or a prefix of it.
     """
     passed = expired[-1].next_offset if expired else 0
     whole = [page for page in snapshot.known_pages if page.next_offset <= passed]
@@ -66,15 +68,18 @@ def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> lis
 
 
 def room_for_rows(snapshot: PartitionSnapshot) -> int:
-    """How many rows may leave one by one: each lists two objects."""
+    """The number of entries that can be unlinked one by one: each lists two objects."""
     return max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
-    """The unlinked objects whose grace time has passed and that no row names, the log's or a view's; then pages."""
+    """Return the objects whose grace period has passed and that no entry names, then the due pages.
+
+    Entries of the log and of views both count.
+    """
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
     due = [each for each in snapshot.unlinked if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
-    live = snapshot.named_keys if due else frozenset()  # two names for each row: most rounds have nothing to delete
+    live = snapshot.named_keys if due else frozenset()  # two keys per entry: computed only if needed
 
     def waited(unlinked_ms: int) -> str:
         return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace {format_ms(grace_ms)}"
@@ -93,9 +98,9 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
-    """The oldest page whose rows have to be known one by one, for some may expire; None when there is none.
+    """Return the oldest page whose entries must be read, because some may expire; None without one.
 
-    Asked again of the fuller snapshot, it may name the next page.
+    Called again with the fuller snapshot, it may return the next page.
     """
     spill = snapshot.oldest_unknown
     if spill is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
@@ -107,10 +112,10 @@ def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
 
 
 def log_bytes(snapshot: PartitionSnapshot) -> int:
-    """The size of the whole log that retention by size compares: committed rows plus what is only local.
+    """The size of the whole log for retention by size: committed entries plus records only on disk.
 
-    A segment on both tiers counts once, and nothing below the log start counts, but for a page of unknown rows that
-    the log start lies in: it counts whole until `page_to_know` has asked for it.
+    A segment on both tiers counts once. Bytes below the log start do not count. One exception: an unread page that
+    contains the log start counts whole until `page_to_know` returns it.
     """
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
@@ -124,7 +129,10 @@ def _below_log_start(row: RemoteSegment, log_start_offset: int) -> str | None:
 
 
 def _too_old(row: RemoteSegment, now_ms: int, limit: int | None) -> str | None:
-    """By the newest record; by the commit where no record has a timestamp, as the disk goes by the file's mtime."""
+    """Compare the newest record's age with the limit.
+
+    Without a timestamp the commit time counts, as the file's mtime does on disk.
+    """
     if limit is None:
         return None
     if row.max_timestamp_ms is None:
@@ -139,7 +147,7 @@ def _too_old(row: RemoteSegment, now_ms: int, limit: int | None) -> str | None:
 
 
 def _too_large(row: RemoteSegment, kept_bytes: int, limit: int | None) -> str | None:
-    """A row goes only if the log without it still reaches the limit."""
+    """Expire an entry only if the log without it still reaches the limit."""
     if limit is None or kept_bytes - row.size_bytes < limit:
         return None
     return f"{kept_bytes} bytes kept, retention.bytes={limit}"

@@ -1,7 +1,7 @@
-"""What one partition's topic asks for, already resolved: no -1, no -2, no inheritance left to think about.
+"""The resolved settings of one partition's topic: no -1, no -2, no inheritance.
 
-None always means *unlimited*. The words behind each field (`retention.ms`, `local.retention.ms`, ...) and the resolving
-live in `tiered.config.properties` and `tiered.config.config`; here are values only.
+None always means *unlimited*. `tiered.config.properties` and `tiered.config.config` hold the names (`retention.ms`,
+`local.retention.ms`, ...) and resolve them. This module holds values only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
-    """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, `delete_grace_ms` is ours.
+    """Times in ms, sizes in bytes, None = unlimited.
 
-    `copy_lag_ms` and `copy_lag_bytes` are KIP-1241's: zero in either copies at once, and with None in both nothing is
-    ever copied. `recompaction_min_reduction` is a share (0..1) of a row's bytes, 1 = never.
-    `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
-    `gives_up_remote`: the tier was switched off, and what it holds is to be deleted (KIP-950).
-    `view_threshold_bytes` None builds compacted views by hand only.
+    Defaults are Kafka's; `delete_grace_ms` exists only here.
+
+    | field | meaning |
+    |---|---|
+    | `copy_lag_ms`, `copy_lag_bytes` | KIP-1241: zero in either copies at once, None in both never copies |
+    | `recompaction_min_reduction` | share (0..1) of an entry's bytes, 1 = never |
+    | `retention_*` | apply only with `cleanup_delete`: read them through `log_limits` |
+    | `gives_up_remote` | the remote tier was disabled, and its data is to be deleted (KIP-950) |
+    | `view_threshold_bytes` | None: compacted views are built by hand only |
     """
 
     cleanup_delete: bool = True
@@ -48,18 +52,21 @@ class PartitionRules:
 
     @property
     def log_limits(self) -> Limits:
-        """How much of the whole log, both tiers together, is kept; without the delete policy everything is."""
+        """The retention of the whole log, both tiers together; unlimited without the delete policy."""
         return Limits(self.retention_ms, self.retention_bytes) if self.cleanup_delete else Limits(None, None)
 
     @property
     def local_limits(self) -> Limits:
-        """How much the disk keeps of a topic whose segments are being copied, whatever its cleanup policy."""
+        """The local retention while segments are copied, for any cleanup policy."""
         return Limits(self.local_retention_ms, self.local_retention_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Uploads that somebody paused. `since_ms` None: not known; `is_of_all`: not of this topic alone."""
+    """A pause of uploads.
+
+    `since_ms` is None if unknown. `is_of_all`: the pause applies to all topics.
+    """
 
     since_ms: int | None
     reason: str = ""
@@ -68,12 +75,12 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A limit by age in ms and one by size in bytes; None = unlimited."""
+    """A limit by age in ms and a limit by size in bytes; None = unlimited."""
 
     ms: int | None
     bytes: int | None
 
 
 def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
-    """The first ms at which an object may be deleted that no manifest has named since `unlinked_ms`."""
+    """The first ms at which an object unlinked at `unlinked_ms` may be deleted."""
     return unlinked_ms + rules.delete_grace_ms

@@ -1,7 +1,7 @@
-"""What the policies are told: one partition at one moment, frozen, both tiers side by side.
+"""The input of the policies: one partition at one moment, frozen, both tiers.
 
-The snapshot is taken by the caller, who alone knows clocks, disks and stores; a plan is about this moment and nothing
-else, so whoever applies it looks again before each deed.
+The caller takes the snapshot, because only the caller knows clocks, disks and stores. A plan is about this moment
+alone, so `apply` checks the current state before each effect.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ if TYPE_CHECKING:
     from remote.manifest.view import CompactedView
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: what is worked out once needs the instance's dict
+@dataclass(frozen=True, kw_only=True)  # without slots: cached properties need the instance's dict
 class PartitionSnapshot:
-    """One partition. Offsets half open, ascending; times in ms.
+    """One partition. Offsets are half open and ascending, times in ms.
 
-    `log_start_offset` is the log's, remote tier included. `stable_offset` (the last stable offset) bounds what may be
-    copied or cleaned. The last of `segments` is active. `cleaner_offset` is the cleaner's checkpoint, None where it
-    never ran; below `cleaner_reach` records may have gone for the sake of newer ones. `may_clean` is False while the
-    cleaner has to stay away (paused, or waiting after a failure). `copying` holds the base offsets under way this
-    moment. `shrunk` are the base offsets of local segments known to hold fewer records than their rows.
-
-    `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
-    they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
-    may lie between its rows. `known_pages` are those whose rows are in `remote`. `head_sequence` is the newest head's,
-    0 without one; heads up to `heads_void_upto` were collected. `given_up` are the pages and rows of a tier that was
-    given up, ascending: they count for nothing and are not among the others.
-
-    `paused`: somebody paused the uploads, so nothing is sent to the bucket but heads; all else goes on as if copies
-    were only late.
-
-    `views` are the compacted views in the manifest, `local_views` those beside the local log. The next run of a view
-    writes to the disk where `keeps_views_on_disk`, to the bucket otherwise. `all_views` are those that readers find.
+    | field | meaning |
+    |---|---|
+    | `log_start_offset` | of the whole log, remote tier included |
+    | `stable_offset` | the last stable offset: bound of copying and cleaning |
+    | `segments` | local segments; the last one is active |
+    | `cleaner_offset` | the cleaner's checkpoint, None if it never ran |
+    | `cleaner_reach` | below it, a pass may have removed records because of newer ones |
+    | `may_clean` | False while the cleaner is paused, or waits after a failure |
+    | `copying` | base offsets of the segments being copied now |
+    | `shrunk` | base offsets of local segments known to hold fewer records than their entries |
+    | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
+    | `spills` | pages that stand for all other entries; they may be between entries of `remote` |
+    | `known_pages` | the pages whose entries are in `remote` |
+    | `head_sequence` | sequence of the newest manifest, 0 without one |
+    | `heads_void_upto` | manifests up to this sequence were deleted |
+    | `given_up` | pages and entries of a disabled tier: they count for nothing and are in no other field |
+    | `paused` | uploads are paused: the bucket gets manifests only; all else continues as if copies were late |
+    | `views`, `local_views` | compacted views in the manifest, and next to the local log |
+    | `keeps_views_on_disk` | the next run of a view writes to the disk; otherwise to the bucket |
+    | `all_views` | the views that readers find |
     """
 
     partition: TopicPartition
@@ -73,61 +76,71 @@ class PartitionSnapshot:
 
     @property
     def is_copying_on(self) -> bool:
-        """Tiered, copying not switched off (KIP-950's read-only tier), nothing left of a tier given up before."""
+        """Whether segments are copied.
+
+        The topic is tiered, copying is not disabled (KIP-950's read-only tier), and nothing remains of a tier disabled
+        earlier.
+        """
         return self.is_tiered and not self.rules.copy_disabled and not self.given_up
 
     @property
     def builds_views(self) -> bool:
-        """Whether a view may be brought up to the log by itself: on the disk, or in a bucket that takes copies."""
+        """Whether maintenance may build views: on disk, or in a bucket that receives copies."""
         return self.keeps_views_on_disk or self.is_copying_on
 
     @property
     def all_views(self) -> tuple[CompactedView, ...]:
-        """One view of a name: the manifest's where that was built, else the one beside the log."""
+        """One view per name: the manifest's if it was built, else the local one."""
         return merged_views(self.views, self.local_views)
 
     @property
     def active(self) -> SegmentInfo | None:
-        """The last segment: the one that appends go to, or will as soon as the log is opened for writing."""
+        """The last segment, which receives appends, at the latest when the log is opened for writing."""
         return self.segments[-1] if self.segments else None
 
     @property
     def closed(self) -> tuple[SegmentInfo, ...]:
-        """The local segments that will not change by appending."""
+        """The local segments that no append changes."""
         return self.segments[:-1]
 
     @cached_property
     def committed(self) -> tuple[RemoteSegment, ...]:
-        """The known rows that readers see. Half-copied and half-deleted ones count for nothing, anywhere (KIP-405)."""
+        """The known entries that readers see.
+
+        Half-copied and half-deleted entries count nowhere (KIP-405).
+        """
         return tuple(row for row in self.remote if row.state is SegmentState.COPY_FINISHED)
 
     @property
     def committed_parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
-        """All rows that readers see, those that are not known as pages; in no order."""
+        """All entries that readers see, in no order; entries that are not known are given as pages."""
         return (*self.spills, *self.committed)
 
     @property
     def committed_count(self) -> int:
-        """How many rows readers see, known or not."""
+        """The number of entries that readers see, known or not."""
         return len(self.committed) + sum(spill.segment_count for spill in self.spills)
 
     @property
     def committed_bytes(self) -> int:
-        """What the rows that readers see hold, known or not."""
+        """The bytes of the entries that readers see, known or not."""
         return sum(each.size_bytes for each in self.committed_parts)
 
     @property
     def dead_pages(self) -> tuple[SpillRow, ...]:
-        """Those of `spills` that lie wholly below the log start: no row of theirs needs to be known any more."""
+        """The pages of `spills` wholly below the log start: none of their entries needs to be read."""
         return tuple(spill for spill in self.spills if spill.next_offset <= self.log_start_offset)
 
     @property
     def oldest_unknown(self) -> SpillRow | None:
-        """The first page that reaches above the log start and whose rows are not known."""
+        """The first page that reaches above the log start and whose entries are not known."""
         return next((spill for spill in self.spills if spill.next_offset > self.log_start_offset), None)
 
     def known_oldest(self) -> tuple[RemoteSegment, ...]:
-        """The committed rows below which none is unknown but for dead ones, ascending."""
+        """The committed entries below the first unknown page, ascending.
+
+        Pages wholly below the log start are ignored.
+        """
         unknown = self.oldest_unknown
         if unknown is None:
             return self.committed
@@ -135,12 +148,12 @@ class PartitionSnapshot:
 
     @property
     def unlinked_bytes(self) -> int:
-        """What waits for its deletion."""
+        """The bytes of all pending deletes."""
         return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
 
     @property
     def remote_ranges(self) -> Iterator[tuple[int, int]]:
-        """The offset ranges that committed rows hold, known or not, in no order."""
+        """The offset ranges of committed entries, known or not, in no order."""
         for row in self.committed:
             yield row.base_offset, row.next_offset
         for spill in self.spills:
@@ -148,34 +161,35 @@ class PartitionSnapshot:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Which offsets the committed rows hold."""
+        """The offsets that the committed entries hold."""
         return Coverage.of(self.remote_ranges)
 
     @cached_property
     def named_keys(self) -> frozenset[str]:
-        """The objects that a row names, of whatever state, the log's or a compacted view's."""
+        """The objects that an entry of any state names, of the log or of a compacted view."""
         rows = (*self.remote, *(row for view in self.views for row in view.rows))
         return frozenset(key for row in rows for key in (row.data_key, row.indexes_key))
 
     @property
     def remote_next_offset(self) -> int | None:
-        """One above the highest offset in the store; None while nothing is there."""
+        """The offset after the highest one in the store; None while the store holds nothing."""
         return self.coverage.next_offset
 
     @property
     def clean_cut(self) -> int:
-        """Up to which offset the log is clean in itself: all that went below it went for newer records below it.
+        """The offset up to which the log is consistently clean.
 
-        0 while a pass that was called off, or had too small a buffer, has taken records for the sake of some above the
-        checkpoint: a bucket that ends between the two would hold neither the older record of a key nor the newer.
+        Every record removed below it was removed because of a newer record below it. 0 while a cancelled pass, or a
+        pass with too small a buffer, has removed records because of newer ones above the checkpoint. A bucket that
+        ended in between would hold neither the older nor the newer record of a key.
         """
         checkpoint = self.cleaner_offset or 0
         return checkpoint if self.cleaner_reach <= checkpoint else 0
 
     def is_committed(self, base_offset: int, next_offset: int) -> bool:
-        """Whether committed rows hold every offset of ``[base_offset, next_offset)``; true for an empty range.
+        """Whether committed entries hold every offset of the range; true for an empty range.
 
-        Stricter than Kafka, which looks at the highest remote offset alone: a hole below that is no copy.
+        Stricter than Kafka, which compares with the highest remote offset only: here a hole below it is no copy.
         """
         return self.coverage.holds(base_offset, next_offset)
 
@@ -186,7 +200,10 @@ class PartitionSnapshot:
 
 
 def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]) -> tuple[CompactedView, ...]:
-    """One view of a name, by name: the manifest's where that was built or no other is there, else the local one."""
+    """Return one view per name, by name.
+
+    The manifest's view wins if it was built or is the only one.
+    """
     found = {view.name: view for view in remote}
     found |= {view.name: view for view in local if view.name not in found or not found[view.name].is_built}
     return tuple(found[name] for name in sorted(found))

@@ -1,9 +1,14 @@
-"""A tier that was switched off for good: what is decided about it (KIP-950, `remote.log.delete.on.disable`).
+"""Decisions about a disabled remote tier (KIP-950, `remote.log.delete.on.disable`).
 
-First one decision, alone in its plan: the log begins where the disk does, and no row counts any more. From then on the
-partition is to the other policies as one with nothing in its bucket. What was given up leaves the index in later
-rounds, pages whole and rows as there is room for them, and its bytes a grace time later. Nothing is copied until it has
-left, so a tier that is switched on again begins without a row; `policies.snapshot` has that in `is_copying_on`.
+Order of effects:
+
+1. One decision, alone in its plan: the log start rises to the start of the local log, and no entry counts any more.
+2. From then on all other policies see a partition with an empty bucket.
+3. Later plans unlink the old pages whole, and the old entries as far as there is room.
+4. The bytes are deleted a grace period later.
+
+Nothing is copied until step 3 is complete (`PartitionSnapshot.is_copying_on`). So a tier that is enabled again begins
+without entries.
 """
 
 from __future__ import annotations
@@ -17,7 +22,10 @@ _REASON = "the tier was given up"
 
 
 def give_ups(snapshot: PartitionSnapshot) -> list[GiveUpRemote]:
-    """At most one: where the bucket holds something that counts, or the log begins below the disk."""
+    """Return at most one decision.
+
+    It exists if the bucket holds entries or views that count, or the log begins below the disk.
+    """
     if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
         return []
     starts_at = snapshot.segments[0].base_offset
@@ -34,7 +42,10 @@ def give_ups(snapshot: PartitionSnapshot) -> list[GiveUpRemote]:
 
 
 def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRemote]:
-    """Of what was given up: all pages, unread, then as many rows as there is room for, oldest first."""
+    """Return the parts of a disabled tier to unlink now: all pages unread, then entries as far as there is room.
+
+    Both are oldest first.
+    """
     rows = [part for part in snapshot.given_up if isinstance(part, RemoteSegment)]
     pages = [part for part in snapshot.given_up if not isinstance(part, RemoteSegment)]
     return [

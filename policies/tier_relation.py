@@ -1,10 +1,10 @@
-"""How a local log and a manifest relate, and what that allows. Pure: facts in, a verdict out.
+"""How a local log and a manifest relate, and the actions that each relation allows. Pure.
 
-The states, the table of what each allows, and every way a log can lie beside a remote log start are in
-docs/explanation/diverged-logs.md. Two safety rules decide every doubt:
+The states, the table of allowed actions and all cases of a remote log start are in docs/explanation/diverged-logs.md.
+Two safety rules decide every doubt:
 
-1. A local record is *proven* where the bucket holds its offset in the leader epoch that the local log has for it, or
-   held it and expired it. A log start alone proves nothing: it may have risen over records of another writer.
+1. A local record is *proven* if the bucket holds its offset in the leader epoch that the local log has for it, or held
+   it and expired it. A log start alone proves nothing: it may have risen over records of another writer.
 2. A log that holds an unproven record never starts over, and never takes the writer role from another writer.
 """
 
@@ -20,7 +20,10 @@ from policies.coverage import Coverage
 
 
 class Relation(Enum):
-    """The first that holds, in this order; see the module text."""
+    """The relations, in the order of their tests: the first that holds is the verdict.
+
+    See the module text.
+    """
 
     LOST = "lost"
     UNCOMMITTED = "uncommitted"
@@ -33,7 +36,7 @@ class Relation(Enum):
 
 
 class Action(Enum):
-    """What a relation allows or forbids."""
+    """The actions that a relation allows or forbids."""
 
     SERVE = "serve both tiers"
     APPEND = "append"
@@ -59,8 +62,11 @@ ALLOWED: dict[Relation, frozenset[Action]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTier:
-    """The local log. `held` are the offset ranges of segments with records, ascending. `epochs` is the leader epoch
-    checkpoint; below `lineage_from` it says nothing."""
+    """The local log.
+
+    `held` are the offset ranges of segments with records, ascending. `epochs` is the leader epoch checkpoint; it has no
+    information below `lineage_from`.
+    """
 
     log_start_offset: int
     local_start_offset: int
@@ -77,10 +83,14 @@ class LocalTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTier:
-    """The manifest. `entries` are what the bucket holds, `expired` what it held; both ascend and are disjoint.
+    """The manifest.
 
-    `taken_upto`: no log may give an offset below it again. `counts` is False where the entries count for nothing, for
-    the tier was given up. `is_other_writer`: another node keeps a log of this partition, and was its last writer.
+    | field | meaning |
+    |---|---|
+    | `entries`, `expired` | ranges that the bucket holds, and held; both ascend and are disjoint |
+    | `taken_upto` | no log may assign an offset below it again |
+    | `counts` | False if the tier was disabled, so that its entries count for nothing |
+    | `is_other_writer` | another node has a log of this partition and was the last writer |
     """
 
     log_start_offset: int
@@ -97,8 +107,11 @@ class RemoteTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierVerdict:
-    """`from_offset` is the first offset at stake, None where none is; `only_here` are local ranges that the bucket does
-    not prove."""
+    """The relation and the offsets concerned.
+
+    `from_offset` is the first offset at stake, None without one. `only_here` are local ranges that the bucket does not
+    prove.
+    """
 
     relation: Relation
     from_offset: int | None = None
@@ -109,7 +122,7 @@ class TierVerdict:
 
 
 def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
-    """The verdict. `remote` None: no manifest was ever committed."""
+    """Return the verdict. `remote` None: no manifest was ever committed."""
     if local.has_dropped and (remote is None or remote.taken_upto < local.local_start_offset):
         from_offset = local.log_start_offset if remote is None else max(local.log_start_offset, remote.taken_upto)
         return TierVerdict(relation=Relation.LOST, from_offset=from_offset)
@@ -137,7 +150,7 @@ def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
 
 
 def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int | None:
-    """The first offset that the local log and the bucket's history have in different leader epochs."""
+    """Return the first offset whose leader epoch differs between the local log and the bucket."""
     starts = [start for _, start in local.epochs.entries]
     for epoch, base_offset, next_offset in history:
         at, end = max(base_offset, local.lineage_from), min(next_offset, local.next_offset)
@@ -150,7 +163,10 @@ def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int 
 
 
 def _proof(remote: RemoteTier) -> Coverage:
-    """What the bucket holds, and what it held below the log start: a retained record that left it is a hole."""
+    """Return the ranges in the bucket, and the expired ranges below the log start.
+
+    A retained record whose entry is no longer in the manifest is a hole.
+    """
     held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
     start = remote.log_start_offset
     expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
@@ -164,10 +180,12 @@ def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tu
 
 
 def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, int], ...]:
-    """What an old copy of a disk may have taken later, in the epoch that the bucket has there, too.
+    """Return local ranges that an old copy of the disk may have appended after it was copied.
 
-    The last record tells: it is compared with the bucket's (`tiered.partition.reconciliation`) while an entry holds it.
-    Where the entry expired, only a log that ends with its leader epoch is known to be whole.
+    Their leader epoch is the bucket's epoch, so epochs alone cannot show a difference. The last record decides:
+
+    - An entry holds its offset: `tiered.partition.reconciliation` compares it with the bucket's record.
+    - The entry expired: the log is known to be whole only if it ends with its leader epoch.
     """
     last = local.next_offset - 1
     for _, base_offset, next_offset in remote.expired:

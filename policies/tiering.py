@@ -1,4 +1,4 @@
-"""Which closed segments are copied to the store and which are put off, and when the active one is closed.
+"""Which closed segments are copied, which are put off, and when the active segment is rolled.
 
 Source: KIP-405 (`RemoteLogManager.candidateLogSegments`), KIP-1241 (copy lag), `UnifiedLog.deletableSegments` for the
 roll of an idle active segment.
@@ -17,17 +17,20 @@ from policies.formatting import format_ms
 from policies.local_retention import local_limits
 from policies.snapshot import PartitionSnapshot
 
-COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: what a crash makes us upload again, at most
-COMMIT_BYTES = 64 << 20  # or as many as hold this much: about a second of a fast link
+COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: the most uploads that a crash can make us repeat
+COMMIT_BYTES = 64 << 20  # or copies of this many bytes: about a second of a fast link
 
 
 def completes_commit(segments: int, size_bytes: int) -> bool:
-    """Whether uploads of so many segments, and of so much in all, are committed before the next one goes up."""
+    """Whether this many uploaded segments and bytes are committed before the next upload."""
     return segments >= COMMIT_SEGMENTS_MAX or size_bytes >= COMMIT_BYTES
 
 
 def commits_of(sizes: Iterable[int]) -> int:
-    """How many commits copies of segments of these sizes take, in bytes and in this order, if none is waited for."""
+    """Return the number of commits for copies of segments of these sizes (bytes, in copy order).
+
+    The copies are assumed to follow each other without waiting.
+    """
     commits = segments = held = 0
     for size_bytes in sizes:
         segments, held = segments + 1, held + size_bytes
@@ -37,12 +40,14 @@ def commits_of(sizes: Iterable[int]) -> int:
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
-    """At most one roll of the active segment; an empty one never rolls.
+    """Return at most one roll of the active segment; an empty segment never rolls.
 
-    `going_count` is how many closed segments retention lets go of in the same plan.
+    `going_count` is the number of closed segments that retention removes in the same plan.
 
-    It rolls when its newest record is older than `segment.ms` (appends roll by the oldest one, which the log itself
-    sees), and when retention reaches it: everything before it is going and it breaches too. It goes in a later round.
+    The segment rolls in two cases. A later plan removes it.
+
+    - Its newest record is older than `segment.ms`. (An append rolls by the oldest record, which the log itself checks.)
+    - Retention reaches it: all closed segments are removed, and the active segment breaches a limit too.
     """
     active = snapshot.active
     if active is None or active.is_empty:
@@ -52,16 +57,18 @@ def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
 
 
 def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
-    """The closed segments to copy, oldest first; none may be committed before the one ahead of it is.
+    """Return the closed segments to copy, oldest first.
 
-    Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. The
-    first segment that is put off ends the scan, as does one already being copied: order of commits is order of offsets.
-    So the copies follow one another from the store's end up, and no local record at or above the log start is left out
-    in between.
+    Each is committed only after the segment before it. Candidates hold an offset at or above max(highest committed, log
+    start) and are wholly below the stable offset. The scan ends at the first segment that is put off or already being
+    copied, because commits follow offset order. So the copies are contiguous from the store's end, and skip no retained
+    record.
 
-    A compacted topic copies what lies wholly below the cleaner's checkpoint (I6), all of it or nothing, and commits it
-    at once: were the bucket to end in the middle, it would hold neither the older records that went nor the newer ones
-    they went for. The copy lag is that of the oldest; the others come along. While uploads are paused nothing is.
+    A compacted topic copies all segments wholly below the cleaner's checkpoint (I6), or none, in one commit. A bucket
+    that ended in between could hold neither the older record of a key nor the newer one that replaced it. The copy lag
+    of the oldest segment decides for all of them.
+
+    Nothing is copied while uploads are paused.
     """
     if not snapshot.is_copying_on or snapshot.paused is not None:
         return []
@@ -87,17 +94,17 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
 
 
 def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
-    """As `copies`, without the copy lag (KIP-1241): a producer waits for these records."""
+    """Return `copies` without the copy lag (KIP-1241): a producer waits for these records."""
     return copies(_without_lag(snapshot))
 
 
 def copy_deferrals(
     snapshot: PartitionSnapshot, *, is_cleaning: bool = False, is_rolling: bool = False
 ) -> list[Deferral]:
-    """Each segment with records that the remote tier lacks and `copies` does not name, and why; oldest first.
+    """Return a deferral for each segment that the remote tier lacks and `copies` omits; oldest first.
 
-    The active segment is among them. With `is_cleaning` the plan cleans the log, so what is due waits for that; with
-    `is_rolling` it closes the active segment.
+    The active segment is included. `is_cleaning`: the plan cleans the log, so due segments wait. `is_rolling`: the plan
+    closes the active segment.
     """
     if not snapshot.is_tiered:
         return []
@@ -115,7 +122,7 @@ def copy_deferrals(
 
 
 def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
-    """What keeps segments from `copies_at_once`."""
+    """Return the deferrals that correspond to `copies_at_once`."""
     return copy_deferrals(_without_lag(snapshot))
 
 
@@ -124,7 +131,10 @@ def _without_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
 
 
 def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
-    """What keeps `segment` from being copied now; None: nothing. Without `newer_bytes` no copy lag is waited for."""
+    """Return the reason why `segment` is not copied now, None without one.
+
+    `newer_bytes` None ignores the copy lag.
+    """
     if segment.base_offset in snapshot.copying:
         return Code.COPYING
     if segment.next_offset > snapshot.stable_offset:
@@ -148,7 +158,10 @@ def _due_in_words(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
-    """Why `segment` is not copied: what holds for the whole partition first, then what holds for it alone."""
+    """Return the deferral of `segment`.
+
+    A reason of the whole partition precedes a reason of the segment.
+    """
     code, until_ms = _partition_hindrance(snapshot), None
     code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
     if code is Code.COPY_LAG:
@@ -191,12 +204,18 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
 
 
 def remote_unknown_deferrals(snapshot: PartitionSnapshot, why: str) -> list[Deferral]:
-    """Of a partition whose remote tier is not known: every closed segment with records may have to be copied."""
+    """Return deferrals for a partition whose remote tier is unknown.
+
+    Every closed segment with records may have to be copied.
+    """
     return [put_off(Action.COPY, each, Code.REMOTE_UNKNOWN, why) for each in uncopied(snapshot)]
 
 
 def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rolling: bool) -> Deferral:
-    """The active segment is closed when it is full, or when its newest record is older than `segment.ms`."""
+    """Return the deferral of the active segment.
+
+    It is closed when it is full, or when its newest record is older than `segment.ms`.
+    """
     if is_rolling:
         return put_off(Action.COPY, active, Code.ACTIVE, "this plan closes the active segment, a later plan copies it")
     limit = snapshot.rules.segment_ms
@@ -217,7 +236,11 @@ def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
-    """Kafka rolls only when the scan reaches the active segment, so an outage does not shred the log into crumbs."""
+    """Return why retention closes the active segment, None if it does not.
+
+    Kafka rolls only when the scan reaches the active segment. Otherwise an outage would cut the log into many small
+    segments.
+    """
     if going_count < len(snapshot.closed):
         return None
     limits = local_limits(snapshot)
