@@ -1,5 +1,9 @@
-"""What the bucket costs.
+"""The cost of the bucket. Pure functions.
 
-`prices` is the table, `storage_cost` the arithmetic, `bill` what topics cost a month, `simulation` the life of a
-partition under given settings, `scenarios` compares settings. Pure functions.
+| module | content |
+|---|---|
+| `prices`, `storage_cost` | the price table and its arithmetic |
+| `bill` | the monthly cost of topics |
+| `simulation` | the life of a partition under given settings |
+| `scenarios` | a comparison of settings |
 """

@@ -1,18 +1,18 @@
-"""What topics cost a month, by kind, from what they hold and what was sent for them. Pure, in US dollars.
+"""The monthly bill of topics by kind, from stored bytes and metered requests. Pure, in US dollars.
 
-| kind | what |
+| kind | content |
 |---|---|
-| storage | segments in the bucket, by their classes; indexes and views with them |
-| index | heads, and pages of rows |
-| waiting | objects that left the index and wait for their deletion |
+| storage | segments in the bucket, by storage class; indexes and views with them |
+| index | manifests and manifest pages |
+| waiting | pending deletes |
 | requests | PUT, COPY, POST, LIST and GET as metered, scaled to a month |
 | retrieval | bytes read from classes that charge for it, as metered |
 | disk | the local segments |
 
-`double` is the part of `disk` whose bytes are in the bucket as well: paid twice. `idle` is what a month without any
-append or read costs: everything but requests and retrieval, since an idle partition sends none.
+`double` is the part of `disk` whose bytes are in the bucket too, so they are paid twice. `idle` is the cost of a month
+without any append or read: all kinds but requests and retrieval, because an idle partition sends no requests.
 
-What is kept is priced as everywhere (`policies.cost.storage_usage`).
+Stored bytes are priced by `policies.cost.storage_usage`, as everywhere.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """Requests and bytes of some period: `lists` in the PUT class, `heads` in `gets`, as
-    `remote.store.middleware.metered_store` counts.
+    """Requests and bytes of a period, as `remote.store.middleware.metered_store` counts them.
 
-    `data_*` are those of segments' data, which are priced by the class of the topic's segments.
+    `lists` are in the PUT price class. `gets` include HEAD requests. `data_*` count segment data, which is priced by
+    the storage class of the topic's segments.
     """
 
     puts: float = 0
@@ -59,10 +59,10 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """What a topic holds now and what was sent for it in `period_ms`.
+    """A topic's bytes now, and its requests in `period_ms`.
 
-    `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered. `shared_bytes` of
-    what lies there are objects that a fork has in common with its source.
+    `both_bytes` of `local_bytes` are in the bucket too. `requests` is None if nothing was metered. `shared_bytes` of
+    `lying` are objects that a fork shares with its source.
     """
 
     topic: str
@@ -77,7 +77,10 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicBill:
-    """Dollars a month, see the module text. `months` is how much of a month the requests were metered for."""
+    """Dollars a month by kind, see the module text.
+
+    `months` is the metered period in months.
+    """
 
     topic: str
     storage: float
@@ -105,10 +108,10 @@ class TopicBill:
 
 
 def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[TopicFacts] = ()) -> list[TopicBill]:
-    """A bill for each topic, in the order given; their sum is the bucket's.
+    """Return a bill for each topic in the given order; their sum is the bill of the bucket.
 
-    Those `deleted` come last, and are billed what the bucket costs more for what it still has of them: the bills of
-    the others do not hang on what nobody but this one asks for.
+    Bills of `deleted` topics come last. Each is the amount by which the remaining objects of that topic raise the bill.
+    So the bills of the other topics do not depend on `deleted`.
     """
     kept, left = beside([each.lying for each in facts], [each.lying for each in deleted], prices)
     everything = zip([*facts, *deleted], [*kept, *left], strict=True)
@@ -139,7 +142,10 @@ def _bill(of: TopicFacts, kept: KeepingDollars, prices: PriceTable) -> TopicBill
 
 
 def request_dollars(month: Requests, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
-    """Dollars of the requests and of retrieval; those of data by the classes it lies in, by their share of bytes."""
+    """Return the dollars of requests and of retrieval.
+
+    Data requests are split over the storage classes by their share of bytes.
+    """
     small = prices.of(STANDARD)
     dollars = request_cost(
         puts=month.puts - month.data_puts, gets=month.gets - month.data_gets, lists=month.lists, prices=small
@@ -156,12 +162,15 @@ def request_dollars(month: Requests, data: Mapping[str, Stored], prices: PriceTa
 
 
 def _to_month(period_ms: int) -> float:
-    """From the metered period to a month. Less than a day is taken as a day: half an hour foretells nothing."""
+    """Return the factor from the metered period to a month.
+
+    A period of less than a day counts as a day: half an hour is too short for a forecast.
+    """
     return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)
 
 
 def moved(stored: Stored, to: str, prices: PriceTable) -> float:
-    """Dollars a month that these objects would cost in another class, by themselves."""
+    """Return the dollars a month for these objects alone in another class."""
     of = prices.of(to)
     billed = stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
     if of.later_bands:

@@ -1,12 +1,16 @@
-"""What would make the bill smaller, and what doing it costs once. Pure; proposes, and changes nothing.
+"""Changes that would reduce the bill, and their one-time cost. Pure; proposes, and changes nothing.
 
-Two kinds: *settings*, each simulated by itself (`policies.cost.scenarios`), and *moves* of segments that are there
-already to another storage class. Retention is never proposed: what may be forgotten is not a question of money alone.
-Nor is a class of a single zone, nor one that has to be restored before it can be read.
+Two kinds exist: *settings*, each simulated alone (`policies.cost.scenarios`), and *moves* of existing segments to
+another storage class. Three changes are never proposed: a shorter retention (not only a question of money), a class of
+a single zone, and a class that needs a restore before reads.
 
-A segment may move when it is settled: no longer on the disk (nothing cleans it again), of the class's smallest size at
-least, and with more of its retention left than the class's minimum duration. Together they have to save what moving
-them costs before retention takes them.
+A segment may move when it is settled:
+
+- it is no longer on the disk, so that no pass cleans it again;
+- it has at least the minimum size of the class;
+- its remaining retention exceeds the minimum duration of the class.
+
+Together the moved segments must save more than the move costs before retention expires them.
 """
 
 from __future__ import annotations
@@ -37,15 +41,16 @@ SEGMENT_BYTES_MAX = 1 << 30
 LOCAL_CHOICES_MS = (DAY_MS, 6 * DAY_MS // 24)
 ZSTD_PAYS_BELOW = 0.9
 PAYBACK_MONTHS_MAX = 12.0
-# What settings are ever proposed: none of them makes a record go that is nowhere else.
+# The settings that may be proposed: none of them deletes a record that is in no other place.
 SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSegment:
-    """One segment in the bucket. `lived_ms` since its upload, `left_ms` until retention takes it (None: never).
+    """One segment in the bucket.
 
-    `newest_ms` is the time of its newest record, by which a command names it.
+    `lived_ms` is the time since its upload, `left_ms` the time until retention expires it (None: never). `newest_ms` is
+    the time of its newest record, by which a command selects it.
     """
 
     stored_bytes: int
@@ -58,7 +63,10 @@ class KeptSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Settled segments to another class: stored in `min_bytes` at least, newest record in ``[since_ms, until_ms)``."""
+    """A move of settled segments to another class.
+
+    They have at least `min_bytes` stored bytes and a newest record in ``[since_ms, until_ms)``.
+    """
 
     to: str
     min_bytes: int
@@ -68,10 +76,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostAdvice:
-    """One change: dollars a month without and with it, dollars that it costs once, and how to make it.
+    """One change: dollars a month before and after, its one-time cost, and the command to make it.
 
-    The dollars are of the whole topic for a setting, of the segments for a move. `setting` is (key, value), of a
-    move None; `move` says which segments, of a setting None; `segments` and `size_bytes` are 0 then.
+    | | setting | move |
+    |---|---|---|
+    | the dollars are of | the whole topic | the segments |
+    | `setting` | (key, value) | None |
+    | `move` | None | the segments to select |
+    | `segments`, `size_bytes` | 0 | of the segments |
     """
 
     topic: str
@@ -88,12 +100,12 @@ class CostAdvice:
 
     @property
     def saved_dollars(self) -> float:
-        """A month."""
+        """Dollars saved a month."""
         return self.now_dollars - self.then_dollars
 
     @property
     def payback_months(self) -> float:
-        """After how many months it has paid for itself."""
+        """The number of months after which the savings equal the one-time cost."""
         return self.once_dollars / self.saved_dollars if self.saved_dollars > 0 else float("inf")
 
 
@@ -104,7 +116,10 @@ def advise_costs(
     *,
     least_dollars: float = 0.01,
 ) -> list[CostAdvice]:
-    """What saves at least `least_dollars` a month and pays for itself within a year, the largest saving first."""
+    """Return advice that saves at least `least_dollars` a month and pays back within a year.
+
+    The largest saving comes first.
+    """
     found: list[CostAdvice] = []
     stored = _by_class(each for kept in segments.values() for each in kept)
     for stream in streams:
@@ -139,7 +154,7 @@ def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
 
 
 def _candidates(stream: Stream) -> list[tuple[Variant, str, str, str]]:
-    """(what is changed, the property, its value, why), each worth a simulation."""
+    """Return (variant, property, value, reason) for each change worth a simulation."""
     found = []
     size = stream.workload.segment_bytes
     if size * 4 <= SEGMENT_BYTES_MAX:
@@ -169,7 +184,11 @@ def _by_class(segments: Iterable[KeptSegment]) -> dict[str, int]:
 def _move(
     stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
 ) -> CostAdvice | None:
-    """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
+    """Return the best move to class `to`, None if it does not pay.
+
+    `stored` has the bytes by class of all topics: bytes that leave a class leave its last and cheapest price band
+    first.
+    """
     movable = _movable(segments, to)
     moved = _by_class(movable)
     now = sum(_leaving(movable, name, stored[name], prices.of(name)) for name in moved)
@@ -197,8 +216,10 @@ def _move(
 
 
 def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: Prices) -> float:
-    """Dollars a month that go with the segments of one class. In one that moves objects by itself they may have become
-    cheap already: as if nobody had read them since they came."""
+    """Return the dollars a month that the bill falls by when these segments leave one class.
+
+    In a class that moves objects by itself they may be cheap already: they count as unread since their upload.
+    """
     leaving = [each for each in segments if each.storage_class == name]
     if of.later_bands:
         return sum(intelligent_storage(each.stored_bytes, 1, each.lived_ms / DAY_MS, of) for each in leaving)
@@ -207,7 +228,10 @@ def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: 
 
 
 def _months_left(segments: Sequence[KeptSegment]) -> float:
-    """How long a byte of them is kept yet on average, and no longer than a change may take to pay for itself."""
+    """Return the average remaining time per byte, in months.
+
+    It is at most the longest time in which a change may pay back.
+    """
     most = PAYBACK_MONTHS_MAX
     left = (most if each.left_ms is None else each.left_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
     whole = sum(each.stored_bytes for each in segments)
@@ -215,7 +239,10 @@ def _months_left(segments: Sequence[KeptSegment]) -> float:
 
 
 def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
-    """Those that a command can name by their times: all of them are older than any that is not settled."""
+    """Return the segments that a command can select by time.
+
+    All of them are older than every segment that is not settled.
+    """
     fit = [each for each in segments if _is_fit(each, to)]
     upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
     return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
@@ -227,13 +254,13 @@ def _is_fit(segment: KeptSegment, to: Prices) -> bool:
 
 
 def _options(move: Move) -> str:
-    """With which `tiered rewrite recode` takes these segments and no others; times in ms."""
+    """Return the options with which `tiered rewrite recode` selects exactly these segments; times in ms."""
     size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
     return f"{size}--since {move.since_ms} --until {move.until_ms}"
 
 
 def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
-    """A month of one segment but for its bytes: what is billed beside them, and reading its share of it."""
+    """Return the monthly dollars of one segment without its bytes: billed overhead and reads."""
     reads = stream.workload.reads
     range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
     gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
@@ -242,8 +269,11 @@ def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
 
 
 def _once(segment: KeptSegment, before: Prices, to: Prices, small: Prices) -> float:
-    """Read, written anew, asked for its size, with its indexes, which lie in `small`; and the rest of the old class's
-    minimum duration."""
+    """Return the one-time dollars to move one segment.
+
+    The sum has the read, the rewrite, a HEAD, its indexes (priced by `small`), and the rest of the old class's minimum
+    duration.
+    """
     read = retrieval_cost(segment.stored_bytes, before)
     read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
     written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)

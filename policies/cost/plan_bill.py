@@ -1,9 +1,11 @@
-"""By how much each decision of a plan changes what keeping the bucket costs a month. Pure, in US dollars.
+"""The change of the monthly storage bill by each decision of a plan. Pure, in US dollars.
 
-Reckoned with what the status shows (`policies.cost.storage_usage`), one decision after the other on the whole bucket:
-bands of a price fill and empty as they do, and the changes add up to the difference between the bill before and after.
-What a decision takes out of the index counts as gone at once, though it is paid for until its deletion; what had left
-before counts as waiting until a decision deletes it. Heads that come and go with the plan are left out: a few KiB.
+It uses the rules of the status (`policies.cost.storage_usage`), one decision after the other on the whole bucket. So
+price bands fill and empty correctly, and the changes add up to the difference between the bills before and after.
+
+Bytes that a decision unlinks count as deleted at once, although they are paid for until their deletion. Bytes unlinked
+earlier count as waiting until a decision deletes them. Manifests written or deleted by the plan are left out: a few
+KiB.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from remote.segment_entry import RemoteSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """What is taken of the objects of a page of which the head does not say it (`policies.cost.storage_usage.of_page`):
-    the newest row's class, and bytes of indexes for each of a segment's in proportion to the known ones."""
+    """Assumptions about a page's objects where the manifest does not describe them.
+
+    See `policies.cost.storage_usage.of_page`. `storage_class` is the class of the newest entry. `indexes_share` is the
+    ratio of index bytes to segment bytes of the known entries.
+    """
 
     storage_class: str
     indexes_share: float
 
 
 def alike(snapshot: PartitionSnapshot) -> Alike:
-    """From the rows known one by one; those of a tier that was given up lie lower."""
+    """Return the assumptions from the known entries, those of a disabled tier first."""
     known = [*(each for each in snapshot.given_up if isinstance(each, RemoteSegment)), *snapshot.remote]
     size = sum(row.size_bytes for row in known)
     return Alike(
@@ -39,7 +44,7 @@ def alike(snapshot: PartitionSnapshot) -> Alike:
 
 
 def lying_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> Lying:
-    """What it says lies in the bucket, but for heads, pages and views."""
+    """Return the snapshot's bytes in the bucket, without manifests, pages and views."""
     to = alike(snapshot)
     parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.given_up)]
     waiting = sum(each.size_bytes for each in snapshot.unlinked)
@@ -48,7 +53,7 @@ def lying_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> Lying:
 
 
 def of_part(part: SpillRow | RemoteSegment, to: Alike, prices: PriceTable) -> Lying:
-    """The objects of a row, or of all rows of a page."""
+    """Return the objects of an entry, or of all entries of a page."""
     if isinstance(part, RemoteSegment):
         data = {part.storage_class or STANDARD: stored_of([part.stored_bytes], prices)}
         return Lying(data=data, small_bytes=part.indexes_bytes)
@@ -56,7 +61,7 @@ def of_part(part: SpillRow | RemoteSegment, to: Alike, prices: PriceTable) -> Ly
 
 
 def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:
-    """Less by these: to be added to what lies there."""
+    """Return the parts as negative amounts, to be added to the stored bytes."""
     whole = together(parts)
     floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
     return Lying(
@@ -77,7 +82,7 @@ def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:
 def bill_of(
     lying: Mapping[TopicPartition, Lying], names: Iterable[TopicPartition], prices: PriceTable
 ) -> KeepingDollars:
-    """What the partitions of these names pay of the whole."""
+    """Return the share of the whole bill that these partitions pay."""
     shares = dict(zip(lying, keeping_dollars(list(lying.values()), prices), strict=True))
     ours = [shares[name] for name in names if name in shares]
     return KeepingDollars(
@@ -88,9 +93,9 @@ def bill_of(
 
 
 def bill_changes(lying: Iterable[Lying], changes: Iterable[Lying], prices: PriceTable) -> Iterator[float]:
-    """Dollars a month that each of `changes` adds, one after the other, to all that is `lying` there.
+    """Yield the dollars a month that each of `changes` adds, one after the other, to all of `lying`.
 
-    Where more of an estimate goes than was there, that leaves nothing, and no debt that what comes later would pay.
+    An estimate can remove more than is stored. The remainder is then 0, not a debt that later changes would pay.
     """
     whole = together(lying)
     dollars = _dollars(whole, prices)

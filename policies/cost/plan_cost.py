@@ -1,8 +1,8 @@
-"""What a plan costs: requests, bytes and dollars of each decision, and the bill before and after. Pure.
+"""The cost of a plan: requests, bytes and dollars per decision, and the bill before and after. Pure.
 
-Decisions of one kind that follow each other share a commit (`tiered.maintenance.apply`), which the first of them pays;
-many copies share several. What a compacted view reads and leaves is not known before, so a `BuildView` is priced for
-reading its backlog alone. What goes up is of the class that new segments are put in, whatever lies there already.
+Adjacent decisions of one kind share a commit (`tiered.maintenance.apply`), and the first of them pays for it. Many
+copies share several commits. The size of a view is unknown in advance, so a `BuildView` is priced for reading its
+backlog alone. Uploads are priced in the class of new segments, whatever class older ones have.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ from remote.store.middleware.metered_store import LIST_PAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """One decision. Requests by verb (HEADs among the GETs), `bytes_in` go up; `dollars` once for requests.
+    """The cost of one decision.
 
-    `early_dollars` once for data that leaves before its class's minimum duration. `monthly_dollars` is by how much the
-    bill changes (`policies.cost.plan_bill`); what leaves the index is paid for until its deletion.
+    Requests are counted by verb (HEADs among the GETs). `bytes_in` are uploaded bytes.
+
+    | field | meaning |
+    |---|---|
+    | `dollars` | once, for requests |
+    | `early_dollars` | once, for data deleted before its class's minimum duration |
+    | `monthly_dollars` | change of the bill (`policies.cost.plan_bill`); unlinked bytes cost until their deletion |
     """
 
     partition: TopicPartition
@@ -63,10 +68,11 @@ class DecisionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCost:
-    """All decisions in the plan's order. `now_*` is before, `then_*` after, with what they take out deleted as well.
+    """All decisions in the plan's order, with the bill before and after.
 
-    Dollars a month, of all that is paid for: what waits for deletion already is in `now`, and in `then_dollars` unless
-    the plan deletes it. Bytes are of data and indexes that readers see; the disk is the local tier's.
+    `now_*` is before, `then_*` after the plan, when all bytes it unlinks are deleted. Dollars are per month for all
+    paid bytes. Pending deletes count in `now`, and in `then_dollars` unless the plan deletes them. Bytes are data and
+    indexes that readers see. The disk is the local tier's.
     """
 
     lines: tuple[DecisionCost, ...]
@@ -86,23 +92,23 @@ class PlanCost:
 
     @property
     def dollars(self) -> float:
-        """Once, for requests and for what leaves too early."""
+        """The one-time dollars, for requests and for early deletions."""
         return sum(each.dollars + each.early_dollars for each in self.lines)
 
     def without_dollars(self) -> PlanCost:
-        """The same where nobody knows the prices: all dollars are NaN."""
+        """Return the same cost where prices are unknown: all dollars are NaN."""
         nothing = KeepingDollars(storage=nan, index=nan, waiting=nan)
         lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
         return replace(self, lines=lines, now=nothing)
 
     def sum_of(self, name: str) -> float:
-        """The sum of one field over all lines."""
+        """Return the sum of one field over all lines."""
         return sum(float(getattr(each, name)) for each in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is known of one partition's objects."""
+    """The known facts about one partition's objects."""
 
     snapshot: PartitionSnapshot
     table: PriceTable
@@ -116,7 +122,7 @@ class _Place:
 
     @property
     def new(self) -> Prices:
-        """Of data that goes up."""
+        """The prices of uploaded data."""
         return self.table.of(self.new_class)
 
 
@@ -128,10 +134,10 @@ def plan_cost(
     *,
     new_class: str = STANDARD,
 ) -> PlanCost:
-    """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill).
+    """Return the cost of `plan`, which was made from `snapshots` (more of them only add to the bill).
 
-    `lying` is all that is in the bucket, of other partitions too, for they share the bands of the prices; without it is
-    taken from the snapshots. `new_class` is the storage class of what is uploaded.
+    `lying` is everything in the bucket, other partitions included, because they share the price bands. Without it, it
+    is taken from the snapshots. `new_class` is the storage class of uploads.
     """
     places = {each.partition: _place(each, prices, new_class) for each in snapshots}
     lines: list[DecisionCost] = []
@@ -156,7 +162,7 @@ def plan_cost(
 
 
 def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
-    """What lies in the bucket for a decision and did not before; less than nothing for what goes."""
+    """Return the change of stored bytes by a decision; negative for unlinked bytes."""
     went: Iterable[SpillRow | RemoteSegment | None] = ()
     come = Lying()
     match decision:
@@ -177,8 +183,10 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
 
 
 def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
-    """The rows as the bill has them: those of a page whose classes the head does not say are of the class that such
-    pages are taken to be of."""
+    """Yield the entries as the bill counts them.
+
+    Entries of a page with unrecorded classes count in the class assumed for such pages.
+    """
     pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
     for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
         in_page = any(page.base_offset <= row.base_offset < page.next_offset for page in pages)
@@ -207,7 +215,7 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _
 
 
 def _stored(place: _Place) -> int:
-    """Data and indexes of all rows that readers see; of pages too."""
+    """Return the data and index bytes of all entries that readers see, those in pages included."""
     rows = sum(row.stored_bytes + row.indexes_bytes for row in place.snapshot.committed)
     return rows + sum(_page_bytes(place, spill) for spill in place.snapshot.spills)
 
@@ -223,7 +231,7 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
         case GiveUpRemote():
             return -_stored(place)
         case ExpireRemote() | ExpirePage() if place.snapshot.given_up:
-            return 0  # it counts for nothing since the tier was given up
+            return 0  # the tier was disabled: it counts for nothing already
         case ExpireRemote():
             row = place.rows.get(decision.ulid)
             return -(row.stored_bytes + row.indexes_bytes) if row is not None else -decision.size_bytes
@@ -235,7 +243,10 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
 
 
 def _page_bytes(place: _Place, spill: SpillRow) -> int:
-    """Data and indexes of a page's rows; where the head does not say these, by the share that known rows have."""
+    """Return the data and index bytes of a page's entries.
+
+    Where the manifest does not record the index bytes, the share of known entries is used.
+    """
     indexes = spill.indexes_bytes
     return spill.stored_bytes + (round(spill.size_bytes * place.indexes_share) if indexes is None else indexes)
 
@@ -245,7 +256,7 @@ def _uploaded(place: _Place, size_bytes: int) -> int:
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
-    """Neighbouring decisions of one kind; the first pays what they share."""
+    """Return the costs of adjacent decisions of one kind; the first pays for shared requests."""
     name = place.snapshot.partition
     lines = [_own(place, DecisionCost(partition=name, decision=each)) for each in run]
     shared = _shared(place, run)
@@ -257,7 +268,10 @@ def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
 
 
 def _own(place: _Place, line: DecisionCost) -> DecisionCost:
-    """What a decision sends for itself: objects up, each asked for its size, and its own commit if it has one."""
+    """Return the requests of one decision alone.
+
+    These are its uploads, a HEAD of each uploaded object, and its own commit if it has one.
+    """
     decision = line.decision
     match decision:
         case CopySegment() | ReplaceRemote():
@@ -313,8 +327,10 @@ def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
 
 
 def _early(place: _Place, decision: Decision) -> float:
-    """For rows that leave the index, each of its own class: the grace time is lived as well. Of a page's rows that are
-    not known nobody knows how long they have lived, so nothing is told."""
+    """Return the early deletion dollars of unlinked entries, each by its own class.
+
+    The grace period counts as lived. The age of unread entries of a page is unknown, so they cost nothing here.
+    """
     snapshot, dollars = place.snapshot, 0.0
     for row in _leaving(place, decision):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
@@ -323,7 +339,7 @@ def _early(place: _Place, decision: Decision) -> float:
 
 
 def _leaving(place: _Place, decision: Decision) -> Iterable[RemoteSegment]:
-    """The known rows that a decision takes out of the index."""
+    """Return the known entries that a decision removes from the manifest."""
     match decision:
         case ExpireRemote():
             ulids: tuple[str, ...] = (decision.ulid,)

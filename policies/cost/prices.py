@@ -1,8 +1,8 @@
-"""The price table: what each storage class costs, with its date. Data and nothing else; in US dollars.
+"""The price table: the cost of each storage class, with its date. Data only, in US dollars.
 
-The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06. Those that were not looked up at the
-vendor's page are named in `unverified`. Every one can be replaced (`tiered.config.price_file`), and should be looked at
-before anyone decides by them.
+The numbers are list prices of us-east-1 as quoted between 2026-03 and 2026-06. Prices that were not checked on the
+vendor's page are named in `unverified`. Every price can be replaced (`tiered.config.price_file`). Check them before
+making a decision.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ KB = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """One storage class. `storage_bands` are (GB that the band holds or None for the rest, dollars per GB-month).
+    """The prices of one storage class.
 
-    An object is billed for at least `min_bytes` (where it is not kept in another class then) plus `overhead_bytes`, and
-    for at least `min_days`. `later_bands` are (days without a read, dollars per GB-month) of a class that moves objects
-    by itself, which costs `monitoring_per_1000` objects a month; those below `monitored_min_bytes` are neither moved
-    nor paid for. `transition_per_1000` is for objects that a lifecycle rule moves in. Without `is_readable` an object
-    has to be restored first, so no reader of ours may depend on it.
+    | field | meaning |
+    |---|---|
+    | `storage_bands` | (GB of the band or None for the rest, dollars per GB-month) |
+    | `min_bytes` | an object is billed for at least this size, unless the class puts small objects in another one |
+    | `overhead_bytes` | billed for each object in addition |
+    | `min_days` | an object is billed for at least this time |
+    | `later_bands` | (days without a read, dollars per GB-month) of a class that moves objects by itself |
+    | `monitoring_per_1000` | price of such a class per 1000 objects and month |
+    | `monitored_min_bytes` | smaller objects are neither moved nor monitored |
+    | `transition_per_1000` | for objects that a lifecycle rule moves into the class |
+    | `is_readable` | False: an object needs a restore first, so no reader here may depend on it |
     """
 
     as_of: str
@@ -46,7 +52,10 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """All classes by S3's names, and a disk beside them. `disk_per_gb_month` is that of the local tier."""
+    """All classes by S3's names, and the local disk.
+
+    `disk_per_gb_month` is the price of the local tier's disk.
+    """
 
     as_of: str
     region: str
@@ -54,7 +63,7 @@ class PriceTable:
     disk_per_gb_month: float
 
     def of(self, storage_class: str | None) -> Prices:
-        """The prices of a class; None and classes without a price of their own are priced as STANDARD."""
+        """Return the prices of a class; None and unlisted classes are priced as STANDARD."""
         return self.classes.get(storage_class or STANDARD, self.classes[STANDARD])
 
 

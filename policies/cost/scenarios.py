@@ -1,8 +1,8 @@
-"""What other settings would cost: each variant simulated (`policies.cost.simulation`), priced, and held against today.
-Pure.
+"""The cost of other settings: each variant simulated, priced and compared with today. Pure.
 
-A `Stream` is a topic as it was measured, a `Variant` what is asked about; None in one leaves it as it is. The two
-largest levers are the single changes, among those asked about, that save most.
+The simulation is `policies.cost.simulation`. A `Stream` is a topic as measured. A `Variant` is a set of changed
+settings; None leaves a setting as it is. The two largest levers are the single changes, among the requested values,
+that save most.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from policies.rules import PartitionRules
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
 VARIANTS_MAX = 2000
-# What is simulated one by one; a month of more is that, scaled.
+# Limits of the simulated window; a longer month is scaled from it.
 SEGMENTS_PER_WINDOW, TICKS_PER_WINDOW = 1000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A topic as measured: `partitions` of one `workload` under `rules`, new segments put in `storage_class`.
+    """A topic as measured: `partitions` of one `workload` under `rules`.
 
-    `read_share` is how much of what is stored is read in a month (1.0 = all of it once), `zstd_share` what compression
-    in the bucket would leave of it, None where nothing was sampled.
+    New segments have class `storage_class`. `read_share` is the share of the stored bytes read in a month (1.0 = all of
+    it once). `zstd_share` is the share that compression in the bucket would leave, None if nothing was sampled.
     """
 
     topic: str
@@ -52,7 +52,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Settings to ask about; None is as it is. Times in ms (-1 for no limit), sizes in bytes."""
+    """Settings to simulate; None leaves a setting as it is.
+
+    Times in ms (-1 for no limit), sizes in bytes.
+    """
 
     retention_ms: int | None = None
     local_retention_ms: int | None = None
@@ -64,15 +67,16 @@ class Variant:
 
     @property
     def changes(self) -> dict[str, int | float | str]:
-        """What it changes, by field."""
+        """The changed settings, by field."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantCost:
-    """Dollars a month of all streams under one variant; `early_deletion` is the rest of minimum durations.
+    """Dollars a month of all streams under one variant.
 
-    `double` is the part of `disk` that is in the bucket too. Counts are requests a month.
+    `early_deletion` pays for the rest of minimum durations. `double` is the part of `disk` that is in the bucket too.
+    Counts are requests a month.
     """
 
     variant: Variant
@@ -95,13 +99,16 @@ class VariantCost:
 
     @property
     def idle(self) -> float:
-        """What stays without a single append or read, until retention takes it."""
+        """The monthly cost without any append or read, until retention expires the records."""
         return self.storage + self.index + self.waiting + self.disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """One line between two choices: `value` here, `limit` where both cost the same, and what follows."""
+    """One break-even between two choices.
+
+    `value` is the measured number, `limit` the number at which both cost the same, `verdict` the conclusion.
+    """
 
     what: str
     value: float
@@ -111,7 +118,10 @@ class BreakEven:
 
 
 def changed(stream: Stream, variant: Variant) -> Stream:
-    """The stream under other settings. A local retention never exceeds the whole one, as with real settings."""
+    """Return the stream under other settings.
+
+    As with real settings, local retention never exceeds the whole retention.
+    """
     rules, workload = stream.rules, stream.workload
     if variant.retention_ms is not None:
         rules = replace(rules, retention_ms=None if variant.retention_ms < 0 else variant.retention_ms)
@@ -142,9 +152,10 @@ def changed(stream: Stream, variant: Variant) -> Stream:
 
 
 def month_of(stream: Stream, prices: PriceTable) -> Simulated:
-    """A month of one partition of the stream, in its steady state; requests of a shorter window scaled to a month.
+    """Return a month of one partition of the stream, in its steady state.
 
-    Reads change nothing of what is kept, so they are added to what was simulated without them.
+    Requests of a shorter window are scaled to a month. Reads do not change the stored bytes, so their requests are
+    added after a simulation without them.
     """
     workload = replace(stream.workload, reads=None)
     segment_ms = workload.batches_per_segment * workload.batch_ms
@@ -162,15 +173,16 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
 
 @lru_cache(maxsize=2048)
 def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
-    """Classes, parts of the price and reads are asked about again and again: none of them changes what is simulated.
+    """Simulate once per distinct workload, rules and window.
 
-    Nobody may change what it gives.
+    Storage classes, most prices and reads vary often and do not change the simulation. The result is shared: callers
+    must not modify it.
     """
     return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
 
 
 def _reads(month: Simulated, stream: Stream) -> Counts:
-    """What is read in a month: its share of the segments, as often begun anew as all of it is read."""
+    """Return the requests of a month's reads: a share of the segments, and as many openings of the log."""
     reads = stream.workload.reads
     assert reads is not None
     segments = month.objects * stream.read_share
@@ -186,7 +198,7 @@ def _reads(month: Simulated, stream: Stream) -> Counts:
 
 
 def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> VariantCost:
-    """Dollars a month of all streams under a variant."""
+    """Return the dollars a month of all streams under a variant."""
     months = [(stream, month_of(stream, prices)) for stream in (changed(each, variant) for each in streams)]
     standard = prices.of(STANDARD)
     small = sum(each.partitions * (month.small_bytes + month.index_bytes) for each, month in months)
@@ -224,7 +236,7 @@ def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> 
 
 
 def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Variant]:
-    """Every combination of the values asked about, by fields of `Variant`; VARIANTS_MAX of them at most."""
+    """Return every combination of the given values, by fields of `Variant`; at most VARIANTS_MAX."""
     names = list(axes)
     found = [Variant(**dict(zip(names, each, strict=True))) for each in product(*axes.values())]  # type: ignore[arg-type]
     return found[:VARIANTS_MAX]
@@ -233,9 +245,9 @@ def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Variant]:
 def levers(
     streams: Sequence[Stream], axes: Mapping[str, Iterable[int | float | str]], prices: PriceTable
 ) -> list[tuple[Variant, float]]:
-    """Each single change among the axes and the dollars a month that it saves, the largest saving first.
+    """Return the best single change of each axis and the dollars a month it saves.
 
-    Of each axis the best value counts. What is read is no setting of ours and so no lever.
+    The largest saving comes first. `read_share` is skipped: reads are no setting.
     """
     today = cost_of(streams, Variant(), prices).total
     best: list[tuple[Variant, float]] = []
@@ -250,7 +262,7 @@ def levers(
 
 
 def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven]:
-    """Where classes and sizes begin to pay, against what was measured of these streams."""
+    """Return the points at which classes and sizes begin to pay, against the measured streams."""
     months = [(stream, month_of(stream, prices)) for stream in streams]
     stored = sum(_stored(each, month) for each, month in months)
     objects = sum(each.partitions * month.objects for each, month in months)
@@ -332,9 +344,10 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Segments spread evenly over the time they are kept; what is read at all in a month stays in the first tier.
+    """Return the dollars of a class that moves objects by itself.
 
-    Those too small to be moved all stay there.
+    Segments are spread evenly over their retention. The share read in a month stays in the first tier. Segments too
+    small to be moved all stay there.
     """
     kept = _kept_days(stream)
     stored, objects = _stored(stream, month), stream.partitions * month.objects
@@ -350,7 +363,7 @@ def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
 
 
 def _kept_days(stream: Stream) -> float:
-    """How long a segment stays; of a log without any limit what there is after a year."""
+    """Return the retention of a segment in days; of a log without limits, a year."""
     limits, workload = stream.rules.log_limits, stream.workload
     kept = [365.0 if limits.ms is None and limits.bytes is None else float("inf")]
     if limits.ms is not None:

@@ -1,26 +1,29 @@
-"""A simulation of one partition's life: append → roll → copy → compact → read → expire → delete. Pure, no clock.
+"""A simulation of one partition: append → roll → copy → compact → read → expire → delete.
 
-It walks from one round of `tiered run` that has something to do to the next, and counts the requests and bytes that
-each step sends, verb by verb, as the meter of a manager would (`remote.store.middleware.metered_store`); tests hold it
-against weeks of a real manager. Segments are numbers: with a steady stream every fact of a segment follows from its
-number, so a partition with a million of them costs nothing to begin with.
+Pure, no clock.
+
+It steps from one maintenance pass of `tiered run` with work to the next. It counts the requests and bytes of each step
+by verb, as the meter of a manager does (`remote.store.middleware.metered_store`). Tests compare it with weeks of a real
+manager. Segments are numbers: with a steady stream every fact of a segment follows from its number, so a partition with
+a million segments needs no set-up.
 
 | step | requests of one partition |
 |---|---|
 | copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each; a commit for many |
-| compact | none; what a pass left is copied segment by segment, with one commit |
-| expire | commits: the log start, whole pages of rows, single rows; a page that loses some is written anew |
-| delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
-| delete pages | as before; for each page a DELETE for 1000 objects of its rows, and its own; two pages a round |
-| collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
-| commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
-| read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
-| read by the manager | nothing to begin with; a segment that left the disk is asked for once, then the cache has it |
+| compact | none; the output of a pass is copied segment by segment, with one commit |
+| expire | commits: the log start, whole pages, single entries; a page that loses some of its entries is rewritten |
+| delete | 1 LIST of pins, 2 GETs to prove the writer epoch, 1 DELETE for 1000 objects, a commit |
+| delete pages | as before; for each page a DELETE for 1000 objects of its entries, and its own; two pages a pass |
+| collect manifests | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
+| commit | 1 PUT of a manifest, 1 GET of the boundary; a manifest page when the manifest is full |
+| read | to begin 2 LISTs, 2 GETs and a GET for each page; per segment 1 GET of its indexes, its data in ranges |
+| read by the manager | nothing to begin with; a segment dropped from the disk is read once, then cached |
 
-A round closes a segment in which nothing came for longer than `local.retention.ms`, so a quiet topic has a segment for
-each batch. Somewhat longer than its neighbours: the steps share one state, and stand side by side.
+A maintenance pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment
+for each batch.
 
-What is left out is in `policies.cost.workload`: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+The module is longer than most: the steps share one state and stay together. `policies.cost.workload` names the
+omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
 from __future__ import annotations
@@ -47,12 +50,15 @@ from remote.store.middleware.metered_store import LIST_PAGE
 __all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"]
 
 BOUNDARY_BYTES = 47
-PINS_LAG_MS = 10 * 60_000  # what left the index before that is covered by a listing of pins (`remote.gc.pin_watch`)
-ROWS_KEPT = 32 * 4096  # of pages, that a writer remembers (`remote.manifest.manifest_lookup`)
+PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
+ROWS_KEPT = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
 
 
 class _Waiting(NamedTuple):
-    """What left the index in one commit. A page that left whole has `page_rows`, and their objects are its own."""
+    """Objects unlinked in one commit.
+
+    A page unlinked whole has `page_rows`, and its objects include those of its entries.
+    """
 
     since: int
     objects: int
@@ -69,7 +75,10 @@ def simulate(
     min_days: Iterable[float] = (),
     rule: SpillRule | None = None,
 ) -> Simulated:
-    """`window_ms` of a partition: from its first batch on, or of one that has run for longer than its retention."""
+    """Simulate `window_ms` of a partition.
+
+    It begins with the first batch (`is_from_empty`), or after the partition has run for longer than its retention.
+    """
     world = _Partition(workload, rules, tuple(min_days), rule or SpillRule())
     if not is_from_empty:
         world.fill()
@@ -77,7 +86,7 @@ def simulate(
 
 
 class _Partition:
-    """Segments are numbers from 0; of each tier and queue only how far it has come is kept."""
+    """The simulated state: segments are numbers from 0, and each tier and queue is a position."""
 
     def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: SpillRule) -> None:
         self.of, self.rules, self.rule = workload, rules, rule
@@ -87,16 +96,16 @@ class _Partition:
         self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
         self.waiting: deque[_Waiting] = deque()
         self.waiting_objects, self.waiting_pages, self.waiting_bytes = 0, 0, 0.0
-        self.pins_listed: int | None = None  # the last time
+        self.pins_listed: int | None = None  # time of the last listing
         self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
-        self.read_upto = 0  # what the manager's cache has
+        self.read_upto = 0  # the end of the manager's cache
         self.short = dict.fromkeys(min_days, 0.0)
         self.sums = [0.0] * 6
         idle_ms, batches = idle_roll(workload, rules), workload.batches_per_segment
         if idle_ms is not None:
             batches = min(batches, idle_ms[1])
-        # How long after its newest batch a segment is closed: by the next batch, or by a round before that.
+        # Time from a segment's newest batch to its roll: by the next batch, or by an earlier maintenance pass.
         self.lead_ms = workload.batch_ms if idle_ms is None or batches < idle_ms[1] else idle_ms[0]
         self.segment_ms = batches * workload.batch_ms
         self.rolled_bytes = batches * workload.batch_bytes
@@ -106,7 +115,7 @@ class _Partition:
         self.indexes = workload.index_base_bytes + workload.index_share * self.object_bytes
         self.upload_puts = upload_requests(max(1, round(self.stored)), workload.part_bytes)
 
-    # -- times: each is the first moment at which a round would do it ------------------------------------------------
+    # -- times: each is the first moment at which a maintenance pass would do it --------------------------------------
 
     def closes(self, number: int) -> int:
         return self.newest(number) + self.lead_ms
@@ -115,11 +124,11 @@ class _Partition:
         return (number + 1) * self.segment_ms - self.of.batch_ms
 
     def closed_by(self, now: int) -> int:
-        """How many are closed at a moment."""
+        """Return the number of closed segments at a moment."""
         return max(0, (now - self.lead_ms + self.of.batch_ms) // self.segment_ms)
 
     def after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
-        """When so many bytes have come after a segment's end."""
+        """Return the time at which this many bytes have arrived after a segment's end."""
         return self.newest(number) + ceil(size_bytes / share / self.of.batch_bytes) * self.of.batch_ms
 
     def copies(self, number: int) -> float:
@@ -139,7 +148,7 @@ class _Partition:
         return max(self.closes(number), min(by_age, by_size))
 
     def expires(self, number: int) -> float:
-        """By what has been cleaned until now; with every pass it has to be asked again."""
+        """Return the expiry time, given the cleaning so far; it changes with every pass."""
         limits = self.rules.log_limits
         if limits.bytes is None or not self.rules.cleanup_compact:
             return self.expires_on_average(number)
@@ -149,7 +158,7 @@ class _Partition:
         return min(by_age, max(self.newest(number), (batches - 1) * self.of.batch_ms))
 
     def expires_on_average(self, number: int) -> float:
-        """As if compaction took its share of every byte when it comes."""
+        """Return the expiry time as if compaction removed its share of every byte on arrival."""
         limits = self.rules.log_limits
         by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
         share = self.of.compacted_share if self.rules.cleanup_compact else 1.0
@@ -157,16 +166,16 @@ class _Partition:
         return min(by_age, by_size)
 
     def ticks(self, moment: float) -> float:
-        """The round at or after a moment."""
+        """Return the first maintenance pass at or after a moment."""
         return moment if moment == float("inf") else ceil(moment / self.of.tick_ms) * self.of.tick_ms
 
     # -- a partition that has run for long ---------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Begin where the oldest segments expire, or where there is something to see when none ever does."""
+        """Begin where the oldest segments expire, or after a year if none ever does."""
         number = 1000
         end = self.expires_on_average(number)
-        # A month's bill of an unlimited log is one of its first year.
+        # The monthly bill of an unlimited log is the bill after its first year.
         start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
         self.now = self.begun = self.last = int(self.ticks(start))
         self.closed = self.closed_by(self.now)
@@ -187,7 +196,7 @@ class _Partition:
             self.next_read = self.now
 
     def _fill_waiting(self) -> None:
-        """What expired within the grace time, round by round."""
+        """Fill the pending deletes: segments that expired within the grace period, pass by pass."""
         grace = self.rules.delete_grace_ms
         first = self._passed(lambda each: self.expires_on_average(each) + grace, self.expired)
         while first < self.expired:
@@ -200,7 +209,10 @@ class _Partition:
             first = upto
 
     def _passed(self, when: Callable[[int], float], upper: int) -> int:
-        """How many of the first `upper` segments have their moment behind them; it rises with the number."""
+        """Return how many of the first `upper` segments have passed their moment.
+
+        The moment rises with the number.
+        """
         low, high = 0, upper
         while low < high:
             middle = (low + high) // 2
@@ -211,11 +223,11 @@ class _Partition:
         return low
 
     def _head_room(self) -> int:
-        """How many rows a head without pages and waiting objects has room for."""
+        """Return the number of entries that fit a manifest without pages and pending deletes."""
         room = self.rule.head_bytes_max - self.of.head_base_bytes
         return max(1, bisect_right(range(self.rule.head_bytes_max), room, key=self.of.rows_bytes) - 1)
 
-    # -- rounds ------------------------------------------------------------------------------------------------------
+    # -- maintenance passes ------------------------------------------------------------------------------------------
 
     def run(self, window_ms: int) -> Simulated:
         end = self.begun + window_ms
@@ -243,7 +255,7 @@ class _Partition:
         )
 
     def _next(self) -> float:
-        """The next round with something to do."""
+        """Return the next maintenance pass with work."""
         moments: list[float] = [self.closes(self.closed)]
         if self.copied < (self.cleaned if self.rules.cleanup_compact else self.closed):
             moments.append(self.copies(self.copied))
@@ -275,7 +287,7 @@ class _Partition:
         return kept + max(0.0, came - self.copied * self.rolled_bytes)
 
     def _round(self) -> bool:
-        """One plan, decided on what is there when it begins; whether it did anything."""
+        """Run one plan, decided on the state at its begin; return whether it did anything."""
         self.closed = max(self.closed, self.closed_by(self.now))
         copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
         while expired_upto < copied and self.expires(expired_upto) <= self.now:
@@ -299,7 +311,7 @@ class _Partition:
         return did
 
     def _clean(self) -> bool:
-        """A pass when enough is dirty; it leaves its share of every segment."""
+        """Run a cleaner pass if enough is dirty; it leaves its share of every segment."""
         if not self.rules.cleanup_compact or self.cleaned >= self.closed:
             return False
         dirty = (self.closed - self.cleaned) * self.rolled_bytes
@@ -374,7 +386,7 @@ class _Partition:
         self.waiting_bytes += size_bytes
 
     def _expire(self, number: int) -> None:
-        """The log start, then the pages that go whole, then single rows: a commit each."""
+        """Advance the log start, then unlink whole pages, then single entries: a commit each."""
         self._commit()
         self.expired += number
         left = number
@@ -404,7 +416,7 @@ class _Partition:
         return list(takewhile(lambda each: deletion_due_ms(each.since, self.rules) <= self.now, self.waiting))
 
     def _delete(self, due: list[_Waiting]) -> None:
-        """Single objects all at once, then a few pages."""
+        """Delete all single objects at once, then a few pages."""
         pages = [each for each in due if each.page_rows][:PAGES_DELETED_MAX]
         for going in ([each for each in due if not each.page_rows], pages):
             if going:
@@ -431,13 +443,13 @@ class _Partition:
         self._commit()
 
     def _note_age(self, since: int, segments: int) -> None:
-        """How far the data of segments that are deleted now falls short of each minimum duration."""
+        """Record how far the data of deleted segments falls short of each minimum duration."""
         lived = self.now - since + min(since, int(self._lived_in_index()))
         for days in self.short:
             self.short[days] += max(0.0, days - lived / DAY_MS) * segments * self.stored
 
     def _lived_in_index(self) -> float:
-        """From the upload of a segment to its expiry, in ms."""
+        """Return the time from a segment's upload to its expiry, in ms."""
         return max(0.0, self.expires_on_average(1000) - self.copies(1000))
 
     def _collect(self, upto: int) -> None:
@@ -467,7 +479,10 @@ class _Partition:
                 self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
 
     def _read_cold(self, oldest: int, reads: Reads) -> None:
-        """A stream that begins with what the cache has is under way when it comes to what it has not."""
+        """Read segments that are no longer on the disk and not yet in the manager's cache.
+
+        A stream that begins in the cache is already running when it reaches uncached segments.
+        """
         first = max(oldest, self.read_upto)
         self.read_upto = max(self.dropped, self.read_upto)
         if first < self.dropped:
@@ -476,7 +491,7 @@ class _Partition:
 
     def _scan(self, segments: float, opened: float, reads: Reads) -> None:
         counts = self.counts
-        # Elsewhere an average: where ranges end depends on the batches.
+        # For other readers an average: the ends of ranges depend on the batches.
         cells = max(1, ceil(self.stored / RANGE_BYTES))
         ranges = cells + reads.begins / segments if reads.is_stream else max(1.0, self.stored / reads.range_bytes)
         counts.lists += 2 * opened

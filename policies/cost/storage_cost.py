@@ -1,6 +1,6 @@
-"""What the bucket costs: the arithmetic over `policies.cost.prices`. Pure, in US dollars.
+"""The arithmetic of bucket costs over `policies.cost.prices`. Pure, in US dollars.
 
-A GB is 2^30 bytes, as the bill counts; a month has 30 days. Deletes are free, lists cost like puts.
+A GB is 2^30 bytes, as on the bill. A month has 30 days. Deletes are free, lists cost like puts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DAY_MS = 86_400_000
 
 
 def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
-    """Dollars per month for keeping `size_bytes`, band by band."""
+    """Return the dollars per month for storing `size_bytes`, band by band."""
     left = size_bytes / GIB
     dollars = 0.0
     for width, price in prices.storage_bands:
@@ -45,7 +45,7 @@ def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
 
 
 def last_price(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
-    """Dollars per GB-month of the last of so many bytes: what leaving the class saves first."""
+    """Return the dollars per GB-month of the last byte: the first saving of leaving the class."""
     left = size_bytes / GIB
     for width, price in prices.storage_bands:
         if width is None or left <= width:
@@ -55,9 +55,9 @@ def last_price(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
 
 
 def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STANDARD) -> float:
-    """What so many objects of that size together are billed for: the class's smallest object, and its overhead.
+    """Return the billed bytes of objects of this total size, with minimum size and overhead.
 
-    Exact where all have one size; where some lie below the smallest and some above, ask for each.
+    Exact if all objects have one size. If some are below the minimum and some above, compute each.
     """
     if object_count <= 0:
         return 0.0
@@ -65,10 +65,10 @@ def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STAND
 
 
 def intelligent_storage(size_bytes: float, object_count: float, days_unread: float, prices: Prices) -> float:
-    """Dollars per month in a class that moves objects by itself, for objects that were last read so long ago.
+    """Return the dollars per month in a class that moves objects by itself.
 
-    Those that are too small to be looked after are neither charged for it nor moved, however long they are unread: by
-    their average, exact where all have one size.
+    The objects were last read `days_unread` days ago. Objects too small for monitoring are neither charged for it nor
+    moved, however long they are unread. The average size decides: exact if all objects have one size.
     """
     if size_bytes < object_count * prices.monitored_min_bytes:
         return monthly_storage(size_bytes, prices)
@@ -78,31 +78,31 @@ def intelligent_storage(size_bytes: float, object_count: float, days_unread: flo
 
 
 def early_deletion(size_bytes: float, age_days: float, prices: Prices) -> float:
-    """Dollars once for deleting what is younger than the class's minimum: the rest of that time is billed all the same.
+    """Return the one-time dollars for deleting data younger than the class's minimum.
 
-    Objects are taken as large enough to be billed for what they are.
+    The rest of the minimum is billed anyway. The objects count as larger than the minimum size.
     """
     return monthly_storage(size_bytes, prices) * max(0.0, prices.min_days - age_days) / DAYS_PER_MONTH
 
 
 def retrieval_cost(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
-    """Dollars for bytes read, beside their requests."""
+    """Return the dollars for bytes read, without their requests."""
     return size_bytes / GIB * prices.retrieval_per_gb
 
 
 def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: Prices = S3_STANDARD) -> float:
-    """Dollars for that many requests; deletes cost nothing."""
+    """Return the dollars for this many requests; deletes cost nothing."""
     return (puts * prices.put_per_1000 + gets * prices.get_per_1000 + lists * prices.list_per_1000) / 1000
 
 
 def break_even_reads(
     colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None, stored_bytes: float = 0
 ) -> float | None:
-    """The share of the stored bytes read in a month (1.05 = all and a little more) at which both classes cost the same.
+    """Return the monthly read share of the stored bytes at which both classes cost the same.
 
-    Below it the colder one is cheaper. By the storage band that the last of `stored_bytes` in the warmer class lies in
-    and the first of the colder, with GETs of `range_bytes` where given. None where reading the colder one costs no
-    more: then storage alone decides.
+    1.05 means all bytes and a little more. Below the share the colder class is cheaper. The warmer price is that of the
+    band with the last of `stored_bytes`, the colder price that of its first band. `range_bytes` adds the price of GETs
+    of this size. None if reading the colder class costs no more: then storage alone decides.
     """
     saved = last_price(stored_bytes, warmer) - colder.storage_bands[0][1]
     dearer = colder.retrieval_per_gb - warmer.retrieval_per_gb
@@ -112,19 +112,23 @@ def break_even_reads(
 
 
 def equal_object_bytes(prices: Prices = S3_STANDARD) -> float:
-    """The size of an object whose PUT costs what it costs to keep it for a month; below it requests dominate."""
+    """Return the object size at which a PUT costs as much as a month of storage.
+
+    Below it requests dominate.
+    """
     return prices.put_per_1000 / 1000 / prices.storage_bands[0][1] * GIB
 
 
 def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """PUT-class requests for one object: one, or its parts plus the start and the completion of a multipart upload.
+    """Return the PUT-class requests for one object.
 
-    As the uploader does it: `part_bytes` are its own unless others are asked about, and parts grow with huge objects.
+    One, or its parts plus the start and the completion of a multipart upload, as the uploader does it. `part_bytes`
+    defaults to the uploader's; parts grow with huge objects.
     """
     parts = -(-size_bytes // part_step(size_bytes, part_bytes))
     return parts + 2 if parts > 1 else 1
 
 
 def segment_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """PUT-class requests to copy and commit one segment: its data, its indexes, its head."""
+    """Return the PUT-class requests to copy and commit one segment: data, indexes, manifest."""
     return upload_requests(size_bytes, part_bytes) + 2

@@ -1,11 +1,11 @@
-"""What lies in the bucket for a partition or a topic, and what keeping it costs a month. Pure, in US dollars.
+"""The bytes of a partition or topic in the bucket, and their monthly cost. Pure, in US dollars.
 
-Every figure of storage comes from here: the status, the bill, the gauges, the pages. Counted is what is paid for: data
-as stored, so after compression, views too; indexes; heads, and pages of rows; objects that left the index and wait for
-their deletion. All but data lies in STANDARD, but of what waits the class is not told any more.
+Every storage figure comes from here: status, bill, gauges, pages. All paid bytes count: data as stored (after
+compression), views, indexes, manifests, manifest pages, pending deletes. All but data is in STANDARD; the class of
+pending deletes is no longer recorded.
 
-A price's bands are filled by the whole bucket. So everybody's share is asked about together (`keeping_dollars`), and
-each pays the average price of its class.
+The whole bucket fills a price's bands. So all shares are computed together (`keeping_dollars`), and each pays the
+average price of its class.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Objects of one storage class: how many, their bytes, and their bytes where one is billed as at least so much.
+    """Objects of one storage class: number, bytes, and billed bytes per minimum size.
 
-    `floored` has for each minimum size of the price table the sum of max(size, minimum) over the objects.
+    `floored` has, for each minimum size of the price table, the sum of max(size, minimum) over the objects.
     """
 
     objects: int = 0
@@ -48,8 +48,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lying:
-    """Bytes in the bucket: `data` by storage class, `small_bytes` indexes, `index_bytes` heads and pages of rows,
-    `waiting_bytes` what left the index."""
+    """Bytes in the bucket.
+
+    | field | bytes of |
+    |---|---|
+    | `data` | segments and views, by storage class |
+    | `small_bytes` | indexes |
+    | `index_bytes` | manifests and manifest pages |
+    | `waiting_bytes` | pending deletes |
+    """
 
     data: Mapping[str, Stored] = field(default_factory=dict)
     small_bytes: int = 0
@@ -71,10 +78,10 @@ class KeepingDollars:
 
 
 def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[RemoteSegment] | None = None) -> Lying:
-    """What a head of `head_bytes` says lies there. `rows`: all of them, where the pages' were read.
+    """Return the bytes in the bucket that a manifest of `head_bytes` describes.
 
-    Without, the head says it of its pages (`of_page`), but for how many of their objects are smaller than a class bills
-    at the least. Of the heads that are kept each is taken to be as large as the newest.
+    `rows`: all entries, if the pages were read. Without them the manifest describes its pages (`of_page`), except how
+    many objects are below a class's minimum size. All stored manifests count with the size of the newest.
     """
     known = list(rows) if rows is not None else [*head.segments, *head.view_rows]
     sizes: dict[str, list[int]] = {}
@@ -96,8 +103,11 @@ def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[
 
 
 def of_page(page: SpillRow, newest_class: str, indexes_share: float) -> Lying:
-    """The objects of a page's rows. Where the head was written before it noted classes and indexes, all of them are
-    taken to be of `newest_class`, and the indexes to be that share of the segments' bytes."""
+    """Return the objects of a page's entries.
+
+    A manifest of an older version does not record classes and indexes. Then all objects count in `newest_class`, and
+    the indexes as `indexes_share` of the segments' bytes.
+    """
     rest = Stored(objects=page.segment_count, size_bytes=page.stored_bytes)
     data: dict[str, Stored] = {}
     for name, count, size in page.other_classes or ():
@@ -111,7 +121,7 @@ def of_page(page: SpillRow, newest_class: str, indexes_share: float) -> Lying:
 
 
 def together(parts: Iterable[Lying]) -> Lying:
-    """All of it as one."""
+    """Return the sum of the parts."""
     data: dict[str, Stored] = {}
     sums = Counter[str]()
     for each in parts:
@@ -123,8 +133,8 @@ def together(parts: Iterable[Lying]) -> Lying:
 
 
 def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingDollars]:
-    """What each of `parts` pays, in their order; together they are the whole bucket, which fills the bands."""
-    from policies.cost.storage_cost import monthly_storage  # whoever has no dollars to show does without it
+    """Return the dollars of each part, in order; together they are the bucket, which fills the bands."""
+    from policies.cost.storage_cost import monthly_storage  # imported here: a caller without dollars does not load it
 
     whole = together(parts)
     standard = prices.of(STANDARD)
@@ -147,9 +157,9 @@ def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingD
 def beside(
     parts: Sequence[Lying], others: Sequence[Lying], prices: PriceTable
 ) -> tuple[list[KeepingDollars], list[KeepingDollars]]:
-    """What each of `parts` pays as if they were alone, and each of `others` what the bucket costs more for them.
+    """Return the dollars of `parts` alone, and the dollars that each of `others` adds to them.
 
-    So whoever knows nothing of the others tells the same of `parts`, and all of it is the whole bucket's bill.
+    So the result for `parts` does not depend on `others`, and the sum of both is the bill of the whole bucket.
     """
     alone = keeping_dollars(parts, prices)
     together_ = keeping_dollars([*parts, *others], prices)
@@ -167,7 +177,7 @@ def _in_class(stored: Stored, everybody: Stored, of: Prices) -> float:
     from policies.cost.storage_cost import intelligent_storage, monthly_storage
 
     if of.later_bands:
-        # As dear as it can be: how long each object has been unread is known to the store alone.
+        # The highest possible price: only the store knows how long each object has been unread.
         return intelligent_storage(_billed(stored, of), stored.objects, 0, of)
     total = _billed(everybody, of)
     return monthly_storage(total, of) * _billed(stored, of) / total if total else 0.0
@@ -178,7 +188,7 @@ def _billed(stored: Stored, of: Prices) -> int:
 
 
 def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:
-    """Objects of these sizes in one class."""
+    """Return objects of these sizes in one class."""
     floors = sorted({each.min_bytes for each in prices.classes.values() if each.min_bytes})
     return Stored(
         objects=len(sizes),

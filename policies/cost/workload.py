@@ -1,6 +1,6 @@
-"""What a simulation of one partition is told, and what it tells: its stream, its readers, requests and bytes.
+"""Input and output of the simulation of one partition: stream, readers, requests and bytes.
 
-The engine between them is `policies.cost.simulation`.
+The engine is `policies.cost.simulation`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from policies.cost.storage_cost import DAY_MS
 from policies.rules import PartitionRules
 from remote.segment_entry import PART_BYTES
 
-PAUSES_LOOKED_AT = 200  # between batches, for how many of them a round meets an idle segment
-RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.fetch.range_reader`)
+PAUSES_LOOKED_AT = 200  # pauses between batches, to count in how many of them a maintenance pass finds an idle segment
+RANGE_BYTES = 8 << 20  # size of one GET of a long read (`remote.fetch.range_reader`)
 
-# What no simulation counts; whoever shows one shows this, too. Each has its line in docs/explanation/cost-model.md.
+# Costs that no simulation counts. Every view of a simulation shows this list, and docs/explanation/cost-model.md
+# explains each item.
 OUTSIDE = (
     "tries again",
     "restarts",
@@ -29,7 +30,7 @@ OUTSIDE = (
 )
 
 
-# The fields of the rules that change nothing in a simulation, with the reason. All other fields do.
+# The fields of the rules that do not change a simulation, with the reason. All other fields do.
 NOT_SIMULATED: Mapping[str, str] = {
     "gives_up_remote": "a tier that is being deleted has no future to simulate",
     "file_delete_delay_ms": "dropped files wait for seconds, and bytes on the disk are averages over hours",
@@ -47,13 +48,19 @@ NOT_SIMULATED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Every `every_ms` somebody reads `share` of the segments whose records are at most `oldest_ms` old (None: all).
+    """Reads of a partition: every `every_ms`, a `share` of the segments.
 
-    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings on average.
-    `is_stream`: one reader of all of it, who fetches cells of RANGE_BYTES (`remote.fetch.read_ahead`), and `begins`
-    GETs more until it has proved itself; `range_bytes` does not count then. `is_managers`: the manager reads, who knows
-    the head, gives what the disk still has from there, and keeps what it brought (`remote.fetch.chunk_cache`): a
-    segment is asked for once. A cache that is too small for that is not modelled.
+    Only segments with records of at most `oldest_ms` of age count (None: all). A share below 1 stands for many readers
+    of single segments. `range_bytes` is the average size of a GET of data.
+
+    | field | meaning |
+    |---|---|
+    | `is_stream` | one reader reads everything in cells of RANGE_BYTES (`remote.fetch.read_ahead`) |
+    | `begins` | extra GETs of a stream before its read-ahead starts |
+    | `is_managers` | the manager reads: it knows the manifest and prefers the local tier |
+
+    A stream ignores `range_bytes`. With `is_managers` each segment is read from the store once, because it is cached
+    (`remote.fetch.chunk_cache`). A cache too small for that is not modelled.
     """
 
     every_ms: int
@@ -67,14 +74,15 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One partition's stream and what becomes of its bytes on the way; all of it measured (`tiered.cost.cost_history`).
+    """One partition's stream and the sizes of its bytes at each stage, all measured.
 
-    A batch of `batch_bytes` comes every `batch_ms`. Compaction leaves `compacted_share` of a segment, `stored_share` of
-    that is what compression in the bucket leaves. Indexes take `index_base_bytes` and `index_share` of a segment.
-    A head takes `head_base_bytes`, and so much more for each row, each object that waits for its deletion, each page.
-    The first rows take more than those that follow, for compression has seen nothing like them yet: `first_rows` are
-    (rows, what they take together) as measured; between two of them it is a straight line, past the last `row_bytes`
-    each.
+    Source: `tiered.cost.cost_history`. A batch of `batch_bytes` arrives every `batch_ms`. Compaction leaves
+    `compacted_share` of a segment, and compression in the bucket leaves `stored_share` of that. Indexes take
+    `index_base_bytes` and `index_share` of a segment.
+
+    A manifest takes `head_base_bytes`, plus a size for each entry, each pending delete and each page. The first entries
+    take more than later ones, because they compress worse. `first_rows` are measured points (entries, their total
+    bytes). Sizes between two points are interpolated linearly; past the last point each entry takes `row_bytes`.
     """
 
     batch_bytes: int
@@ -97,7 +105,7 @@ class Workload:
 
     @property
     def batches_per_segment(self) -> int:
-        """How many batches come before a segment rolls, by size or by time, as `local.log.rolling` has it."""
+        """Number of batches before a segment rolls, by size or by time, as in `local.log.rolling`."""
         return max(1, min(self.segment_bytes // self.batch_bytes, self.segment_ms // self.batch_ms + 1))
 
     @property
@@ -105,7 +113,7 @@ class Workload:
         return self.batches_per_segment * self.batch_bytes
 
     def rows_bytes(self, rows: float) -> float:
-        """What so many rows take in a head."""
+        """Return the bytes of this many entries in a manifest."""
         known, taken = 0, 0.0
         for upto, size_bytes in self.first_rows:
             if rows < upto:
@@ -120,7 +128,7 @@ class Workload:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Requests and bytes; names and meaning are those of `remote.store.middleware.metered_store.RequestCounts`."""
+    """Requests and bytes, as in `remote.store.middleware.metered_store.RequestCounts`."""
 
     puts: float = 0
     posts: float = 0
@@ -147,10 +155,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What one partition did and held in `window_ms`. Bytes and objects are averages over the window.
+    """The requests and average bytes of one partition in `window_ms`.
 
-    `short_byte_days` has, for each minimum duration in days that was asked about, the byte-days that deleted data
-    objects fell short of it.
+    Bytes and objects are averages over the window. `short_byte_days` has, for each requested minimum duration in days,
+    the byte-days by which deleted data objects fell short of it.
     """
 
     window_ms: int
@@ -167,10 +175,11 @@ class Simulated:
 
 
 def idle_roll(of: Workload, rules: PartitionRules) -> tuple[int, int] | None:
-    """(how long after its newest batch, after how many batches) a round closes the active segment because nothing came
-    for longer than `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`); None where the next batch is first.
+    """Return when a maintenance pass rolls an idle active segment, None if the next batch is first.
 
-    Where rounds and batches are out of step some pauses hold such a round and some do not: the average counts.
+    The pair is (ms after the segment's newest batch, number of batches before it). The cause is a pause longer than
+    `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`). Where passes and batches are out of step, only some
+    pauses contain such a pass: the average counts.
     """
     local = None if rules.copy_disabled or (rules.copy_lag_ms is None and rules.copy_lag_bytes) else rules.local_limits
     limits = [rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])]
