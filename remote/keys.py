@@ -1,6 +1,6 @@
 """Every object name of the remote tier and its inverse, in one place.
 
-Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
+Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 
 | key | object |
 |---|---|
@@ -9,20 +9,20 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.segments.encryption` |
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.segments.index_bundle` |
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.manifest.view` |
-| ``meta/head/<sequence 20>`` | a head, see `remote.manifest.manifest` |
+| ``meta/head/<sequence 20>`` | a manifest, see `remote.manifest.manifest` |
 | ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |
-| ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.manifest.manifest_chain` |
-| ``meta/pin/<ulid>.json`` | a head that somebody reads by, or a fork of it, see `gc.pins`, `gc.fork_references` |
+| ``meta/gc/boundary/<number 20>`` | the GC boundary of manifest names, see `remote.manifest.manifest_chain` |
+| ``meta/pin/<ulid>.json`` | a reader's pin, or a fork's reference, see `gc.pins`, `gc.fork_references` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.store.probe` |
 
-Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
-names would have it, `next` is not (half open, ours). The times in a spill's name are hints for people and other tools,
-0 where unknown or before 1970; the head's row is exact.
+Numbers are padded with zeros, so a listing is in order. `last` is the last offset, inclusive, as in Kafka's names;
+`next` is exclusive. The times in a page's name are hints for people and other tools, 0 where unknown or before 1970.
+The manifest has the exact times.
 
-A key in a row may begin with a slash: then it is another partition's object, in full from the root
+A key in an entry may begin with a slash. It is then the full key, from the root, of another partition's object
 (`remote.gc.fork_references`).
 
-A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
+A name is used once: the epoch separates writers, and the ulid separates the attempts of one writer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ _HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataKey:
-    """What the name of a data or indexes object says. `last_offset` is inclusive; `view` None for the log itself."""
+    """The fields in the name of a data or indexes object.
+
+    `last_offset` is inclusive. `view` is None for the log itself.
+    """
 
     base_offset: int
     last_offset: int
@@ -72,7 +75,7 @@ class DataKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillKey:
-    """What the name of a spill says. Offsets half open."""
+    """The fields in the name of a manifest page. Offsets are half open."""
 
     base_offset: int
     next_offset: int
@@ -81,12 +84,12 @@ class SpillKey:
 
 
 def is_metadata(key: str) -> bool:
-    """Whether a full key is of a partition's index and not of records; by its folder alone."""
+    """Whether a full key is a partition's metadata, not records; judged by its folder alone."""
     return "/meta/" in key
 
 
 def partition_prefix(topic: str, topic_id: str, partition: int) -> str:
-    """``orders-<22 characters>/3/``. Raises InvalidRequest for a name Kafka would refuse."""
+    """Return ``orders-<22 characters>/3/``. Raises InvalidRequest for a name Kafka would reject."""
     checked = TopicPartition(topic, partition)
     return f"{topic_directory(topic, topic_id)}/{checked.partition}/"
 
@@ -96,12 +99,18 @@ def topic_directory(topic: str, topic_id: str) -> str:
 
 
 def topic_begin(topic: str) -> str:
-    """How the directories of all topics of this name begin; those of some others do, too."""
+    """Return the prefix of the directories of all topics of this name.
+
+    Directories of some other topics have the same prefix.
+    """
     return f"{check_topic(topic)}-"
 
 
 def parse_topic_directory(name: str) -> tuple[str, str] | None:
-    """(topic, topic id), told apart by the id's fixed width since both may hold dashes; None for anything else."""
+    """Return (topic, topic id), None for anything else.
+
+    Both may contain dashes; the fixed width of the id separates them.
+    """
     topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]
     if dash != "-":
         return None
@@ -137,7 +146,7 @@ def data_key(
     is_zstd: bool = False,
     is_encrypted: bool = False,
 ) -> str:
-    """The object of a segment, or of a part of a compacted view of that name, and how it is kept."""
+    """Return the key of a segment, or of a part of the named view, with its object encoding."""
     suffix = DATA_SUFFIX + (ZSTD_SUFFIX if is_zstd else "") + (ENCRYPTED_SUFFIX if is_encrypted else "")
     return _stem(base_offset, last_offset, epoch, ulid, view) + suffix
 
@@ -159,13 +168,13 @@ def parse_view_key(key: str) -> DataKey | None:
 
 
 def is_segment_object(key: str) -> bool:
-    """Whether a full key, prefix included, has the place of a segment's data or indexes, the log's or a view's."""
+    """Whether a full key, prefix included, is in the folder of a log's or view's segments."""
     parts = key.split("/", 4)
     return len(parts) > 3 and parts[2] in (DATA[:-1], VIEWS[:-1])
 
 
 def check_view(name: str) -> str:
-    """The name of a view unchanged. Raises InvalidRequest for one that could not be part of a key."""
+    """Return the name of a view unchanged. Raises InvalidRequest if it cannot be part of a key."""
     if not re.fullmatch(_VIEW, name, re.ASCII):
         allowed = f"a-z A-Z 0-9 . _ - and at most {VIEW_LENGTH_MAX} of them, the first a letter or a digit"
         raise InvalidRequest("naming a view, not a legal name", view=repr(name), allowed=allowed)
@@ -173,13 +182,13 @@ def check_view(name: str) -> str:
 
 
 def spill_key(base_offset: int, next_offset: int, times: tuple[int | None, int | None], epoch: int, ulid: str) -> str:
-    """`times` are the smallest and the largest, in ms."""
+    """Return the key of a manifest page; `times` are its smallest and largest, in ms."""
     low, high = (max(0, each or 0) for each in times)
     return f"{SPILLS}{base_offset:020d}-{next_offset:020d}-{low:020d}-{high:020d}-{epoch:010d}-{ulid}.parquet"
 
 
 def parse_spill_key(key: str) -> SpillKey | None:
-    """The inverse of `spill_key`, but for the times; None for anything else."""
+    """Return the inverse of `spill_key`, without the times; None for anything else."""
     found = _SPILL_KEY.fullmatch(key)
     if found is None:
         return None
@@ -187,52 +196,52 @@ def parse_spill_key(key: str) -> SpillKey | None:
 
 
 def parse_epoch(key: str) -> int | None:
-    """The epoch that an object was made in which a head may name: segment, indexes, page; None for anything else."""
+    """Return the epoch in the name of a segment, indexes or page object; None for anything else."""
     parsed = parse_data_key(key) or parse_view_key(key) or parse_spill_key(key)
     return parsed.epoch if parsed is not None else None
 
 
 def stem_of(key: str) -> str:
-    """What a segment's two objects have in common: ``<base>-<last>-<epoch>-<ulid>``, without directory and suffix."""
+    """Return the common part of a segment's two keys: ``<base>-<last>-<epoch>-<ulid>``."""
     return key.rpartition("/")[2].partition(".")[0]
 
 
 def full_key(prefix: str, key: str) -> str:
-    """Where in the store the object lies that a row of the partition at `prefix` names.
+    """Return the full key of an object named by an entry of the partition at `prefix`.
 
-    A key that begins with a slash is another partition's object, in full: a fork's rows have such
+    A key that begins with a slash is another partition's object, in full. Entries of a fork have such keys
     (`remote.gc.fork_references`).
     """
     return key[1:] if key.startswith("/") else prefix + key
 
 
 def object_identity(prefix: str, key: str) -> str:
-    """The object's name from its topic's directory on: ``orders-<topic id>/3/data/...``, wherever the bucket begins.
+    """Return the object's name from its topic's directory on: ``orders-<topic id>/3/data/...``.
 
-    What is sealed under a name is bound to this (`remote.segments.encryption`, `remote.manifest.sealing`). `key` as in
-    an entry.
+    It does not depend on the root of the bucket. Encryption and authentication bind objects to it
+    (`remote.segments.encryption`, `remote.manifest.sealing`). `key` is as in an entry.
     """
     home, own = (home_of(key), own_part(key)) if is_foreign(key) else (prefix, key)
     return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own
 
 
 def foreign_key(prefix: str, key: str) -> str:
-    """What a row of another partition calls the object that the one at `prefix` calls `key`."""
+    """Return the key by which another partition's entry names the object `key` of `prefix`."""
     return key if key.startswith("/") else f"/{prefix}{key}"
 
 
 def is_foreign(key: str) -> bool:
-    """Whether the object that a row names is another partition's: never this one's to delete."""
+    """Whether the object belongs to another partition; this partition must never delete it."""
     return key.startswith("/")
 
 
 def own_part(key: str) -> str:
-    """The key as the partition calls it whose object it is."""
+    """Return the key relative to the prefix of the partition that the object belongs to."""
     return key.split("/", 3)[3] if is_foreign(key) and key.count("/") > 3 else key
 
 
 def home_of(key: str) -> str:
-    """The prefix of the partition whose object a foreign key names."""
+    """Return the prefix of the partition that a key of another partition names."""
     return "/".join(key.split("/", 3)[1:3]) + "/"
 
 
@@ -241,7 +250,7 @@ def head_key(sequence: int) -> str:
 
 
 def parse_head_key(key: str) -> int | None:
-    """The sequence of a head's key; None for anything else."""
+    """Return the sequence of a manifest's key; None for anything else."""
     found = _HEAD_KEY.fullmatch(key)
     return int(found[1]) if found else None
 
@@ -268,14 +277,14 @@ def parse_pin_key(key: str) -> str | None:
 
 def new_ulid(now_ms: int) -> str:
     """26 characters that sort by `now_ms`, with 80 random bits. Source: github.com/ulid/spec"""
-    import secrets  # and all of hashlib with it, which whoever names nothing new does without
+    import secrets  # loads hashlib too: a caller that makes no names does without it
 
     number = (now_ms & ((1 << 48) - 1)) << 80 | secrets.randbits(80)
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
 def ulid_ms(name: str) -> int:
-    """When that ULID was made, in ms."""
+    """Return the creation time of this ULID, in ms."""
     found = 0
     for letter in name[:10]:
         found = found << 5 | _CROCKFORD.index(letter)

@@ -1,8 +1,8 @@
-"""The bounds of every number in a manifest and in a manifest page, as types that the decoder checks while it reads.
+"""The bounds of every number in a manifest and a manifest page, as types checked by the decoder.
 
-`msgspec` refuses a number outside its bounds and names its place, such as ``$.segments[3].base_offset``. Numbers of the
+`msgspec` rejects a number outside its bounds and names its place, such as ``$.segments[3].base_offset``. Numbers of the
 log have Kafka's widths: offsets and times are int64, leader epochs int32. A writer epoch begins above a leader epoch
-and becomes one at a takeover, so it is an int32 as well.
+and becomes one at a takeover, so it is an int32 too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ WriterEpoch = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 Sequence = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 SequenceOrNone = Annotated[int, Meta(ge=0, le=INT64_MAX)]  # 0: none yet
 PartitionNumber = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-TimestampMs = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]  # of a record: whatever its producer wrote
+TimestampMs = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]  # of a record: any value its producer wrote
 ClockMs = Annotated[int, Meta(ge=0, le=INT64_MAX)]  # of a clock
 Turn = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]

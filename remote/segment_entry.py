@@ -1,9 +1,13 @@
-"""A segment in the object store: its row in the index and its life.
+"""A segment in the object store: its entry in the manifest and its states.
 
-States and codes are KIP-405's. Only COPY_FINISHED is visible to readers. Rows of the other states are never counted
-by retention. In this layout COPY_STARTED lives in the writer's memory alone (an upload that never commits is an
-orphan of an older epoch, see `remote.manifest.commit_protocol`), so heads hold COPY_FINISHED rows and, as unlinked
-objects, what is in DELETE_STARTED.
+States and codes are KIP-405's. Only COPY_FINISHED is visible to readers. Retention never counts entries of the other
+states.
+
+| state | stored in |
+|---|---|
+| COPY_STARTED | the writer's memory; an upload that never commits is an orphan (`remote.manifest.commit_protocol`) |
+| COPY_FINISHED | manifests, as entries |
+| DELETE_STARTED | manifests, as pending deletes |
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from enum import IntEnum
 from local.errors import InvalidRequest
 from remote.number_bounds import ClockMs, Count, Crc32c, LeaderEpoch, ObjectBytes, Offset, StoredSize, TimestampMs
 
-PART_BYTES = 8 << 20  # a segment goes up in parts whose size is a multiple of this
+PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
 
 
@@ -35,7 +39,7 @@ NEXT_STATES: dict[SegmentState, frozenset[SegmentState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRange:
-    """Where one index lies inside the ``.indexes`` object: bytes ``[start, start + length)``."""
+    """The place of one index in the ``.indexes`` object: bytes ``[start, start + length)``."""
 
     start: ObjectBytes
     length: ObjectBytes
@@ -43,18 +47,26 @@ class IndexRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSegment:
-    """One row of the remote-log metadata index. Offsets half open; sizes in bytes; timestamps in ms.
+    """A segment entry. Offsets half open; sizes in bytes; timestamps in ms.
 
-    `next_offset` is the following segment's base at upload time, never last record + 1. `epochs` are pairs
-    (leader epoch, start offset), ascending, the first starting at `base_offset`. `cleaned_through` is the cleaner's
-    checkpoint at upload time, or at a later time that left the segment as it was: every record here was compared with
-    all newer ones below it; None = never cleaned. It never lies above the head's `next_offset`: a bucket that lacks
-    older records holds the newer ones. `data_crc32c` covers the stored data object, `segment_crc32c` the segment in it
-    (None: the object is the segment itself). `data_key`/`indexes_key` are relative to the partition's prefix. `codec`
-    is how the object's chunks are compressed; `key_id` names the key that wrapped `wrapped_key`, the data key under
-    which they are encrypted, None where they are not (`remote.segments.encryption`). `made_by` names the job that wrote
-    these objects beside the managers (`remote.manifest.co_writer`), None for the copy of a segment of a disk: only of
-    such a copy is it known that the segment's later cleanings took from it and changed nothing else.
+    | field | meaning |
+    |---|---|
+    | `next_offset` | the following segment's base at upload time, never last record + 1 |
+    | `epochs` | pairs (leader epoch, start offset), ascending, the first at `base_offset` |
+    | `cleaned_through` | the cleaner's checkpoint, None = never cleaned; see below |
+    | `data_crc32c` | of the stored data object |
+    | `segment_crc32c` | of the segment in it; None: the object is the segment itself |
+    | `data_key`, `indexes_key` | relative to the partition's prefix |
+    | `codec` | compression of the object's chunks |
+    | `key_id`, `wrapped_key` | the wrapping key, and the data key of the chunks; None without encryption |
+    | `made_by` | the job that wrote the objects as a co-writer; None for a copy of a local segment |
+
+    `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
+    was compared with all newer records below it. It is never above the manifest's `next_offset`, because a bucket that
+    lacks older records holds the newer ones.
+
+    Only for a copy (`made_by` None) is it certain that later cleanings of the local segment removed records and changed
+    nothing else. See `remote.segments.encryption` and `remote.manifest.co_writer`.
     """
 
     ulid: str
@@ -83,12 +95,15 @@ class RemoteSegment:
 
     @property
     def content_crc32c(self) -> int:
-        """CRC32C of the segment's own bytes, however they are stored."""
+        """CRC32C of the segment's own bytes, independent of the object encoding."""
         return self.data_crc32c if self.segment_crc32c is None else self.segment_crc32c
 
     def is_named(self, base_offset: int, last_offset: int, ulid: str) -> bool:
-        """Whether an object's name says these. A job learns only at its commit where the next row begins, after its
-        objects have their names: its rows may reach further than they say."""
+        """Whether these are the fields of the object's name.
+
+        A job learns the base of the next entry only at its commit, after its objects have names. So its entries may
+        reach further than their names say.
+        """
         if (base_offset, ulid) != (self.base_offset, self.ulid):
             return False
         is_end = last_offset + 1 == self.next_offset
@@ -99,11 +114,14 @@ class RemoteSegment:
 
     @property
     def aborted_bytes(self) -> int:
-        """The size of its transaction index; 0 when no abort marker lies in it (KIP-405's ``txnIndexEmpty``)."""
+        """Size of the transaction index; 0 without abort markers (KIP-405's ``txnIndexEmpty``)."""
         return self.indexes["txn"].length if "txn" in self.indexes else 0
 
     def to(self, state: SegmentState) -> RemoteSegment:
-        """This row in a later state; the same state again is no change. Raises InvalidRequest otherwise."""
+        """Return this entry in a later state; the same state is no change.
+
+        Raises InvalidRequest for a transition that is not allowed.
+        """
         if state is self.state:
             return self
         if state not in NEXT_STATES[self.state]:
@@ -114,5 +132,5 @@ class RemoteSegment:
 
 
 def part_step(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """The size of every part but the last of an object that goes up in parts: `part_bytes` or a multiple of it."""
+    """Return the size of every part but the last of a multipart upload: a multiple of `part_bytes`."""
     return part_bytes * max(1, -(-size_bytes // (part_bytes * PARTS_MAX)))
