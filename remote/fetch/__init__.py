@@ -1,5 +1,8 @@
 """Reads of remote segments.
 
-`range_reader` reads verified ranges, `read_ahead` fetches what comes next, `chunk_cache` and `disk_cache` keep chunks
-in memory and on disk.
+| module | task |
+|---|---|
+| `range_reader` | reads verified ranges |
+| `read_ahead` | fetches the bytes that a stream will read next |
+| `chunk_cache`, `disk_cache` | store chunks in memory and on disk |
 """

@@ -1,9 +1,10 @@
-"""Verified bytes in memory: least recently used go first, and what several readers want at once is fetched once.
+"""A cache of verified bytes in memory: LRU, and one load for concurrent readers of the same key.
 
-A long stream would push everything out and use nothing of it again. So what a stream has left behind goes first
-(`leave_behind`), last left first gone: its memory is taken again while the processor still has it in its caches, which
-makes receiving, checksums and reading twice as cheap. Every LEFT_KEPT-th body stays as if it were used, so that what
-was kept of an old stream makes room for a new one in time.
+A long stream would evict everything and use none of its bytes again. So bytes that a stream has passed are evicted
+first (`leave_behind`), the last passed first. Their memory is reused while it is still in the processor's caches, which
+makes receiving, checksums and reading twice as cheap. Every LEFT_KEPT-th body stays in normal LRU order, so that the
+rest of an old stream makes room for a new one in time.
+
 Source: bimodal insertion, Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA 2007.
 """
 
@@ -19,12 +20,12 @@ from remote.segments.index_bundle import IndexBundle
 from remote.store import Body
 
 CACHE_BYTES = 128 << 20
-LEFT_KEPT = 16  # of the bodies that streams left behind one in so many is kept like any other
+LEFT_KEPT = 16  # one in this many bodies that streams passed stays in normal LRU order
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`size_bytes` bytes of `body` from `start`: a piece of what one request brought, not copied out of it."""
+    """`size_bytes` bytes of `body` from `start`: a view of one response, not a copy."""
 
     body: Body
     start: int
@@ -34,24 +35,25 @@ class Slice:
         return self.size_bytes
 
     def view(self) -> memoryview:
-        """These bytes; fewer where the body ends before."""
+        """Return these bytes; fewer if the body ends earlier."""
         return memoryview(self.body)[self.start : self.start + self.size_bytes]
 
 
-Key = tuple[str, int]  # (the object's full key, chunk number), or another number for the object as a whole
+Key = tuple[str, int]  # (full key of the object, chunk number, or another number for the whole object)
 Value = bytes | Slice | IndexBundle
 V = TypeVar("V", bytes, Slice, IndexBundle)
 Loader = Callable[[Sequence[Key]], Mapping[Key, V]]
 
 
 class ChunkCache:
-    """Chunks of data objects and decoded indexes. Thread safe; `bytes_max` 0 keeps nothing.
+    """A cache of chunks of data objects and of decoded indexes. Thread safe.
 
-    A key always names the same immutable thing, which is so for objects that are never overwritten. Under the lock
-    only the books are kept; loading is done outside. What a reader still holds after its eviction is not counted.
+    `bytes_max` 0 caches nothing. A key always names the same immutable bytes, because objects are never overwritten.
+    The lock guards the bookkeeping only; loads run outside it. Bytes that a reader still holds after their eviction do
+    not count.
 
-    Slices of one body that were loaded together are used and let go of together, and weigh what the body weighs: as
-    long as one of them is here, all of it is in memory.
+    Slices of one body loaded together are one entry: they are used and evicted together, and count with the size of the
+    body. One cached slice holds the whole body in memory.
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
@@ -63,7 +65,7 @@ class ChunkCache:
         self._flights: dict[Key, _Flight] = {}
         self._bytes = 0
         self._left = 0
-        self.hits = self.misses = 0  # what was wanted and here (or on its way), and what was not; for people
+        self.hits = self.misses = 0  # for people: keys found here or being loaded, and keys that were neither
 
     @property
     def size_bytes(self) -> int:
@@ -74,12 +76,13 @@ class ChunkCache:
         return self._bytes_max
 
     def fetch(self, wanted: Sequence[Key], load: Loader[V], *, ahead: Sequence[Key] = ()) -> list[V]:
-        """What every key in `wanted` names, in order.
+        """Return the value of every key in `wanted`, in order.
 
-        `load` is called with the keys that are neither here nor on their way to another reader, and must give all of
-        `wanted` among them. Where it has to be called anyway, keys of `ahead` that are missing go with them; those it
-        may leave out. Errors of `load` pass through. A reader that waited for another's failed load loads by itself and
-        waits for nobody again: readers of a store that hangs would queue, each until its deadline.
+        `load` gets the keys that are neither cached nor being loaded by another reader. It must return all of these
+        that are `wanted`. If it is called, it also gets the missing keys of `ahead`, and may omit them.
+
+        Errors of `load` pass through. If another reader's load failed, this reader loads by itself and does not wait
+        for a second load. Otherwise the readers of a hanging store would queue, each until its deadline.
         """
         found: dict[Key, Value] = {}
         while True:
@@ -96,24 +99,24 @@ class ChunkCache:
                 found.update(self._load_alone(left, load))
 
     def keep(self, loaded: Mapping[Key, Value]) -> None:
-        """What came beside something else; what is here already stays as it is."""
+        """Add values that came with another request; cached values stay."""
         with self._lock:
             self._keep(loaded.items())
 
     def drop(self, keys: Sequence[Key]) -> None:
-        """Forget these, and what was loaded in one piece with them."""
+        """Evict these keys, and all keys of the same bodies."""
         with self._lock:
             for key in keys:
                 if (entry := self._entry_of.get(key)) is not None:
                     self._forget(entry)
 
     def peek(self, key: Key) -> Value | None:
-        """What is here, without using it."""
+        """Return the cached value without marking it as used."""
         with self._lock:
             return self._values.get(key)
 
     def leave_behind(self, keys: Iterable[Key]) -> None:
-        """A stream has passed these, and does not come back: most of them go before all others."""
+        """Mark keys that a stream has passed and will not read again: most are evicted first."""
         with self._lock:
             for entry in dict.fromkeys(self._entry_of[key] for key in keys if key in self._entry_of):
                 self._left += 1
@@ -154,7 +157,7 @@ class ChunkCache:
                 try:
                     flight.values = loaded
                     self._keep((key, loaded[key]) for key in mine if key in loaded)
-                finally:  # also where there is no memory to keep it in: others wait
+                finally:  # also when there is no memory to cache it: other readers wait
                     flight.landed.set()
         return loaded
 
@@ -167,7 +170,7 @@ class ChunkCache:
     def _keep(self, loaded: Iterable[tuple[Key, Value]]) -> None:
         entries: dict[int, _Entry] = {}
         for key, value in loaded:
-            if key in self._values:  # another reader loaded it, too, after a load that failed
+            if key in self._values:  # another reader loaded it too, after a failed load
                 continue
             if isinstance(value, Slice):
                 entry = entries.setdefault(id(value.body), _Entry(len(value.body)))
@@ -189,7 +192,7 @@ class ChunkCache:
 
 
 class _Entry:
-    """What comes and goes as one: the keys of one body."""
+    """The unit of eviction: the keys of one body."""
 
     __slots__ = ("keys", "size_bytes")
 
@@ -199,7 +202,7 @@ class _Entry:
 
 
 class _Flight:
-    """A load under way, of all the keys that one reader loads at once. What it brought is empty when it failed."""
+    """A running load of all keys that one reader loads together; `values` stays empty if it failed."""
 
     __slots__ = ("landed", "values")
 

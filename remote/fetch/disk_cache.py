@@ -1,15 +1,14 @@
-"""Pieces of remote objects on a disk, kept over restarts: a chunk or a segment's indexes is fetched once.
+"""A persistent cache on disk: a chunk or a segment's indexes is fetched once.
 
-A piece is a file, ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``, and holds the bytes as the
-store has them: what is encrypted there is encrypted here. Names of objects are never used twice, so a piece never goes
-stale. Nothing is synced and nothing checksummed here, for the reader checks each piece against the index that told of
-it, as it checks what a GET brought, and says `forget` when it is wrong. A cache may lose anything at any time; a disk
-that fails turns it off, and reading goes on without.
+A piece is a file, ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``, with the bytes as the store
+has them: encrypted objects stay encrypted. Object names are never reused, so a piece is never stale.
 
-Nothing but pieces is ever looked at or removed: the directory may hold other people's files.
-
-The pieces used last stay. Over a restart their order is that of their files' times. One process at a time has the
-directory (`LOCK`); another one reads without a cache on the disk.
+- Nothing is synced or checksummed here. The reader checks each piece against its index, as it checks a GET, and calls
+  `forget` for a wrong one.
+- The cache may lose any piece at any time. A disk error turns the cache off, and reads continue without it.
+- Only pieces are read or removed: the directory may hold other files.
+- Eviction is LRU. After a restart the order is that of the files' times.
+- One process at a time uses the directory (`LOCK`). Another process reads without a disk cache.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from local.storage import Storage, StorageFile, join
 from remote.store import Body
 
 LOCK = ".lock"
-WHOLE = -1  # in the place of a piece's number: the object as a whole
-_PART = ".part"  # a piece that is being written
+WHOLE = -1  # in place of a piece's number: the whole object
+_PART = ".part"  # suffix of a piece that is being written
 _PIECE = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}-(?:-1|[0-9]+)(\.[0-9]+\.part)?", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -37,13 +36,16 @@ class DiskCache:
     """See the module text. Thread safe."""
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
-        """`root` exists; `lock` is let go of by `close`. Raises AccessDenied, DiskFailed when it cannot be listed."""
+        """`root` must exist; `close` releases `lock`.
+
+        Raises AccessDenied or DiskFailed if `root` cannot be listed.
+        """
         self._storage = storage
         self._root = root
         self._bytes_max = bytes_max
         self._held = lock
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # used last is last
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._numbers = count()
         self._lacked_room = False
@@ -52,7 +54,7 @@ class DiskCache:
 
     @classmethod
     def open(cls, storage: Storage, root: str, bytes_max: int) -> DiskCache | None:
-        """The cache in `root`, made where there is none; None, and a line in the log, where it cannot be used."""
+        """Return the cache in `root`, created if absent; None, with a log line, if it cannot be used."""
         try:
             storage.make_directory(root)
             lock = storage.lock(join(root, LOCK))
@@ -74,7 +76,7 @@ class DiskCache:
         return self._bytes
 
     def get(self, name: str, number: int) -> bytes | None:
-        """The piece; None when it is not here."""
+        """Return the piece; None if it is not cached."""
         piece = _file_of(name, number)
         with self._lock:
             if self._is_off or piece not in self._sizes:
@@ -89,7 +91,7 @@ class DiskCache:
         return None
 
     def keep(self, name: str, number: int, body: Body) -> None:
-        """Remember a piece, and let go of what was used longest ago where there is no room."""
+        """Store a piece, and evict the least recently used ones to make room."""
         piece, size = _file_of(name, number), len(body)
         with self._lock:
             if self._is_off or piece in self._sizes or size > self._bytes_max:
@@ -104,7 +106,7 @@ class DiskCache:
                 file.close()
             self._storage.rename(aside, join(self._root, piece))
         except NotFound:
-            return  # somebody emptied the directory this moment
+            return  # another program emptied the directory at this moment
         except (AccessDenied, DiskFailed) as error:
             self._not_kept(aside, error)
             return
@@ -115,14 +117,14 @@ class DiskCache:
         self._make_room()
 
     def forget(self, name: str, number: int) -> None:
-        """The piece was not what its index says."""
+        """Remove a piece that does not match its index."""
         piece = _file_of(name, number)
         _log.warning("a cached piece was damaged: file=%s object=%s", join(self._root, piece), name)
         self._strike(piece)
         self._remove(piece)
 
     def close(self) -> None:
-        """Let another process have it. Idempotent."""
+        """Release the directory for another process. Idempotent."""
         with self._lock:
             self._is_off = True
             held, self._held = self._held, None
@@ -130,7 +132,7 @@ class DiskCache:
             held.close()
 
     def _know(self) -> None:
-        """Take what an earlier process left, oldest first; what it did not finish goes."""
+        """Load the pieces of an earlier process, oldest first; remove its unfinished ones."""
         found: list[tuple[int, str, int]] = []
         for directory in self._storage.list(self._root):
             if len(directory) != 2 or not self._storage.is_directory(join(self._root, directory)):
@@ -167,7 +169,10 @@ class DiskCache:
             self._turn_off(error)
 
     def _not_kept(self, aside: str, error: LogError) -> None:
-        """A piece that a full disk has no room for is only not kept; half of it would take what others need."""
+        """Skip a piece that a full disk has no room for, and remove its partial file.
+
+        Every other error turns the cache off.
+        """
         if not (isinstance(error, DiskFailed) and error.lacks_room):
             self._turn_off(error)
             return

@@ -1,7 +1,8 @@
-"""Where in a segment an offset lies, before its indexes are here: a guess that saves a turn of waiting.
+"""A guess of an offset's position in a segment before its indexes are loaded: saves a round trip.
 
-Offsets and bytes grow together, so the place is proportional, give or take. What lies there is asked for beside the
-indexes; they tell whether it was right. A wrong guess costs a GET in vain, so who guesses wrong stops for a while.
+Offsets and bytes grow together, so the position is roughly proportional. The guessed bytes are requested together with
+the indexes, which show whether the guess was right. A wrong guess costs one useless GET, so a partition with several
+wrong guesses pauses guessing.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.object_encoding import CODECS
 from remote.store import Body
 
-GUESS_BYTES = 128 << 10  # what a first read asks for
-SLACK_BYTES = 128 << 10  # to either side
-WRONG_MAX = 3  # more wrong guesses than right ones, lately: no more
-REST = 32  # segments without a guess then
+GUESS_BYTES = 128 << 10  # size of a first read
+SLACK_BYTES = 128 << 10  # added on either side
+WRONG_MAX = 3  # a higher excess of wrong guesses over right ones starts a pause
+REST = 32  # segments without a guess in a pause
 
 
 @dataclass(slots=True)
 class Guess:
-    """Bytes ``[start, start + length)`` of a segment, and what the store gave for them."""
+    """A guess: bytes ``[start, start + length)`` of a segment, and the store's answer."""
 
     start: int
     length: int
@@ -33,7 +34,7 @@ class Guess:
 
 
 class Guesses:
-    """Whether to guess in one partition. Thread safe."""
+    """Decides whether to guess in one partition. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,9 +42,9 @@ class Guesses:
         self._rest = 0
 
     def guess(self, segment: RemoteSegment, offset: int) -> Guess | None:
-        """What to fetch, in chunks; None for no guess.
+        """Return the range to fetch, in whole chunks; None for no guess.
 
-        Only of what is stored as it is: elsewhere nobody knows where a chunk begins.
+        Only plain objects are guessed: otherwise the chunk boundaries are unknown.
         """
         if segment.codec != CODECS[RAW] or segment.key_id is not None or not self._may():
             return None

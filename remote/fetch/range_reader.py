@@ -1,19 +1,22 @@
-"""Reading tiered segments: ranges of the data object, made of whole chunks, each checked before a byte is given out.
+"""Reads of remote segments: ranges of the data object in whole chunks, each verified before use.
 
-No client checks a ranged GET. So a read is widened to chunk boundaries, and each chunk is compared with the length and
-CRC32C in the segment's ``.indexes`` object; where it is compressed or encrypted it is opened then, and what comes out
-is compared as well (`remote.segments.object_encoding`). A chunk that differs is fetched once more, for the wire may
-have done it; when it differs again it is Corrupt, and the error names the object, the range and the segment's offsets.
+No client checks a ranged GET. So each read follows these steps:
 
-Positions are those of the segment, whatever its object looks like, and the cache keeps the segment's bytes. Those of
-an object that is the segment itself are not copied on the way: the cache keeps what a GET brought, in one piece, and a
-read that lies within it is a view of it. A read that reaches over several is copied together once.
+1. It is widened to chunk boundaries.
+2. Each chunk is compared with the length and CRC32C in the segment's ``.indexes`` object.
+3. A compressed or encrypted chunk is decoded, and the result is compared too (`remote.segments.object_encoding`).
+4. A chunk that differs is fetched once more, because the network may have damaged it.
+5. If it differs again, the read raises Corrupt with the object, the range and the segment's offsets.
 
-What a GET brought may stay on a disk too (`remote.fetch.disk_cache`); from there it is checked in the same way.
+Positions are positions in the segment, independent of the object encoding. The cache holds bytes of the segment. Bytes
+of a plain object are not copied: the cache holds each GET's body in one piece, and a read inside it is a view. A read
+over several bodies is copied once.
 
-Chunks next to each other come in one GET; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
-A miss fetches `read_ahead_chunks` more than asked for, as far as the segment goes: none, unless the caller wants it;
-who reads on and on takes `remote.fetch.read_ahead`.
+A GET's bytes may be cached on disk too (`remote.fetch.disk_cache`); they are verified in the same way.
+
+Adjacent chunks are fetched by one GET. A long read is split into ranges of RANGE_BYTES that are fetched concurrently. A
+miss also fetches `read_ahead_chunks` further chunks, at most to the segment's end; the default is 0. Sequential readers
+use `remote.fetch.read_ahead`.
 """
 
 from __future__ import annotations
@@ -43,20 +46,26 @@ from remote.segments.object_encoding import CODECS, open_chunk, open_ring
 from remote.store import Body, ObjectStore, read_named
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
-_Piece = tuple[int, Body]  # a chunk's number and stored form
-_INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
+_Piece = tuple[int, Body]  # (chunk number, stored bytes)
+_INDEXES = -1  # in place of a chunk's number: the segment's indexes object
 
 
 class Opener(Protocol):
-    """From a chunk's number and its stored form to the chunk; that its checksum `is_sound` may be known already."""
+    """Decodes a chunk from its number and its stored bytes.
+
+    `is_sound`: the checksum was compared already.
+    """
 
     def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
-        """Raises Corrupt."""
+        """Return the decoded chunk. Raises Corrupt."""
         ...
 
 
 def why_missing(log: MetadataLog, rows: Sequence[RemoteSegment], error: NotFound) -> LogError:
-    """After the 404 `error`: Corrupt, a lost object, where the newest manifest names all of `rows`; else `error`."""
+    """Return the error for a 404: Corrupt if the newest manifest names all of `rows`, else `error`.
+
+    Corrupt means a lost object.
+    """
     head = log.refresh(exact=True)
     if not log.ask(head, lambda index: all(index.holds(row) for row in rows)):
         return error
@@ -64,12 +73,13 @@ def why_missing(log: MetadataLog, rows: Sequence[RemoteSegment], error: NotFound
 
 
 class RemotePartition:
-    """One partition, read-only. Thread safe; the cache may be shared by any number of partitions of one store.
+    """One partition, read-only. Thread safe; partitions of one store may share the cache.
 
-    All verbs raise Unavailable when the store cannot be reached, and AccessDenied for a segment whose key `keys`
-    lacks. Verbs on a segment raise NotFound when its objects are gone: it has expired since the head was read, so
-    refresh the head once and look again. Where not `is_checked` there are no checksums of chunks: whoever gives out
-    batches looks at their CRCs.
+    All methods raise Unavailable if the store cannot be reached, and AccessDenied for a segment whose key `keys` lacks.
+    Methods on a segment raise NotFound if its objects were deleted: the segment expired after the manifest was read.
+    The caller then refreshes the manifest once and looks again.
+
+    If `is_checked` is False there are no chunk checksums: the caller checks the CRCs of batches.
     """
 
     is_checked = True
@@ -86,10 +96,10 @@ class RemotePartition:
         disk: DiskCache | None = None,
         guesses: Guesses | None = None,
     ) -> None:
-        """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does).
+        """`metadata` is the manifest chain of a caller that already has one (a writer does).
 
-        `cache` and `disk` may be shared by any number of partitions. With `guesses` a look-up by offset in a segment
-        never read before asks for the records beside the indexes (`remote.fetch.range_prediction`).
+        Any number of partitions may share `cache` and `disk`. With `guesses`, a look-up by offset in a new segment
+        requests the likely records together with the indexes (`remote.fetch.range_prediction`).
         """
         self._store = store
         self._prefix = prefix
@@ -108,34 +118,35 @@ class RemotePartition:
 
     @property
     def cache_bytes_max(self) -> int:
-        """What its cache keeps at most."""
+        """The size limit of its cache."""
         return self._cache.bytes_max
 
     def head(self) -> Head:
-        """The head as last read; read now if it never was. Raises NotFound when there is none."""
+        """Return the last read manifest; read it now if there is none. Raises NotFound without a manifest."""
         return self._log.cached or self._log.refresh()
 
     def refresh(self) -> Head:
-        """The latest head, from the store. Raises NotFound when there is none."""
+        """Return the newest manifest from the store. Raises NotFound without one."""
         return self._log.refresh()
 
     def indexes(self, segment: RemoteSegment) -> IndexBundle:
-        """The segment's indexes: one GET the first time. Raises Corrupt when they are damaged."""
+        """Return the segment's indexes: one GET the first time. Raises Corrupt if they are damaged."""
         key = full_key(self._prefix, segment.indexes_key), _INDEXES
         return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
 
     def txn_index(self, segment: RemoteSegment) -> Body:
-        """The segment's aborted transactions, a ``.txnindex`` file's bytes. Raises as `indexes`."""
+        """Return the aborted transactions, in the format of a ``.txnindex`` file. Raises as `indexes`."""
         return self.indexes(segment).txn
 
     def producer_snapshot(self, segment: RemoteSegment) -> Body:
-        """The producers at the segment's end, a ``.snapshot`` file's bytes. Raises as `indexes`."""
+        """Return the producers at the segment's end, as a ``.snapshot`` file. Raises as `indexes`."""
         return self.indexes(segment).producers
 
     def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
-        """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower.
+        """Return the position of a batch at or before the batch that holds `offset`.
 
-        What lies there may be in the cache afterwards, fetched beside the indexes.
+        0 where the index has no lower entry. Bytes at the position may be cached afterwards, fetched together with the
+        indexes.
         """
         key = full_key(self._prefix, segment.indexes_key), _INDEXES
         is_new = self._guesses is not None and self._cache.peek(key) is None
@@ -154,19 +165,22 @@ class RemotePartition:
         return position
 
     def place_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> tuple[int, int]:
-        """(offset, position): no batch below the offset has a record at or after `timestamp_ms`, even where one time
-        entry is wrong; a batch begins at the position, at or before the one of that offset."""
+        """Return (offset, position) from which to search for a timestamp.
+
+        No batch below the offset has a record at or after `timestamp_ms`, even if one time index entry is wrong. A
+        batch begins at the position, at or before the batch of that offset.
+        """
         bundle = self.indexes(segment)
         count = len(bundle.time) // time_index.ENTRY_BYTES
         offset = time_index.find_start(count, partial(_time_entry, bundle.time), segment.base_offset, timestamp_ms)
         return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
     def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
-        """Checked bytes ``[position, position + length)`` of the segment, fewer where it ends.
+        """Return verified bytes ``[position, position + length)``; fewer at the segment's end.
 
-        With `in_one_piece` fewer, too, where one GET's bytes end, so that nothing is copied. The bytes are immutable
-        and may be a view of what is cached; as long as it is held, so is all that its GET brought, at most
-        RANGE_BYTES. Raises Corrupt.
+        `in_one_piece` also returns fewer at the end of one GET's body, so that nothing is copied. The bytes are
+        immutable and may be a view of the cache. A view holds the whole body in memory, at most RANGE_BYTES. Raises
+        Corrupt.
         """
         assert position >= 0
         assert length >= 0
@@ -178,14 +192,14 @@ class RemotePartition:
         return _cut_out(self._chunks(segment, table, numbers), skipped, length, in_one_piece=in_one_piece)
 
     def warm(self, segment: RemoteSegment, position: int, length: int) -> None:
-        """Have the cache hold what `read` will be asked for. Raises as `read` does."""
+        """Load the bytes that a `read` will need into the cache. Raises as `read` does."""
         table = self.indexes(segment).chunks
         numbers = table.chunks_of(position, length)
         if numbers:
             self._chunks(segment, table, numbers)
 
     def stream_begins(self) -> None:
-        """Somebody reads on and on, until `stream_ends`."""
+        """Count a sequential reader, until `stream_ends`."""
         with self._lock:
             self._streams += 1
 
@@ -194,14 +208,17 @@ class RemotePartition:
             self._streams -= 1
 
     def leave_behind(self, segment: RemoteSegment, position: int, end: int) -> None:
-        """A stream has passed bytes ``[position, end)``. They leave the cache first, unless another one may follow."""
+        """Mark bytes ``[position, end)`` as passed by a stream: they are evicted first.
+
+        With several streams nothing is marked, because another stream may need the bytes.
+        """
         bundle = self._cache.peek((full_key(self._prefix, segment.indexes_key), _INDEXES))
         if self._streams == 1 and isinstance(bundle, IndexBundle):
             name = full_key(self._prefix, segment.data_key)
             self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
 
     def _sound(self, segment: RemoteSegment, table: ChunkTable, guess: Guess, body: Body) -> Mapping[Key, Slice]:
-        """The chunks that were guessed and are what they should be; of the others nothing is said."""
+        """Return the guessed chunks that are sound; the others are left out."""
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
@@ -220,14 +237,17 @@ class RemotePartition:
                 ahead=[(name, number) for number in range(numbers.stop, end)],
             )
         finally:
-            # Whoever waits for these chunks has them by now; it does not wait for the disk.
+            # Readers that wait for these chunks have them already; they do not wait for the disk.
             for number, body in fresh:
                 self._to_disk(name, number, body)
 
     def _load(
         self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
-        """The chunks of `keys`, those outside `wanted` only where they are sound; what the store gave is in `fresh`."""
+        """Return the chunks of `keys`; chunks outside `wanted` only if they are sound.
+
+        Bytes from the store are added to `fresh`.
+        """
         name, opened = keys[0][0], self._opener(segment, table)
         loaded = self._from_disk(table, keys, opened)
         runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
@@ -236,7 +256,7 @@ class RemotePartition:
         try:
             bodies = read_named(lambda: self._store.get_ranges(name, [_range_of(table, run) for run in runs]))
         except Corrupt:
-            bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
+            bodies = [b""] * len(runs)  # the object is short: read each chunk alone, to find the damaged one
         for run, body in zip(runs, bodies, strict=True):
             for number, stored, is_sound in _pieces(table, run, body):
                 try:
@@ -249,7 +269,7 @@ class RemotePartition:
         return loaded
 
     def _from_disk(self, table: ChunkTable, keys: Sequence[Key], opened: Opener) -> dict[Key, Slice]:
-        """The chunks that an earlier read, perhaps of an earlier process, left on the disk."""
+        """Return the chunks that an earlier read, or an earlier process, stored on disk."""
         found: dict[Key, Slice] = {}
         for name, number in keys if self._disk is not None else ():
             assert self._disk is not None
@@ -305,7 +325,7 @@ class RemotePartition:
         return bundle
 
     def _guessed_indexes(self, segment: RemoteSegment, guess: Guess) -> IndexBundle:
-        """As `_checked_indexes`; where it asks the store, for what `guess` says as well."""
+        """As `_checked_indexes`; a request to the store also fetches the bytes of `guess`."""
         name = full_key(self._prefix, segment.indexes_key)
         if self._disk is None or self._disk.get(name, WHOLE) is None:
             data = full_key(self._prefix, segment.data_key), guess.start, guess.length
@@ -346,7 +366,10 @@ def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
 
 
 def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Slice, bool]]:
-    """(number, stored form, whether its checksum is right) of the chunks that one GET brought; a short one is wrong."""
+    """Yield (number, stored bytes, whether the checksum is right) of one GET's chunks.
+
+    All chunks of a short body count as wrong.
+    """
     first = table.stored_range(run.start)[0]
     places = [table.stored_range(number) for number in run]
     is_whole = sum(length for _, length in places) == len(body)
@@ -358,9 +381,9 @@ def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Sl
 def _opened(
     table: ChunkTable, cipher: ObjectCipher | None, number: int, stored: Slice, *, is_sound: bool = False
 ) -> Slice:
-    """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt.
+    """Return a chunk of the segment from its stored bytes; these themselves if it is plain.
 
-    `is_sound`: its checksum was compared already.
+    Raises Corrupt. `is_sound`: its checksum was compared already.
     """
     view = stored.view()
     expected = table.stored_crc(number)
@@ -372,7 +395,7 @@ def _opened(
 
 
 def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece: bool) -> memoryview:
-    """`length` bytes behind the first `skipped` of the chunks, which are neighbours; fewer where they end."""
+    """Return `length` bytes after the first `skipped` of adjacent chunks; fewer at their end."""
     runs = [list(run) for _, run in groupby(chunks, key=lambda chunk: id(chunk.body))]
     runs = runs[:1] if in_one_piece else runs
     views = [memoryview(run[0].body)[run[0].start : run[-1].start + run[-1].size_bytes] for run in runs]
@@ -383,7 +406,10 @@ def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece
 
 
 def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
-    """Ascending numbers as runs of neighbours, of RANGE_BYTES as they are stored at most, or of one chunk."""
+    """Split ascending numbers into runs of adjacent chunks.
+
+    A run has at most RANGE_BYTES as stored, or one chunk.
+    """
     start = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or _is_long(table, numbers[start], numbers[at]):

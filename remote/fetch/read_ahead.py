@@ -1,16 +1,20 @@
-"""Reading remote segments one after another: bytes that are likely next are on their way before they are asked for.
+"""Sequential reads of remote segments: likely next bytes are fetched before they are requested.
 
-A stream proves itself: its first read fetches what it asked for and nothing else, so a look at one record costs one
-small GET. Each read that goes on where the last one ended makes GROWTH times as much of what is fetched ahead, up to
-`window_bytes_max`, and of the step that the stream should ask for next (`step_bytes`). A jump begins anew. The window
-goes on in the following segment: near the end of one, the next one's indexes and first chunks are fetched.
+Rules:
 
-A segment is thought of as cells of RANGE_BYTES. Once the window is as large as that, whole cells are fetched, each by
-one GET, and what a read gives ends where its cell does: so nothing is copied together, and none waits for two GETs.
-Cells that the stream is through with are the first to leave the cache (`RemotePartition.leave_behind`).
+- The first read fetches only its own range, so a look-up of one record costs one small GET.
+- Each read that continues the last one multiplies two sizes by GROWTH: the bytes fetched ahead, up to
+  `window_bytes_max`, and the recommended size of the next read (`step_bytes`).
+- A jump starts over.
+- The window continues in the following segment: near the end of a segment, the next one's indexes and first chunks are
+  fetched.
 
-Fetching ahead happens in a few threads that all streams share, into the cache where the real read finds it, or waits
-for it (one flight). What goes wrong there is not reported: the real read meets the same and tells.
+A segment is divided into cells of RANGE_BYTES. Once the window has that size, whole cells are fetched, one GET each,
+and a read ends at the end of its cell. So no bytes are joined by copying, and no read waits for two GETs. Cells that
+the stream has passed are evicted first (`RemotePartition.leave_behind`).
+
+A few threads, shared by all streams, fetch ahead into the cache. The real read finds the bytes there or waits for the
+same load. Errors of these threads are not reported: the real read meets and raises them.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from local.errors import LogError
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment_entry import RemoteSegment
 
-WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream, and up to a cell more
+WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream; up to a cell more
 STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
 WINDOW_BYTES_MIN = 1 << 20
-GROWTH = 4  # five reads to the full window: each of them waits for the store once, and more is not fetched in vain
-THREADS = 4  # of all streams together
+GROWTH = 4  # five reads reach the full window: each waits for the store once, and little is fetched in vain
+THREADS = 4  # for all streams together
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,10 +46,10 @@ _threads: _Threads | None = None
 
 
 class SequentialReader:
-    """One stream's reads of one partition. Not thread safe: a stream belongs to one thread. Close it at the end.
+    """The reads of one stream in one partition. Not thread safe; close it at the end.
 
-    `following` gives the segment that the stream will read after one, None where it ends; it is called in another
-    thread and may read the index.
+    `following` returns the segment that the stream reads next, None at the end. Another thread calls it, and it may
+    read the manifest.
     """
 
     def __init__(
@@ -57,13 +61,13 @@ class SequentialReader:
     ) -> None:
         self._remote = remote
         self._following = following
-        # What a small cache would let go of before it is read is not worth a request.
+        # A small cache would evict a larger window before it is read.
         self._window_max = min(window_bytes_max, remote.cache_bytes_max // 2)
         self._window = 0
-        # The last read: segment, first and one past the last byte. The segment is left behind up to `_left`.
+        # The last read: segment, first and one past the last byte. Bytes below `_left` are already marked as passed.
         self._last: tuple[RemoteSegment, int, int] | None = None
         self._left = 0
-        # Bytes below `_covered` of the last of these rows are here or on their way, and all of those before it.
+        # All bytes of these entries are cached or being fetched; of the last entry only bytes below `_covered`.
         self._path: list[RemoteSegment] = []
         self._covered = 0
         self._crossing: tuple[str, Future[RemoteSegment | None]] | None = None
@@ -73,7 +77,10 @@ class SequentialReader:
         remote.stream_begins()
 
     def read(self, row: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
-        """As `RemotePartition.read`. A read that begins inside the last one (a batch was cut) goes on from it."""
+        """As `RemotePartition.read`.
+
+        A read that begins inside the last one continues it (a batch was cut).
+        """
         goes_on = self._goes_on(row, position)
         if not goes_on:
             self._begin_anew(row)
@@ -96,11 +103,11 @@ class SequentialReader:
         last, start, reached = self._last
         if last.ulid == row.ulid:
             return start <= position <= reached
-        # The stream left a segment at its end, and this is the one behind it.
+        # The stream reached a segment's end, and this is the next segment.
         return bool(self._path) and self._path[0].ulid == last.ulid and reached >= last.size_bytes and position == 0
 
     def close(self) -> None:
-        """Forget what is not under way yet. Idempotent."""
+        """Cancel the fetches that have not started. Idempotent."""
         self._forget_flights()
         if self._is_open:
             self._is_open = False
@@ -118,7 +125,7 @@ class SequentialReader:
         self._last, self._left = None, 0
 
     def _leave_behind(self, row: RemoteSegment, position: int) -> None:
-        """The cells before the one that `position` lies in, and all of the segment before."""
+        """Mark the cells before the cell of `position`, and all of the segment before, as passed."""
         assert self._last is not None, "it goes on"
         last = self._last[0]
         if last.ulid != row.ulid:
@@ -130,7 +137,7 @@ class SequentialReader:
             self._left = cell
 
     def _fetch_ahead(self, row: RemoteSegment, reached: int) -> None:
-        """Cover `_window` bytes behind `reached`, as far as it is known where they lie."""
+        """Fetch `_window` bytes after `reached`, as far as their segments are known."""
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         self._come_to(row, reached)
@@ -148,12 +155,12 @@ class SequentialReader:
             self._covered += length
 
     def _piece(self, missing: int) -> int:
-        """How much to fetch next by one GET: a whole cell where the window has come to that."""
+        """Return the size of the next GET: a whole cell once the window has that size."""
         left = _left_of_cell(self._covered)
         return left if self._window >= RANGE_BYTES else min(left, missing)
 
     def _come_to(self, row: RemoteSegment, reached: int) -> None:
-        """Forget the path behind the stream."""
+        """Remove the segments that the stream has passed from the path."""
         while self._path and self._path[0].ulid != row.ulid:
             self._path.pop(0)
         if not self._path:
@@ -162,7 +169,10 @@ class SequentialReader:
             self._covered = max(self._covered, reached)
 
     def _crossed(self, row: RemoteSegment) -> RemoteSegment | None:
-        """The segment after `row`, once another thread has found it; None until then, and where the stream ends."""
+        """Return the segment after `row`, once another thread has found it; else None.
+
+        None also at the end of the stream.
+        """
         if self._crossing is None or self._crossing[0] != row.ulid:
             self._crossing = row.ulid, _pool().submit(self._cross, row)
         _, found = self._crossing
@@ -191,14 +201,17 @@ def _left_of_cell(position: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLoad:
-    """How many ranges wait for a thread, and the share of the threads that have nothing to do (0..1)."""
+    """Ranges that wait for a thread, and the idle share of the threads (0..1)."""
 
     queued: int
     idle_share: float
 
 
 class _Threads:
-    """A few threads that no process waits for at its end: a store that hangs would hold that up. Begun when needed."""
+    """A few daemon threads, started on demand.
+
+    A process does not wait for them at its end: a store that hangs would delay it.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = self._left = count
@@ -244,7 +257,7 @@ class _Threads:
 
 
 def reader_load() -> ReaderLoad:
-    """How busy the threads of this process are that fetch ahead."""
+    """Return how busy this process's read-ahead threads are."""
     with _lock:
         threads = _threads
     return threads.load if threads is not None else ReaderLoad(queued=0, idle_share=1.0)

@@ -1,9 +1,8 @@
-"""One tiered segment looked at byte by byte: its indexes object, its chunks, and whatever the caller looks for in them.
+"""A byte by byte check of one remote segment: its indexes object, its chunks, and the caller's checks.
 
-The unit of a deep scrub: a row and a store are all that it needs, and it may run anywhere, any number of times. Nothing
-is written. What differs is a finding that names the object, the stored range and the offsets that it may hold; of a
-damaged object that is the segment itself the caller's look goes on over the raw bytes, for whoever knows batches can
-say more exactly which.
+This is the unit of a deep scrub. It needs only an entry and a store, writes nothing, and may run anywhere and
+repeatedly. A difference is a finding with the object, the stored range and the offsets that the range may hold. If a
+plain object is damaged, the caller's check continues on the raw bytes: it can find the damaged offsets more exactly.
 
 Memory: one range of the segment, and its indexes.
 """
@@ -30,7 +29,7 @@ LookInside = Callable[[str, RemoteSegment, IndexBundle, ReadRange], Iterable[Fin
 
 
 def only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
-    """Nothing is looked for: every byte is read, so that every chunk meets its CRC."""
+    """Read every byte, so that every chunk is compared with its CRC; report nothing else."""
     for at in range(0, row.size_bytes, RANGE_BYTES):
         read(at, min(RANGE_BYTES, row.size_bytes - at))
     return ()
@@ -39,10 +38,10 @@ def only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRang
 def check_segment(
     store: ObjectStore, remote: RemotePartition, row: RemoteSegment, look_inside: LookInside = only_read
 ) -> list[Finding]:
-    """What is wrong inside one segment of `store`. Raises what keeps it from being reached, a missing key aside.
+    """Return the findings inside one segment of `store`.
 
-    A row whose key is not in the ring is a WARNING. Its finding is unread, as is that of a segment whose objects are
-    missing or whose indexes cannot be decoded: nothing is known of the data then.
+    Raises errors that make the segment unreachable. A missing key is no such error: it is a WARNING with `is_unread`. A
+    segment with missing objects, or with indexes that cannot be decoded, has `is_unread` too: its data is unknown.
     """
     where = full_key(remote.prefix, row.data_key)
     try:
@@ -61,20 +60,23 @@ def check_segment(
 
 
 def wrong(path: str, what: str, row: RemoteSegment | None = None) -> Finding:
-    """Damage that concerns all of a row's offsets."""
+    """Return a CORRUPT finding for all offsets of an entry."""
     offsets = (row.base_offset, row.next_offset) if row is not None else None
     return Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets)
 
 
 def unreadable(error: LogError, path: str, row: RemoteSegment | None = None) -> Finding:
-    """An object that the store refuses while it serves others: a WARNING where a permission is missing."""
+    """Return the finding for an object that the store refuses while it serves others.
+
+    A WARNING if a permission is missing, else CORRUPT.
+    """
     severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
     facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
     return replace(wrong(path, f"could not be read, {describe(error.attempt, facts)}", row), severity=severity)
 
 
 def _of_sections(prefix: str, row: RemoteSegment, bundle: IndexBundle) -> Iterator[Finding]:
-    """The row says where each index lies in its object."""
+    """Compare the positions of the indexes with the entry."""
     lengths = [len(getattr(bundle, name)) for name in SECTIONS[:-1]]
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
         says = row.indexes.get(name)
@@ -94,14 +96,14 @@ def _of_contents(
         first = error
     found = list(_damaged_chunks(remote, row, bundle))
     if bundle.chunks.is_as_it_is and found:
-        with suppress(LogError):  # the raw bytes may end early, or make no sense at all
+        with suppress(LogError):  # the raw bytes may end early or be unreadable
             seen = look_inside(where, row, bundle, lambda at, length: memoryview(store.get_range(where, at, length)))
             found += [each for each in seen if each.at is not None and each.path == where]
     return found or [replace(damaged(first, where), offsets=(row.base_offset, row.next_offset))]
 
 
 def _damaged_chunks(remote: RemotePartition, row: RemoteSegment, bundle: IndexBundle) -> Iterator[Finding]:
-    """Each chunk for itself: the stored range of those that are wrong, and the offsets that they may hold."""
+    """Check each chunk alone; yield the stored range of damaged chunks and the offsets they may hold."""
     table = bundle.chunks
     for number in range(len(table)):
         start, length = table.chunk_range(number)
@@ -115,11 +117,11 @@ def _damaged_chunks(remote: RemotePartition, row: RemoteSegment, bundle: IndexBu
 
 
 def offsets_between(row: RemoteSegment, bundle: IndexBundle, start: int, end: int) -> tuple[int, int]:
-    """The offsets that bytes ``[start, end)`` of a segment may hold, as narrow as its offset index tells."""
+    """Return the offsets that bytes ``[start, end)`` may hold, as narrow as the offset index allows."""
     low, high = row.base_offset, row.next_offset
     entries = offset_index.entries(bytes(bundle.offset), row.base_offset)
     positions = [position for _, position in entries]
-    before = bisect_right(positions, start) - 2  # the batch of the entry before ends below ours
+    before = bisect_right(positions, start) - 2  # the batch of the entry before ends below `start`
     after = bisect_left(positions, end)
     if before >= 0:
         low = max(low, entries[before][0] + 1)
