@@ -23,7 +23,11 @@ from remote.segment_entry import PART_BYTES
 
 TESTS = Path(__file__).parents[2]
 MIB = 1 << 20
-PRICES, COST, HERE = "unit/policies/cost/test_prices.py", "unit/policies/cost/test_storage_cost.py", "unit/project/test_reference_examples.py"
+PRICES, COST, HERE = (
+    "unit/policies/cost/test_prices.py",
+    "unit/policies/cost/test_storage_cost.py",
+    "unit/project/test_reference_examples.py",
+)
 
 EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (section, example)
     HERE: {
