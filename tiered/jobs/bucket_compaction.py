@@ -1,35 +1,42 @@
-"""Compaction of what is in the bucket, by a job beside the managers: planned, done in parts, committed at once.
+"""Compaction of a partition in the bucket by a co-writer: plan, two passes over groups, one commit.
 
-A manager cleans what its disk holds. What the disk has let go of is cleaned here, from the bucket alone, however large:
+A manager cleans the segments on its disk. This job cleans segments that the disk has dropped. It reads the bucket
+alone, and the size of the partition is not limited:
 
-1. `plan_compaction` joins the newest epoch (`remote.manifest.co_writer`), takes the rows of a range, and parts them
-   into **groups** of neighbours. A plan is a value that travels.
-2. Pass one (`tiered.jobs.compaction_passes`), for each group by itself: a digest of each key with the offset of its
-   newest record there. Between the passes somebody (a shuffle of Spark's, or `newest_by_group` in one process) keeps
-   the largest offset of each digest. Nothing else of the records travels.
-3. Pass two, for each group by itself: the cleaner's verdicts, its rebuilding and merging, uploads. Any number of
-   attempts may run, also side by side: names are never used twice.
-4. `commit_compaction` puts all of it into one head.
+1. `plan_compaction` joins the newest epoch (`remote.manifest.co_writer`), reads the segment entries of a range, and
+   divides them into **groups** of neighbours. A plan can be pickled and sent to tasks.
+2. Pass one (`tiered.jobs.compaction_passes`), for each group by itself: a digest of each key with the offset of the
+   newest record of the key in the group. Between the passes a Spark shuffle, or `newest_by_group` in one process, finds
+   the largest offset of each digest. Only digests and offsets leave a task.
+3. Pass two, for each group by itself: the cleaner decides, rebuilds and merges segments, and uploads them. Any number
+   of attempts may run, also in parallel: object names are never used twice.
+4. `commit_compaction` commits all groups in one manifest.
 
-What goes is what the cleaner of a disk takes (`local.cleaner.record_retention`), with the same gates: nothing above the
-last stable offset, nothing younger than `min.compaction.lag.ms`, tombstones and markers only below the bound of I5 that
-the planned head gives, and only after their horizon. A transaction that reaches from one group into the next keeps its
-marker: the group cannot see whether its data is still there.
+The rules for removing records are the local cleaner's (`local.cleaner.record_retention`), with the same gates:
 
-| a crash, or an error, after | leaves | what becomes of it |
+- Nothing at or above the last stable offset, nothing younger than `min.compaction.lag.ms`.
+- Tombstones and markers only below the tombstone bound (I5) of the planned manifest, and only after their delete
+  horizon.
+- A transaction that extends from one group into the next keeps its marker: the group cannot see whether the
+  transaction's data is still there.
+
+| a crash or an error after | leaves | outcome |
 |---|---|---|
 | plan, pass one | nothing | |
-| some of pass two | objects that no head names, of the newest epoch | nobody's, once the next epoch begins |
-| the commit, its answer lost | the new head | the same job finds its note there |
-| the commit | objects of gone rows, listed | the writer deletes them after the grace time |
+| some of pass two | objects of the newest epoch that no manifest names | orphans once the next epoch begins |
+| the commit, its reply lost | the new manifest | the same job finds its note there |
+| the commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-**Rounds.** One plan takes `ROWS_MAX` rows: their objects wait for their deletion in each head of the next day. A job
-over more goes on in rounds, as long as heads have room (`wants_another`): each takes the rows above the last one's, and
-once so many have been merged that what is left fits one plan, that one compares all of it. The job's note says how far
-it is, below zero until it is over; the job that is run again goes on there. Rows that never become few enough are
-compared within each round only, and clean through its end only, so tombstones above that may hide something below stay.
+**Rounds.** One plan takes at most `ROWS_MAX` entries: every manifest names its pending deletes until the grace period
+ends. A job over more entries runs in rounds, as long as manifests have room (`wants_another`):
 
-Memory: a plan has the rows of the range; passes have what one group takes.
+- Each round takes the entries above the previous round's.
+- Once the remaining entries fit one plan, a last round compares all of them with each other.
+- The job's note holds its progress, as a number below zero until the job is done. A repeated job continues there.
+- If the entries never become few enough, they are compared within each round only, and are clean through the end of
+  their round only. Tombstones above that offset which may hide a record below stay.
+
+Memory: a plan holds the entries of the range; a pass needs the memory of one group.
 """
 
 from __future__ import annotations
@@ -62,18 +69,18 @@ from tiered.config.topic_settings import resolve_rules
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import aborted_transactions, producers_in_bucket, stable_end
 
-GROUP_BYTES = 256 << 20  # of input; a task's work, and what can become one segment
-ROWS_MAX = 16_384  # of one plan
-_ROUNDS_LISTED = 4  # rounds that replaced all of their rows: two objects each, some megabytes of every head
-_ROUNDS = -(1 << 62)  # a note's turn is this and the offset that rounds have come to; 0 when the job is over
+GROUP_BYTES = 256 << 20  # of input; the work of one task, and the most that can become one segment
+ROWS_MAX = 16_384  # entries in one plan
+_ROUNDS_LISTED = 4  # rounds that replaced all their entries: two objects each, some megabytes of every manifest
+_ROUNDS = -(1 << 62)  # a note's turn is this plus the offset that the rounds have reached; 0 when the job is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Neighbouring rows, without a hole between them, that one task rewrites.
+    """Neighbouring segment entries without a gap between them: the work of one task.
 
-    `before` is the row in front of them, whose index knows the transactions that are open where they begin; `aborted`
-    are those that concern their records or have their marker here.
+    `before` is the entry in front of them: its index names the transactions that are open at the group's base offset.
+    `aborted` are the aborted transactions with records or a marker in the group.
     """
 
     number: int
@@ -96,11 +103,12 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPlan:
-    """One partition's compaction: what is rewritten under which rules. Times in ms, offsets half open.
+    """One partition's compaction: the groups to rewrite and the rules. Times in ms, offsets half open.
 
-    Records in ``[start_offset, upto_offset)`` are compared with each other. `settings` are the topic's, those that are
-    missing have their defaults; `producers` those that the bucket's end knows; `secret` keys the digests. A plan that
-    `is_done` has no groups: the head has this job's note. One that `is_cut` is a round of more rows than it takes.
+    Records in ``[start_offset, upto_offset)`` are compared with each other. `settings` are the topic's; a missing one
+    has its default. `producers` is the producer state at the end of the bucket. `secret` is the key of the digests.
+    With `is_done` the plan has no groups, because the manifest has this job's note. With `is_cut` the plan is one
+    round: there are more entries than one plan takes.
     """
 
     job_id: str
@@ -124,13 +132,17 @@ class CompactionPlan:
 
     @property
     def note(self) -> JobNote:
-        """What the head says of the job once this plan is committed."""
+        """The note that the commit of this plan leaves in the manifest."""
         return JobNote(job_id=self.job_id, turn=_ROUNDS + self.upto_offset if self.is_cut else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What pass two made of a group: rows for others, and rows that stay as they are and are clean. Of `.log` bytes."""
+    """Result of pass two for one group. Byte counts are of `.log` files.
+
+    `replaced` are new entries in place of old ones. `vouched` are ULIDs of entries that stay unchanged and are now
+    clean.
+    """
 
     number: int
     replaced: tuple[Replacement, ...] = ()
@@ -143,13 +155,14 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
-    """What a job came to. `was_done`: an earlier run had committed it, and this one changed nothing.
+    """Result of a compaction job.
 
-    Segments, records and bytes are those of what was committed, in all rounds. `given_up` groups were not, because
-    another writer or job replaced some of their segments meanwhile: the job is not done then, and running it again
-    under its id does what is left. Rows are clean through `upto_offset`, the bucket's end unless the job was bounded or
-    `is_cut`: then the rows were too many to be compared with each other, or too much waits for its deletion; another
-    job, later, continues.
+    `was_done`: an earlier run had committed it, and this run changed nothing.
+
+    Segments, records and bytes count the committed groups, in all rounds. `given_up` groups were not committed, because
+    another writer or job replaced some of their segments. The job is not done then: run it again with its id to do the
+    rest. Entries are clean through `upto_offset`, the bucket's end unless the job was bounded or `is_cut`. `is_cut`
+    means: there were too many entries to compare with each other, or too many pending deletes; a later job continues.
     """
 
     name: RemotePartitionName
@@ -167,7 +180,7 @@ class CompactionOutcome:
     bytes_after: int = 0
 
     def then(self, other: CompactionOutcome) -> CompactionOutcome:
-        """This round's and the next one's."""
+        """The sum of this round and the next one."""
         names = ("rows_before", "rows_after", "given_up", "records_before", "records_after")
         both = {name: getattr(self, name) + getattr(other, name) for name in (*names, "bytes_before", "bytes_after")}
         upto = max(self.upto_offset, other.upto_offset)
@@ -187,12 +200,14 @@ def plan_compaction(
     settings: Mapping[str, str] | None = None,
     keys: KeyRing = NO_KEYS,
 ) -> CompactionPlan:
-    """What to do about the rows wholly inside ``[start_offset, upto_offset)`` (None: as far as may be cleaned), or
-    about `rows_max` of them, above those that earlier rounds of this job have done: see the module text.
+    """Plan the compaction of the entries that are wholly inside ``[start_offset, upto_offset)``.
 
-    A job that is given the `job_id` of one that was committed has nothing to do. `settings` outweigh the topic's own,
-    as the head has them. Raises NotFound without a head, Conflict for a deleted topic, InvalidRequest for a topic that
-    is not compacted, and what reading the bucket raises.
+    An `upto_offset` of None means: as far as may be cleaned. If there are more than `rows_max` entries, the plan takes
+    the first `rows_max` above the entries that earlier rounds of this job have done (see the module text).
+
+    A job with the `job_id` of a committed job has nothing to do. `settings` override the topic's own settings, which
+    are in the manifest. Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a
+    topic that is not compacted, and the errors of reading the bucket.
     """
     log = GuestLog(store, name.prefix)
     head = log.join()
@@ -238,8 +253,10 @@ def plan_compaction(
 def wants_another(
     store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, *, rows_max: int = ROWS_MAX
 ) -> bool:
-    """Whether a job continues with another round after `plan` came to `outcome`: no group was lost, more rows are
-    there, and the head has room for their objects. Raises NotFound."""
+    """Return whether the job continues with another round after `plan` had `outcome`. Raises NotFound.
+
+    True if no group was lost, more entries are left, and the manifest has room for their objects.
+    """
     if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
     return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).unlinked) < 2 * _ROUNDS_LISTED * rows_max
@@ -248,13 +265,15 @@ def wants_another(
 def commit_compaction(
     store: ObjectStore, plan: CompactionPlan, results: Iterable[GroupResult], *, now_ms: int
 ) -> CompactionOutcome:
-    """Make all groups' rows the truth, in one head. A group that is missing or was lost stays as it is, and so do all
-    tombstones' gates: rows below that were not cleaned hold the bound down. The job is noted as done only without such
-    a group. A group whose oldest entries expired meanwhile is committed without them (`remote.manifest.job_changes`).
+    """Commit the new entries of all groups in one manifest.
 
-    May be repeated: after Unavailable it is unknown whether it happened. Raises Fenced when another writer came since
-    the plan, Conflict when the topic was deleted or the bound of tombstones does not hold any more; nothing of it is
-    visible then.
+    A group that is missing or was lost stays as it is. Its uncleaned entries then hold the tombstone bound down. The
+    job is noted as done only if there is no such group. If the oldest entries of a group expired since the plan, the
+    group is committed without them (`remote.manifest.job_changes`).
+
+    May be repeated: after Unavailable the outcome is unknown. Raises Fenced if another writer took over since the plan.
+    Raises Conflict if the topic was deleted or the tombstone bound no longer holds. After either error nothing of the
+    job is visible.
     """
     results = sorted(results, key=lambda each: each.number)
     note = plan.note
@@ -312,13 +331,16 @@ def commit_compaction(
 
 
 def _give_up(log: GuestLog, rows: Sequence[RemoteSegment], touches: tuple[int, int], now_ms: int) -> None:
-    """Have the objects of rows that nobody names deleted; those that somebody names are passed over."""
+    """Make the objects of unnamed entries pending deletes; entries that a manifest names are skipped."""
     if rows:
         log.commit(unlink_uploads(rows), now_ms, touches=touches)
 
 
 def _rows(rows: Sequence[RemoteSegment], start: int, end: int, young_ms: int | None) -> list[RemoteSegment]:
-    """Those wholly inside ``[start, end)``, up to the first uncleaned one with a record after `young_ms`."""
+    """Return the entries wholly inside ``[start, end)``, up to the first dirty entry that is too young.
+
+    Too young: it has a record after `young_ms`.
+    """
     found = []
     for row in rows:
         is_dirty = (row.cleaned_through or 0) < row.next_offset
@@ -330,7 +352,7 @@ def _rows(rows: Sequence[RemoteSegment], start: int, end: int, young_ms: int | N
 
 
 def _row_before(index: MetadataIndex, row: RemoteSegment) -> RemoteSegment | None:
-    """The row that ends nearest below `row`'s base, dead or not."""
+    """Return the entry with the nearest end at or below `row`'s base offset, dead or not."""
     parts = [part for part in index.head.parts if part.base_offset < row.base_offset]
     if not parts:
         return None
@@ -343,7 +365,7 @@ def _groups(
     aborted: Sequence[AbortedTransaction],
     group_bytes: int,
 ) -> Iterator[RowGroup]:
-    """Runs of neighbours up to `group_bytes`, one row at least in each."""
+    """Yield runs of neighbours of up to `group_bytes`, with at least one entry each."""
     runs: list[list[RemoteSegment]] = []
     for row in rows:
         is_next = runs and runs[-1][-1].next_offset == row.base_offset
@@ -359,5 +381,5 @@ def _groups(
 
 
 def with_groups(plan: CompactionPlan, groups: Sequence[RowGroup]) -> CompactionPlan:
-    """The same plan for some of its groups; what travels to a task has no others."""
+    """Return the plan with some of its groups only, to send to a task."""
     return replace(plan, groups=tuple(groups))

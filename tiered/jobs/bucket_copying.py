@@ -1,26 +1,27 @@
-"""Copying a topic to another bucket, whole and verified, however long that takes and however often it is interrupted.
+"""Copy of a topic to another bucket, complete and verified, resumable after any interruption.
 
-The copy is a bucket like any other: the same names of topics and ids, the same offsets, batches, indexes, leader
-epochs, with heads of its own. Whoever is pointed at it afterwards (a manager, Spark, a reader) goes on from there. The
-source is only read; its manager goes on, and another run copies what has come since.
+The copy is an ordinary bucket: the same topic names and ids, offsets, batches, indexes and leader epochs, with
+manifests of its own. A manager, Spark or a reader can use it afterwards. The source is only read. Its manager keeps
+running, and another run copies the segments that have arrived since.
 
-1. `plan_copy` compares both heads and lists the rows that the copy lacks, with requests, bytes and dollars.
-2. `copy_row` does one of them, anywhere: read and checked, uploaded and verified, bytes compared by their checksums.
-3. `commit_rows` adds rows to the copy, in the order of offsets. Rows of a partition that was cleaned are committed all
-   at once: before the newest are there, keys whose older records went for their sake would be missing.
-4. `finish_copy` takes over the log start, and `compare` says in what both differ.
+1. `plan_copy` compares both manifests and lists the entries that the copy lacks, with requests, bytes and dollars.
+2. `copy_row` copies one of them, in any process: read and checked, uploaded and verified, bytes compared by checksum.
+3. `commit_rows` adds entries to the copy, in the order of offsets. The entries of a cleaned partition are committed all
+   at once: the cleaner removed older records in favour of newer ones of the same key, so a copy without the newest
+   entries would lack keys.
+4. `finish_copy` sets the log start offset, and `compare` lists the differences.
 
-The copy has one writer: whoever copies raises its epoch, and refuses a partition that somebody else wrote to.
+The copy has one writer: each run raises its epoch. A run refuses a partition that another writer wrote to.
 
-| a crash, or an error, after | leaves in the copy | what becomes of it |
+| a crash or an error after | leaves in the copy | outcome |
 |---|---|---|
-| the epoch | a head without rows, or with those of earlier runs | the next run goes on there |
-| some uploads | objects that no head names | nobody's, once the next run has begun |
-| a commit, its answer lost | the new head | those rows are there when it is planned again |
-| all rows, no log start | rows that the source has let go of, perhaps | the next run finishes |
+| the epoch | a manifest without entries, or with the entries of earlier runs | the next run continues there |
+| some uploads | objects that no manifest names | orphans once the next run has taken over |
+| a commit, its reply lost | the new manifest | the next plan finds the entries there |
+| all entries, no log start offset | perhaps entries that have expired in the source | the next run finishes |
 
-Views are not copied: they are made of the log. Data is encrypted anew, under the key ids that the rows have or one that
-is asked for, so the ring must have them.
+Views are not copied: they are rebuilt from the log. Data is encrypted again, under the key ids of the entries or a
+requested one, so the key ring must have these keys.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from tiered.node.writer_ids import COPY
 from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_settings
 
 ROWS_A_HEAD = 64
-EPOCHS_APART = 1 << 20  # so often may the source change its writer until its leader epochs reach the copy's
+EPOCHS_APART = 1 << 20  # writer changes that the source may make before its leader epochs reach the copy's
 _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_crc32c", "epochs",
          "max_timestamp_ms", "min_timestamp_ms")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """One segment to copy, kept over there as `keeping` says. It can be pickled."""
+    """One segment to copy, and its object encoding in the target (`keeping`). It can be pickled."""
 
     row: RemoteSegment
     keeping: Keeping
@@ -66,7 +67,7 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlan:
-    """What one partition's copy lacks. `at_once`: its rows are committed together."""
+    """The entries missing in one partition's copy. `at_once`: they are committed together."""
 
     name: RemotePartitionName
     now_ms: int
@@ -83,7 +84,10 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """`rows` were copied. `behind` rows have come to the source since, and `differences` should not be there at all."""
+    """Result of copying one partition: `rows` were copied.
+
+    `behind` entries have arrived in the source since. `differences` must be empty; each one is a fault.
+    """
 
     name: RemotePartitionName
     rows: int
@@ -105,11 +109,13 @@ def plan_copy(
     prices: PriceTable = BUILT_IN,
     settings: SettingsOf = own_settings,
 ) -> CopyPlan:
-    """What is to be copied of a partition; what is None is kept as in the source, a storage class as the target has it.
-    A plaintext entry is encrypted where `settings` of the topic name a key.
+    """Plan the copy of one partition.
 
-    Raises NotFound without a head in the source, InvalidRequest for one and the same store, Conflict where somebody
-    else writes to the target, or it holds other ranges than the source.
+    With None, codec and key stay as in the source, and the storage class is the target's default. The objects of a
+    plaintext entry are encrypted if `settings` of the topic name a key.
+
+    Raises NotFound if the source has no manifest, InvalidRequest if both stores are the same. Raises Conflict if
+    another writer writes to the target, or the target holds other ranges than the source.
     """
     if source.url == target.url:
         raise InvalidRequest("copying to another bucket, it is the same", store=source.url)
@@ -141,7 +147,7 @@ def plan_copy(
 
 
 def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> MetadataLog:
-    """Become the writer of the copy. Raises Conflict where somebody else is."""
+    """Become the writer of the copy. Raises Conflict if the partition has another writer."""
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
@@ -171,9 +177,10 @@ def copy_row(
     keys: KeyRing = NO_KEYS,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RemoteSegment:
-    """One segment read, checked, uploaded under the copy's `epoch`, verified; the row to commit.
+    """Read, check, upload and verify one segment under the copy's `epoch`; return the entry to commit.
 
-    Raises NotFound for a row that expired meanwhile: plan again. Raises Corrupt for a damaged one: repair it first.
+    Raises NotFound for an entry that expired since the plan: plan again. Raises Corrupt for a damaged segment: repair
+    it first.
     """
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     row = copy_segment(
@@ -190,7 +197,7 @@ def copy_row(
 
 
 def commit_rows(target: ObjectStore, plan: CopyPlan, rows: Sequence[RemoteSegment], *, epoch: int, now_ms: int) -> None:
-    """Add copied rows, ascending. May be repeated. Raises Fenced when another run has begun since."""
+    """Add copied entries, ascending. May be repeated. Raises Fenced if another run has taken over."""
     if not rows:
         return
     log = GuestLog(target, plan.name.prefix)
@@ -199,7 +206,7 @@ def commit_rows(target: ObjectStore, plan: CopyPlan, rows: Sequence[RemoteSegmen
 
 
 def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int) -> None:
-    """Take over the source's log start, once all rows are there."""
+    """Set the source's log start offset, after all entries are committed."""
     log = GuestLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
@@ -217,7 +224,11 @@ def run_copy(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
-    """Do a plan in this process and compare. Told to stop, it commits what may be committed by itself and says so."""
+    """Carry out a plan in this process and compare both buckets.
+
+    If `should_stop` returns true, the function commits the copied entries (unless `at_once`) and returns an incomplete
+    outcome.
+    """
     source, target = keyed(source, keys), keyed(target, keys)
     epoch = begin_copy(source, target, plan).epoch
     due, count, size = iter(plan.rows), 0, 0
@@ -240,9 +251,11 @@ def run_copy(
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
-    """(rows that the copy lacks at its end, a sentence for everything else in which it differs), by the heads alone.
+    """Return (entries that the copy lacks at its end, a sentence for each other difference).
 
-    What the heads say was checked against the bytes when it was copied; `tiered.health.scrub` reads them all once more.
+    Only the manifests are read.
+
+    The manifests were checked against the bytes during the copy. `tiered.health.scrub` reads all bytes again.
     """
     head, rows = _rows(source, name)
     copied, theirs = _rows(target, name)
@@ -275,7 +288,7 @@ def _rows(store: ObjectStore, name: RemotePartitionName) -> tuple[Head, list[Rem
 
 
 def _reached(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, rows: Sequence[RemoteSegment]) -> int:
-    """Up to which offset the copy has rows."""
+    """Return the offset up to which the copy has entries."""
     head = MetadataLog(target, name.prefix).load(exact=True)
     _check_ours(source, target, name, head)
     if head is None:

@@ -1,39 +1,39 @@
-"""Freeing what was unlinked in partitions that are nobody's: filled by ingests alone, with no manager at work.
+"""Deletion of pending deletes in partitions without a writer: filled by ingests, served by no manager.
 
-Jobs beside a manager only unlink (`tiered.jobs.bucket_retention`, compaction, merging): the bytes go with the next
-round of the writer. Where that was an ingest there is no next round. An ingest takes the epoch, and is over once its
-note is in the head; so whoever takes the epoch after it stops nobody, and may delete as any writer does
-(`remote.gc.delayed_delete`). Old heads are collected along with them, when so many are there that a manager would
-(`policies.manifest_collection`).
+Jobs next to a manager only unlink (`tiered.jobs.bucket_retention`, compaction, merging): the writer's next maintenance
+deletes the bytes. A partition that only ingests wrote has no such maintenance. An ingest takes over the epoch, and is
+finished once its note is in the manifest. A takeover after that stops no work, and the new writer may delete as any
+writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as many as a manager would
+delete (`policies.manifest_collection`).
 
-| state of a partition | told by its newest head | here |
+| state of a partition | how the newest manifest shows it | action |
 |---|---|---|
-| a writer's | signed by a manager, a restore, a copy | not looked at: deleting is that one's |
-| an ingest's that may be at work | signed by an ingest, not committed, or lately | left alone, and told |
-| nobody's | signed by an ingest that committed and has been silent since, or by this very work | taken, worked off |
-| deleted, or its tier given up | says so | not looked at: another work is under way |
+| has a writer | committed by a manager, a restore or a copy | none: this writer deletes |
+| an ingest may be running | committed by an ingest without its note, or recently | left alone, and reported |
+| has no writer | committed by an ingest with its note and silent since, or by this job | takeover and deletion |
+| deleted, or its tier is being given up | has the mark | none: another job is at work |
 
-| a crash, or an error, after | leaves | what becomes of it |
+| a crash or an error after | leaves | outcome |
 |---|---|---|
-| the look, with the pins | nothing; where pins hold all that is due, and no heads are, no epoch is taken | |
-| the epoch was taken | a partition without a writer, signed by this work | the next run, or any writer, goes on |
-| the pins, the proof of the epoch | the same | the same |
-| some deletes | a list that names what is gone | deleting again is no error |
-| the head without them | all of it but old heads | the next run collects them |
-| the boundary, some of the heads | as in `remote.gc.old_manifests` | the next collection goes on |
+| reading manifest and pins | nothing; if pins hold all due objects and no manifest is due: no takeover | |
+| the takeover | a partition without a writer, committed by this job | the next run or any writer continues |
+| the check of pins and epoch | the same | the same |
+| some deletes | pending deletes of objects that no longer exist | repeated deletes are no error |
+| the manifest without these pending deletes | old manifests | the next run deletes them |
+| the GC boundary, some of the manifests | as in `remote.gc.old_manifests` | the next GC continues |
 
-| who comes at the same time | |
+| concurrent event | outcome |
 |---|---|
-| an ingest, a manager, before our epoch | the head that ours would follow is theirs: left alone |
-| the same, after it | we are fenced, at the latest when we would forget; what went was on their list |
-| an ingest that planned before, and uploads | it has not committed: left alone |
-| a stream between two of its batches | silent for less than QUIET_MS: left alone; else fenced, begins anew |
-| a guest (compaction, retention, merging) | fenced, as by any new writer (decision 0014); its work is done again |
-| another run of this | one of the two is fenced or left alone |
-| a reader with a pin, a fork | unharmed: asked before every deletion |
+| an ingest or a manager takes over before this job does | the conditional takeover finds its manifest: left alone |
+| the same, after the takeover | this job is fenced, at the latest at its commit; it deleted only pending deletes |
+| an ingest planned before and still uploads | it has not committed: left alone |
+| a stream is between two batches | silent for less than QUIET_MS: left alone; else fenced, and it starts again |
+| a co-writer (compaction, retention, merging) | fenced, as by any new writer (decision 0014); it repeats its work |
+| another run of this job | one of the two is fenced or left alone |
+| a reader with a pin, a fork | unharmed: pins and forks are read before every deletion |
 
-Silence is courtesy, as is every clock here but the grace time: whoever is fenced loses work, and no record.
-`takes_over` is for whoever knows better: the epoch is taken from anybody, a manager at work included.
+The silence is a courtesy, as is every clock here except the grace period: a fenced writer loses work, but no record.
+`takes_over` skips these checks: the job then takes over from any writer, a running manager included.
 """
 
 from __future__ import annotations
@@ -60,15 +60,18 @@ from remote.store import ObjectStore
 from tiered.jobs.bucket_retention import rules_of, snapshot_of_bucket
 from tiered.node.writer_ids import AFTER_INGEST, DELETION, INGEST
 
-QUIET_MS = 6 * 3_600_000  # after its last commit an ingest that may be a stream is taken for over
+QUIET_MS = 6 * 3_600_000  # an ingest that may be a stream counts as finished this long after its last commit
 _GRACE = "remote.log.delete.grace.ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """What is due of one partition. `size_bytes` are those of `objects`, with pages all that they hold; `heads` are old
-    ones, pinned ones included; `left_alone` is why it stays. Where it is not `is_due` there is nothing, or it is for a
-    writer at work to do."""
+    """The objects and manifests that are due in one partition.
+
+    `size_bytes` are the bytes of `objects`; a page counts with all objects that it names. `heads` are old manifests,
+    pinned ones included. `left_alone` is the reason for doing nothing. Without `is_due` nothing is due, or a running
+    writer has the work.
+    """
 
     name: RemotePartitionName
     epoch: int
@@ -86,7 +89,7 @@ class DeletionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """What went for good. `size_bytes` are those of the objects."""
+    """The deleted objects and manifests. `size_bytes` are the bytes of the objects."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -96,7 +99,7 @@ class Freed:
 def plan_deletion(
     store: ObjectStore, name: RemotePartitionName, known: Mapping[str, str], *, now_ms: int, takes_over: bool = False
 ) -> DeletionPlan:
-    """What may be deleted by the settings `known`. Changes nothing. Raises NotFound without a head."""
+    """Plan the deletion by the settings `known`. Changes nothing. Raises NotFound if there is no manifest."""
     log = MetadataLog(store, name.prefix)
     head = log.refresh(exact=True)
     bare = DeletionPlan(name=name, epoch=head.epoch, rules=rules_of(known), takes_over=takes_over)
@@ -123,10 +126,10 @@ def plan_deletion(
 
 
 def delete_unlinked(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
-    """Take the epoch, delete what is due then, and collect old heads. May be repeated.
+    """Take over the epoch, delete the objects that are due, then old manifests. May be repeated.
 
-    Raises Conflict where somebody came since the plan, Fenced where somebody comes meanwhile, Unavailable, and Corrupt
-    for a pin or a fork's head that cannot be read.
+    Raises Conflict if another writer came since the plan, Fenced if one comes during the work, Unavailable, and Corrupt
+    for a pin or a fork's manifest that cannot be read.
     """
     if not plan.is_due:
         return Freed()
@@ -160,7 +163,7 @@ def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: Deletion
 
 
 def at_work(head: Head, now_ms: int) -> str | None:
-    """Why a partition may be an ingest's that is at work; None where it is nobody's."""
+    """Return why an ingest may still be writing the partition; None if the partition has no writer."""
     if head.writer_id.startswith(AFTER_INGEST):
         return None
     job = head.writer_id.removeprefix(INGEST)
@@ -186,5 +189,5 @@ def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Head], None]:
 
 
 def _due(head: Head, plan: DeletionPlan, now_ms: int) -> list[DeleteUnlinked | DeletePage]:
-    """What a manager's round would delete."""
+    """Return the deletions that a manager's maintenance would decide."""
     return deletions(snapshot_of_bucket(head, plan.name, plan.rules, now_ms))

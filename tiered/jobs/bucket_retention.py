@@ -1,19 +1,20 @@
-"""Retention of what is in a bucket, by a job beside the managers: rows that have expired leave the index.
+"""Retention in a bucket by a co-writer: expired segment entries leave the manifest.
 
-The policies are those of a manager (`policies.remote_retention`), asked about the bucket alone: nothing on any disk is
-known, so retention by size counts too little rather than too much. The job commits as a guest of the epoch
-(`remote.manifest.co_writer`): rows out of the head, their objects on its list, the log start up. The objects go after
-the grace time, with the next round of whoever is the writer; where that is nobody, by `tiered.jobs.bucket_deletion`.
+The policies are a manager's (`policies.remote_retention`), applied to the bucket alone. No disk is known, so retention
+by size counts too few bytes rather than too many. The job commits as a co-writer of the epoch
+(`remote.manifest.co_writer`): it raises the log start offset, takes entries out of the manifest and makes their objects
+pending deletes. The writer's next maintenance deletes the objects after the grace period. In a partition without a
+writer `tiered.jobs.bucket_deletion` does.
 
-**What the bucket does not know.** A head has the settings that a topic was created with, not the defaults of the
-machines that serve it. So nothing is taken for granted: a limit that is not said is none, and a topic whose
-``cleanup.policy`` is not said keeps everything.
+**Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of the machines that
+serve it. So the job assumes nothing: an unknown limit is no limit, and a topic with an unknown ``cleanup.policy``
+expires nothing.
 
 | a crash after | leaves |
 |---|---|
 | plan | nothing |
-| the log start | rows below it, which nobody reads: the next retention takes them out |
-| rows and pages out | all of it |
+| the log start offset | entries below it, which no reader reads: the next retention takes them out |
+| entries and pages are out | a finished job |
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.topic_settings import resolve_rules
 
-PAGES_MAX = 16  # pages of old rows that one plan looks into
+PAGES_MAX = 16  # pages of old entries that one plan reads
 _POLICY, _VIEWS = "cleanup.policy", "compaction.view.threshold"
 _NOT_SAID = {"retention.ms": "-1", "retention.bytes": "-1", "local.retention.ms": "-2", "local.retention.bytes": "-2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPlan:
-    """What leaves one partition's index. `rows` and `size_bytes` count pages with all that they hold; `left_alone` is
-    why nothing was looked at."""
+    """The segment entries and pages that expire in one partition.
+
+    `rows` and `size_bytes` count a page with all its entries. `left_alone` is the reason why the partition was skipped.
+    """
 
     name: RemotePartitionName
     epoch: int
@@ -54,14 +57,14 @@ class RetentionPlan:
 
 
 def rules_of(known: Mapping[str, str]) -> PartitionRules:
-    """The rules by what is known of a topic's settings; limits that are not said are none. Raises InvalidRequest."""
+    """Resolve rules from a topic's known settings; an unknown limit is none. Raises InvalidRequest."""
     return resolve_rules({**DEFAULTS, **_NOT_SAID, **known})
 
 
 def plan_retention(
     store: ObjectStore, name: RemotePartitionName, known: Mapping[str, str], *, now_ms: int
 ) -> RetentionPlan:
-    """What has expired by the settings `known`. Raises NotFound without a head, Conflict for a deleted topic."""
+    """Plan by the settings `known`. Raises NotFound if there is no manifest, Conflict for a deleted topic."""
     log = GuestLog(store, name.prefix)
     head = log.join()
     bare = RetentionPlan(name=name, epoch=head.epoch)
@@ -86,8 +89,10 @@ def plan_retention(
 
 
 def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) -> None:
-    """Raise the log start, then take rows and pages out. May be repeated. Raises Fenced when another writer came since
-    the plan, Conflict when the topic was deleted."""
+    """Raise the log start offset, then take entries and pages out. May be repeated.
+
+    Raises Fenced if another writer took over since the plan, Conflict if the topic was deleted.
+    """
     if not plan.log_start_offset:
         return
     log = GuestLog(store, plan.name.prefix)
@@ -104,7 +109,7 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
 
 
 def _still_there(log: GuestLog, head: Head, rows: Sequence[ExpireRemote]) -> list[ExpireRemote]:
-    """Those that others have not taken out or replaced meanwhile, and that lie below the log start."""
+    """Return the entries that are still in the manifest and end at or below the first readable offset."""
     if not rows:
         return []
     start, end = rows[0].base_offset, rows[-1].next_offset
@@ -113,7 +118,7 @@ def _still_there(log: GuestLog, head: Head, rows: Sequence[ExpireRemote]) -> lis
 
 
 def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRules, now_ms: int) -> PartitionSnapshot:
-    """A partition of which nothing but the bucket is known."""
+    """Return a snapshot of a partition from its manifest alone."""
     return PartitionSnapshot(
         partition=name.topic_partition,
         rules=rules,
@@ -133,7 +138,7 @@ def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRu
 
 
 def _with_oldest_rows(snapshot: PartitionSnapshot, log: GuestLog, head: Head) -> PartitionSnapshot:
-    """With the rows of the oldest pages, as far as some of them may have expired."""
+    """Return the snapshot with the entries of the oldest pages, as far as some of them may have expired."""
     index = log.index(head)
     for _ in range(PAGES_MAX):
         spill = page_to_know(snapshot)

@@ -1,13 +1,14 @@
-"""Both passes of a compaction of the bucket over one group of rows, as a task does them
-(`tiered.jobs.bucket_compaction`).
+"""Both passes of a bucket compaction over one group of segment entries.
 
-A group's segments are brought onto the task's disk, into a directory of its own, and there they are segments like any
-others: pass one of the cleaner finds the newest records of the group's keys (`local.cleaner.offset_map`), its judge and
-its rebuilding make what is left (`local.cleaner.record_retention`, `local.cleaner.segment_grouping`). The only thing
-that is new is who knows the newest record of a key: offsets that came out of pass one of all groups.
+The passes are steps 2 and 3 of `tiered.jobs.bucket_compaction`.
 
-Memory: the dedupe buffer, or eight bytes for each record of the group that stays; two bits a record; a few MiB of
-records. Disk: the group, and one segment that is made of it.
+A task reads the group's segments into a directory of its own on the local disk. The cleaner then treats them like any
+local segments: its pass one finds the newest record of each key in the group (`local.cleaner.offset_map`), its judge
+and its rebuilding make the new segments (`local.cleaner.record_retention`, `local.cleaner.segment_grouping`). One thing
+differs: the offsets of the newest records come from pass one of all groups.
+
+Memory: the dedupe buffer, or eight bytes for each surviving record of the group; two bits a record; a few MiB of
+records. Disk: the group, and one new segment.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ _CACHE_BYTES = 4 * RANGE_BYTES
 
 
 class GroupWork:
-    """One attempt at one group. `directory` is empty and the attempt's own; the caller removes it with all in it."""
+    """One attempt at one group.
+
+    `directory` is empty and belongs to this attempt; the caller removes it with its content.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class GroupWork:
         keys: KeyRing = NO_KEYS,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`should_stop` is asked between slices; CleaningAborted when it says so."""
+        """`should_stop` is called between slices; CleaningAborted is raised if it returns true."""
         self._store, self._plan, self._group = store, plan, group
         self._storage, self._directory, self._keys = storage, directory, keys
         self._pace = Pace(plan.name.topic_partition, should_stop)
@@ -91,10 +95,10 @@ class GroupWork:
     # --- pass one ----------------------------------------------------------------------------------------------------
 
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
-        """The newest record of each key in the group, and perhaps some older ones where `buffer` is small.
+        """Yield the newest record of each key in the group; with a small `buffer` perhaps some older ones.
 
-        Rows that expired since the plan are passed over. Raises NotFound when others have left the bucket since then,
-        Corrupt for damaged bytes.
+        Entries that expired since the plan are skipped. Raises NotFound if other entries of the group have left the
+        bucket since the plan, Corrupt for damaged bytes.
         """
         self._group = self._without_expired()
         segments = [self._fetched(row) for row in self._group.rows]
@@ -106,7 +110,10 @@ class GroupWork:
             segments = segments[count:]
 
     def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[NewestRecords | None, int]:
-        """As many segments as fit; None for one that does not fit by itself: all of its keys go out then."""
+        """Return the offset map of as many segments as fit, and their count.
+
+        Returns (None, 1) if the first segment does not fit by itself: all its keys are then yielded.
+        """
         end = self._group.next_offset
         newest, count = find_newest(self._storage, segments, end, self._group.aborted, buffer, self._pace)
         return (newest, count) if count else (None, 1)
@@ -125,17 +132,19 @@ class GroupWork:
                 starts, lengths = columns.key_starts[wanted], columns.key_lengths[wanted]
                 low, high = digest_keys(columns.data, starts, lengths, self._plan.secret)
                 yield KeyRun(low, high, columns.offsets[wanted])
-                del columns  # before the next step is inflated
+                del columns  # before the next step is decompressed
 
     # --- pass two ----------------------------------------------------------------------------------------------------
 
     def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
-        """Make and upload what is left of the group. `newest` are the offsets of the records that are the newest of
-        their keys, those of the group at least, ascending.
+        """Build and upload the new segments of the group.
 
-        Order of effects: uploads, one after another. On an error those of this attempt are deleted as well as it can be
-        done; nothing names them. Rows that expired since the plan are passed over. Raises NotFound when others have
-        left the bucket since then, Corrupt for damage.
+        `newest` are offsets of records that are the newest of their keys, ascending; at least all such records of the
+        group.
+
+        Uploads are made one after another. After an error the uploads of this attempt are deleted if possible; no
+        manifest names them. Entries that expired since the plan are skipped. Raises NotFound if other entries of the
+        group have left the bucket since the plan, Corrupt for damage.
         """
         plan, group = self._plan, self._without_expired()
         if not group.rows:
@@ -166,7 +175,10 @@ class GroupWork:
         return _result(group, made)
 
     def _without_expired(self) -> RowGroup:
-        """The group without the rows that lie below the log start by now: their objects may be deleted at any time."""
+        """Return the group without entries below the log start offset.
+
+        Their objects may be deleted at any time.
+        """
         start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
         rows = tuple(row for row in self._group.rows if row.next_offset > start)
         expired = len(self._group.rows) - len(rows)
@@ -186,7 +198,11 @@ class GroupWork:
         )
 
     def _open_producers(self, segments: Sequence[Segment]) -> set[int]:
-        """Whose transactions may have begun before the group; all that end one in it where nobody noted that."""
+        """Return the ids of producers with a transaction that may be open at the group's base offset.
+
+        If the entry before the group has no producer snapshot, the result has all producers with a control batch in the
+        group.
+        """
         before = self._group.before
         if before is None:
             return set()
@@ -205,7 +221,10 @@ class GroupWork:
         return found
 
     def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[RemoteSegment]) -> RemoteSegment:
-        """One segment made of several, or of one. Raises InvalidRequest where its positions would not fit an index."""
+        """Upload one segment made of `together`.
+
+        Raises InvalidRequest if its positions would not fit an index.
+        """
         plan, base = self._plan, olds[0].base_offset
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
         rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
@@ -262,7 +281,7 @@ class GroupWork:
         return Segment.load(self._storage, self._directory, row.base_offset)
 
     def _written(self, path: str, parts: Iterable[memoryview]) -> int:
-        """A file that nobody needs after a crash; its size."""
+        """Write a file that needs no recovery after a crash; return its size."""
         size, file = 0, self._storage.create(path)
         try:
             for part in parts:
@@ -279,7 +298,7 @@ class GroupWork:
 
 
 class ShuffledNewest:
-    """The newest records by their offsets: see `local.cleaner.record_retention.Newest`."""
+    """The newest records by offset; implements `local.cleaner.record_retention.Newest`."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], newest: NDArray[np.int64]) -> None:
         self._storage = storage
@@ -299,11 +318,11 @@ class ShuffledNewest:
             control = _of_control(columns)
             keep.append(control | ~self.superseded(columns))
             tombstones.append((columns.value_lengths < 0) & ~control & (columns.key_lengths >= 0))
-            del columns  # before the next step is inflated
+            del columns  # before the next step is decompressed
         return packed(np.concatenate(keep)), packed(np.concatenate(tombstones))
 
     def superseded(self, columns: Columns) -> Flags:
-        """Those that are not among the newest: older ones, those without a key, and what aborted transactions left."""
+        """Return the superseded records: older ones, records without a key, records of aborted transactions."""
         if not len(self._newest):
             return np.ones(len(columns), np.bool_)
         at = np.minimum(np.searchsorted(self._newest, columns.offsets), len(self._newest) - 1)
@@ -312,7 +331,7 @@ class ShuffledNewest:
 
 
 def newest_by_group(plan: CompactionPlan, runs: Iterable[KeyRun]) -> Mapping[int, NDArray[np.int64]]:
-    """What happens between the passes, in one process: the largest offset of each digest, by the group that has it."""
+    """Return the largest offset of each digest, by group: the step between the passes, in one process."""
     found = newest_offsets(runs)
     return {group.number: found[(found >= group.base_offset) & (found < group.next_offset)] for group in plan.groups}
 
@@ -333,10 +352,10 @@ def compact_partition(
     rows_max: int = ROWS_MAX,
     settings: Mapping[str, str] | None = None,
 ) -> CompactionOutcome:
-    """All of it in this process, as many rounds as it takes: for a partition whose keys' digests (24 bytes each) fit
-    its memory.
+    """Compact one partition in this process, in as many rounds as needed.
 
-    `directory` is empty and the caller's own. Raises as the steps do.
+    The key digests of the partition (24 bytes each) must fit into memory. `directory` is empty and belongs to the
+    caller. Raises the errors of the steps.
     """
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     done: CompactionOutcome | None = None
@@ -378,7 +397,7 @@ def _result(group: RowGroup, made: Sequence[tuple[tuple[RemoteSegment, ...], Rem
 
 
 def _joined_epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
-    """The leader epochs of neighbours, each start that changes something."""
+    """Return the leader epochs of neighbours, without starts that repeat the epoch."""
     found: list[tuple[int, int]] = []
     for epoch, start in (entry for row in rows for entry in row.epochs):
         if not found or found[-1][0] != epoch:
@@ -397,13 +416,13 @@ def _keyed(columns: Columns) -> Flags:
 
 
 def _data(columns: Columns, group: RowGroup) -> Flags:
-    """Records with a key that nobody aborted."""
+    """Return a mask of records that have a key and belong to no aborted transaction."""
     gone = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
     found: Flags = _keyed(columns) & ~gone
     return found
 
 
 def _flags(bits: Bits, first: int, count: int) -> Flags:
-    """The flags of `count` records from the `first` on."""
+    """Return the flags of `count` records from index `first`."""
     found: Flags = np.unpackbits(bits[first >> 3 : (first + count + 7) >> 3], bitorder="little").view(np.bool_)
     return found[first & 7 : (first & 7) + count]

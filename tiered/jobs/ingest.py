@@ -1,32 +1,32 @@
-"""Bulk ingest: records become closed segments in the bucket, with no manager and no disk's log in between.
+"""Bulk ingest: records become closed segments in the bucket, without a manager or a local log.
 
-1. `plan_ingest`, in one place: every partition of the topic gets a new epoch, that of this job (P1: before any upload).
-   Whoever wrote it before is fenced: the offsets behind the bucket's end are one writer's to give.
-2. `tiered.jobs.ingest_task.IngestTask`, in any number of places: batches are encoded as an append would, given offsets,
-   spooled, and uploaded segment by segment. Attempts may fail and run twice: names are never used again.
-3. `commit_ingest`, in one place again: for each partition one head that names the segments of the attempts that won.
+1. `plan_ingest`, in one process: the job takes over the epoch of every partition of the topic (P1: before any upload).
+   The previous writer is fenced, because only one writer may give the offsets after the bucket's end.
+2. `tiered.jobs.ingest_task.IngestTask`, in any number of processes: batches are encoded as by an append, given offsets,
+   spooled to disk, and uploaded segment by segment. Attempts may fail and run twice: object names are never reused.
+3. `commit_ingest`, in one process: one manifest for each partition, which names the segments of the winning attempts.
 
-**Offsets.** A batch in an object can't be given other offsets afterwards, and a task does not know how many records the
-others have. So each task has a range of its own: task t of a partition gives ``start + t * span`` and following, where
-`start` is the bucket's end. An attempt that is run again gives the same offsets, and only one is committed, so no
-offset is ever given twice; records of a task keep their order, and tasks follow one another by number. What a range has
-left over is a gap, as in a compacted log: the row before it reaches up to the next one's base. With a span of None
-there are no gaps; then all records of a partition have to come from one task.
+**Offsets.** The offsets of a batch cannot be changed after the upload, and a task does not know how many records the
+other tasks have. So each task has an offset range of its own: task t of a partition gives offsets from ``start + t *
+span``, where `start` is the bucket's end. A repeated attempt gives the same offsets, and only one attempt is committed,
+so no offset is given twice. The records of a task keep their order, and tasks follow one another by number. The unused
+end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset. With a
+span of None there are no gaps; then one task must have all records of a partition.
 
-**Once.** A head remembers the jobs that are in it (`remote.manifest.job_changes`). A partition that has the job's note
-is passed over, whoever runs the job again. A stream's `turn` is its batch: a turn that is not above the noted one is in
-already.
+**Exactly once.** A manifest has notes of the jobs that are committed in it (`remote.manifest.job_changes`). A partition
+with the job's note is skipped when the job runs again. The `turn` of a stream is its batch number: a turn at or below
+the noted one is already committed.
 
-**Old heads.** A stream commits one with every batch, for years, and no manager is there to collect them. So whoever
-commits does, once so many are there that a manager would (`policies.manifest_collection`); what goes wrong there is no
-trouble of the ingest's.
+**Old manifests.** A stream commits a manifest with every batch, for years, and no manager runs to delete old ones. So
+the commit deletes them, if there are as many as a manager would delete (`policies.manifest_collection`). An error there
+does not fail the ingest.
 
-| a crash, or an error, after | leaves | what becomes of it |
+| a crash or an error after | leaves | outcome |
 |---|---|---|
-| some epochs begun | partitions without a writer at work | the job, run again, joins the epochs that it began |
-| some uploads | objects that no head names | nobody's, once the next epoch begins |
-| some commits | those partitions whole, the others as they were | the job, run again, does the others |
-| `abort_ingest` | what the winners had uploaded, on the list to delete | the next writer, or `jobs.bucket_deletion` |
+| some takeovers | partitions without a running writer | the repeated job joins its own epochs |
+| some uploads | objects that no manifest names | orphans once the next epoch begins |
+| some commits | some partitions complete, the others unchanged | the repeated job does the others |
+| `abort_ingest` | the winners' uploads as pending deletes | the next writer, or `jobs.bucket_deletion`, deletes them |
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ SPAN = 1 << 31  # offsets of one task in one partition; 2^32 such ranges fit the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestTarget:
-    """One partition as a job begins to write it. `start_offset` is None where each turn of a stream asks anew.
+    """One partition at the start of a job.
 
-    `producers` and `epochs` are what the indexes of its `last` row say: a segment of this job says the same, and
-    itself.
+    `start_offset` is None for a stream: each turn reads the end again. `producers` and `epochs` are from the indexes of
+    the partition's `last` entry: a segment of this job repeats them and adds its own epoch.
     """
 
     name: RemotePartitionName
@@ -86,7 +86,10 @@ class IngestTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPlan:
-    """What a job writes where. `targets` are all partitions of the topic, by number; `span`: see the module text."""
+    """The partitions, settings and offset ranges of a job.
+
+    `targets` are all partitions of the topic, by number. `span`: see the module text.
+    """
 
     job_id: str
     topic: str
@@ -99,7 +102,10 @@ class IngestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What one attempt of a task has uploaded, by partition, in order; the offsets where it took the end to be."""
+    """The uploads of one attempt of a task, by partition, in order.
+
+    `starts` are the partition ends from which the attempt computed its offsets.
+    """
 
     task: int
     rows: Mapping[int, tuple[RemoteSegment, ...]]
@@ -108,7 +114,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOutcome:
-    """What a partition came to. `was_done`: an earlier run had committed it, and this one changed nothing."""
+    """Result for one partition. `was_done`: an earlier run had committed it; this run changed nothing."""
 
     name: RemotePartitionName
     head_sequence: int
@@ -134,16 +140,18 @@ def plan_ingest(
     is_stream: bool = False,
     keys: KeyRing = NO_KEYS,
 ) -> IngestPlan:
-    """Make all partitions of a topic this job's. One that the bucket lacks is created with `create_partitions`.
+    """Take over all partitions of a topic. A missing topic is created with `create_partitions`.
 
-    `settings` outweigh the topic's own; a topic that is created has them as its own. A partition that has the job is
-    left alone, unless it is a stream; one whose epoch this job began is joined. Raises NotFound for a topic that is not
-    there, InvalidRequest for two topics of one name, another number of partitions, or an open transaction; Conflict
-    where others wrote and `takes_leadership` is False.
+    `settings` override the topic's own; a new topic gets them as its own. A partition with the job's note is skipped,
+    unless the job is a stream. A partition with an epoch of this job is joined.
+
+    Raises NotFound for an unknown topic. Raises InvalidRequest for two topics of one name, another number of
+    partitions, or an open transaction. Raises Conflict if another writer wrote the partition and `takes_leadership` is
+    False.
     """
     if span is not None and span < 1:
         raise InvalidRequest("ingesting, a span of offsets below one", span=span)
-    log_settings({**DEFAULTS, **(settings or {})})  # refuses what is unknown or contradicts itself
+    log_settings({**DEFAULTS, **(settings or {})})  # rejects unknown and contradicting settings
     job_id = job_id or f"job-{new_ulid(now_ms)}"
     names = _partitions(store, topic, topic_id, create_partitions)
     heads = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
@@ -175,10 +183,10 @@ def plan_ingest(
 def commit_ingest(
     store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int, turn: int = 0
 ) -> list[IngestOutcome]:
-    """Make what the winning attempts uploaded the truth, a head for each partition; what came of each.
+    """Commit the uploads of the winning attempts, one manifest for each partition; return the results.
 
-    May be repeated. A partition that cannot be committed holds none of the others back; its error is raised in the end:
-    Fenced when another writer came, Conflict when tasks gave offsets of each other's or the end has moved.
+    May be repeated. An error in one partition does not stop the others; the first error is raised at the end. Fenced
+    means that another writer took over. Conflict means that offsets of tasks overlap or the partition's end has moved.
     """
     parts = sorted(parts, key=lambda each: each.task)
     outcomes, errors = [], []
@@ -194,10 +202,11 @@ def commit_ingest(
 
 
 def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int) -> None:
-    """Have deleted what the attempts uploaded, as far as they told and no head names it.
+    """Make the reported uploads of the attempts pending deletes, unless a manifest names them.
 
-    Nothing is deleted here: a commit may have been sent whose answer was lost. So a head is committed that lists the
-    objects, which settles that: either the rows are there already, and are passed over, or they can never be.
+    Nothing is deleted here: a commit may be in doubt. The function commits a manifest that lists the objects, which
+    settles the doubt. Either the entries are already there, and their objects are not listed, or they can never be
+    committed.
     """
     parts = list(parts)
     for target in plan.targets:
@@ -213,14 +222,14 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
 
 
 def end_of(head: Head) -> int:
-    """Where a job's first record goes: above all offsets that were ever given in the bucket."""
+    """Return the offset of a job's first record: above all offsets that were ever given in the bucket."""
     return max(head.next_offset, head.highest_next_offset)
 
 
 def _partitions(
     store: ObjectStore, topic: str, topic_id: str | None, create_partitions: int | None
 ) -> list[RemotePartitionName]:
-    """The topic's partitions by number, those that are to be created too."""
+    """Return the topic's partitions by number, including the ones to create."""
     there = [name for name in list_partitions(store, [topic]) if topic_id in (None, name.topic_id)]
     deleted = {name.topic_id for name in there if (h := MetadataLog(store, name.prefix).load()) and h.deleted_ms}
     there = [name for name in there if name.topic_id not in deleted]
@@ -240,7 +249,7 @@ def _partitions(
 def _check_free(
     store: ObjectStore, name: RemotePartitionName, head: Head, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
-    """Raises Conflict and InvalidRequest for a partition that must not be taken over."""
+    """Raise Conflict or InvalidRequest for a partition that must not be taken over."""
     if head.given_up:
         facts = {"partition": name.topic_partition, "writer": head.writer_id}
         raise InvalidRequest("ingesting, what the tier held is being given up: its rows leave first", **facts)
@@ -254,7 +263,7 @@ def _check_free(
 
 
 def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Head:
-    """The head by which the partition's new epoch is this job's."""
+    """Take over the partition for this job; return the manifest of the takeover."""
     log = MetadataLog(store, name.prefix)
     return log.become_writer(
         INGEST + job_id,
@@ -284,7 +293,10 @@ def _target(
 
 
 def _with_key(settings: Mapping[str, str], targets: Sequence[IngestTarget]) -> dict[str, str]:
-    """The settings of the job: behind encrypted entries it encrypts, also where no setting says so."""
+    """Return the job's settings with a key id.
+
+    After encrypted entries the job encrypts, even if no setting says so.
+    """
     return with_key_of(settings, [each.last for each in targets if each.last is not None])
 
 
@@ -349,7 +361,10 @@ def _outcome(target: IngestTarget, head: Head, rows: Sequence[RemoteSegment], *,
 
 
 def _in_order(rows: Iterable[RemoteSegment], name: RemotePartitionName) -> list[RemoteSegment]:
-    """By offset, each reaching up to the next one's base. Raises Conflict where tasks gave the same offsets."""
+    """Sort by offset and extend each entry to the next one's base offset.
+
+    Raises Conflict if tasks gave the same offsets.
+    """
     found = sorted(rows, key=lambda row: row.base_offset)
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:

@@ -1,11 +1,11 @@
-"""The part of a bulk ingest that runs many times over: records in, uploaded segments out (`tiered.jobs.ingest`).
+"""One task of a bulk ingest: records in, uploaded segments out (`tiered.jobs.ingest`).
 
-Records of a partition are held back until they make batches of a sensible size, encoded, given their offsets, and
-spooled into a file; a file of about ``segment.bytes`` is uploaded as a segment, with the indexes that a manager would
-have made beside it, kept at rest as the topic's settings say.
+The task holds records of a partition until they fill batches of a sensible size. Then it encodes them, gives them
+offsets and writes them to a spool file. A file of about ``segment.bytes`` is uploaded as a segment, with the indexes
+that a manager would make, in the object encoding of the topic's settings.
 
-Memory: HELD_BYTES of records over all partitions and a batch's encoding. Disk: one segment for each partition that the
-task has records of.
+Memory: HELD_BYTES of records over all partitions and one batch's encoding. Disk: one segment for each partition of
+which the task has records.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tiered.partition.segment_inspection import SegmentWatch
 from tiered.stores.object_encoding import encoding_of
 
 HELD_BYTES = 64 << 20
-_ENOUGH_BYTES = 1 << 20  # of one partition, to be encoded at once
+_ENOUGH_BYTES = 1 << 20  # of one partition: held records are encoded from this size on
 _OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)
 class _Partition:
-    """What a task knows of one partition. `next_offset` is that of the next record; the file is of one segment."""
+    """State of one partition in a task. `next_offset` is the next record's; the file holds one segment."""
 
     target: IngestTarget
     start_offset: int
@@ -61,7 +61,10 @@ class _Partition:
 
 
 class IngestTask:
-    """One attempt of task number `task`. `directory` is empty and the attempt's own; the caller removes it."""
+    """One attempt of task number `task`.
+
+    `directory` is empty and belongs to this attempt; the caller removes it.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class IngestTask:
         keys: KeyRing = NO_KEYS,
         progress: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
-        """`progress` is told the bytes of each segment that is up."""
+        """`progress` is called with the bytes of each uploaded segment."""
         self._store, self._plan, self._task = store, plan, task
         self._storage, self._directory = storage, directory
         self._settings = log_settings({**DEFAULTS, **plan.settings})
@@ -85,10 +88,11 @@ class IngestTask:
         self._held_bytes = 0
 
     def add(self, partition: int, columns: RecordColumns) -> None:
-        """Records of one partition, behind those that it was given before. Their buffers are held on to.
+        """Add records of one partition after its earlier ones. The task holds references to their buffers.
 
-        Raises InvalidRequest for a partition that is none, for records that the topic refuses and for more of them than
-        a task has offsets; what the disk and the store raise. The attempt is over then: `discard`.
+        Raises InvalidRequest for an unknown partition, for records that the topic refuses, and for more records than
+        the task has offsets. Raises the errors of the disk and the store. After an error the attempt is over: call
+        `discard`.
         """
         if partition not in self._targets:
             raise InvalidRequest("ingesting, no such partition", topic=self._plan.topic, partition=partition)
@@ -106,7 +110,7 @@ class IngestTask:
             self._encode(max(self._partitions.values(), key=lambda each: each.held_bytes))
 
     def end(self) -> Ingested:
-        """Upload what is left; all that this attempt made. Raises as `add`."""
+        """Upload the remaining records; return all uploads of this attempt. Raises as `add`."""
         for known in self._partitions.values():
             self._encode(known)
             self._end_segment(known)
@@ -117,7 +121,7 @@ class IngestTask:
         )
 
     def discard(self) -> None:
-        """Delete what this attempt uploaded and told nobody, as well as it can be done. Never raises a LogError."""
+        """Delete the unreported uploads of this attempt, if possible. Never raises a LogError."""
         for known in self._partitions.values():
             prefix = known.target.name.prefix
             with suppress(LogError):
@@ -169,7 +173,10 @@ class IngestTask:
         known.next_offset += header.record_count
 
     def _end_segment(self, known: _Partition) -> None:
-        """Order of effects: the file is read again, looked at and uploaded → removed."""
+        """Upload the spool file as a segment.
+
+        Order of effects: 1. the file is read again, checked and uploaded; 2. the file is deleted.
+        """
         if known.file is None:
             return
         known.file.close()
@@ -187,7 +194,7 @@ class IngestTask:
             producer_snapshot=target.producers,
             leader_epochs=encode_epochs(self._epochs(known)),
             read=lambda start, length: self._storage.read(path, start, length),
-            path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
+            path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
             inspect=partial(SegmentWatch, path, base, known.next_offset, epochs, both),
         )
         row = copy_segment(
@@ -203,7 +210,7 @@ class IngestTask:
         self._progress(known.size_bytes)
 
     def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
-        """The partition's leader epochs up to this job's, which begins where the bucket ended."""
+        """Return the partition's leader epochs up to this job's, which begins at the old end of the bucket."""
         epoch, before = known.target.epoch, known.target.epochs
         begun = dict(before).get(epoch, known.start_offset)
         return (*(each for each in before if each[0] < epoch), (epoch, begun))

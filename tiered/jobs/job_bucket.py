@@ -1,4 +1,4 @@
-"""Where a job's bucket is: what travels to the tasks in the place of a client, which none can."""
+"""The location of a job's bucket: sent to tasks in place of a client, which cannot be pickled."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from tiered.stores.configured_store import object_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Each process that works on the bucket opens it for itself: a client made before a fork hangs or fails after it.
+    """The address and options of a bucket. Each process opens it itself.
 
-    `settings` are those of the topics that the job writes, as far as they are the store's (``remote.storage.class``,
-    ``remote.sse``, ``remote.immutable``). `key_ring` is a file on every worker; where it is None the environment may
-    name one. `work_directory` is where tasks put files, None for the system's place for them.
+    A client made before a fork hangs or fails after it. `settings` are settings of the topics that the job writes, as
+    far as they concern the store (``remote.storage.class``, ``remote.sse``, ``remote.immutable``). `key_ring` is a file
+    on every worker; if it is None the environment may name one. `work_directory` is the directory for temporary files
+    of tasks, None for the system's.
     """
 
     url: str
@@ -35,7 +36,7 @@ class Bucket:
     work_directory: str | None = None
 
     def open_store(self) -> ObjectStore:
-        """The caller closes it. Raises InvalidRequest as `remote.store.open_store.open_store`."""
+        """Open the store; the caller closes it. Raises InvalidRequest as `remote.store.open_store.open_store`."""
         values = {**DEFAULTS, **self.settings}
         objects = object_settings(values) if self.url.startswith("s3:") else BUCKETS_OWN
         store = open_store(self.url, self.options, objects=objects)
@@ -54,6 +55,9 @@ class Bucket:
 
     @contextmanager
     def scratch(self) -> Iterator[str]:
-        """A directory of this attempt's own, removed with all in it. A killed task leaves it to the system's care."""
+        """Yield a directory for this attempt, removed with its content at the end.
+
+        If the task is killed the directory stays; the operating system cleans it up.
+        """
         with tempfile.TemporaryDirectory(prefix="tiered-", dir=self.work_directory) as directory:
             yield directory

@@ -1,11 +1,17 @@
-"""Neighbouring tiered segments read as one: the bytes one after another, and the indexes that such a segment has.
+"""Neighbouring tiered segments as one segment: concatenated bytes and joined indexes.
 
-Nothing is decoded but the header of each segment's first batch. Indexes are those of the parts, moved: an entry of the
-offset index by the bytes before it, one of the time index only where it is later than all before, aborted transactions
-as they are. A batch that begins a part gets an entry of its own where the last one lies too far back, so that a segment
-made of many tiny ones can be searched. Whoever uploads it holds every entry against the batches (`SegmentWatch`).
+Nothing is decoded except the header of each segment's first batch. The indexes are joined from the indexes of the
+parts:
 
-Memory: the indexes of all parts, and what the cache of `remote` keeps.
+- An offset index entry is moved by the number of bytes before its part.
+- A time index entry is used only if its time is later than all times before it.
+- Aborted transactions are copied unchanged.
+- The first batch of a part gets an offset index entry of its own if the last entry is too far back. So a segment made
+  of many tiny ones can be searched.
+
+The upload checks every index entry against the batches (`SegmentWatch`).
+
+Memory: the indexes of all parts, and the chunk cache of `remote`.
 """
 
 from __future__ import annotations
@@ -28,10 +34,10 @@ INTERVAL_BYTES = 4096
 
 
 def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToCopy:
-    """The segment that `rows`, neighbours without a hole, are together; of one row that segment itself.
+    """Return `rows`, neighbours without a gap, as one segment; one row gives its own segment.
 
-    What the rows say is told as well, so the upload is refused where the bytes say something else. Raises NotFound for
-    a row that expired, Corrupt for a damaged one.
+    The result states the record count and the timestamps of the entries, so the upload is refused if the bytes
+    contradict them. Raises NotFound for an entry that expired, Corrupt for a damaged segment.
     """
     bundles = [remote.indexes(row) for row in rows]
     starts = list(accumulate((row.size_bytes for row in rows), initial=0))
@@ -62,13 +68,13 @@ def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToC
 
 
 def cleaned_through(rows: Sequence[RemoteSegment]) -> int | None:
-    """Through which offset all of them were cleaned: the least, None where one never was."""
+    """Return the offset through which all `rows` are clean: the smallest, None if one was never cleaned."""
     cleaned = [row.cleaned_through for row in rows if row.cleaned_through is not None]
     return min(cleaned) if len(cleaned) == len(rows) else None
 
 
 def check_same_bytes(row: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
-    """That a new segment is those of `rows` one after another, bit for bit, by the checksums. Raises Corrupt."""
+    """Check by checksum that `row` has the bytes of `rows`, one after another. Raises Corrupt."""
     expected = combine([each.content_crc32c for each in rows], [each.size_bytes for each in rows])
     if row.content_crc32c != expected:
         facts = {"expected": f"{expected:08x}", "found": f"{row.content_crc32c:08x}", "object": row.data_key}
@@ -115,7 +121,7 @@ def _time_entries(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> lis
 def _read(
     remote: RemotePartition, rows: Sequence[RemoteSegment], starts: Sequence[int], start: int, length: int
 ) -> bytes | memoryview:
-    """Bytes ``[start, start + length)`` of all of them together."""
+    """Read bytes ``[start, start + length)`` of the concatenated segments."""
     parts = []
     at = bisect_right(starts, start) - 1
     while length > 0 and at < len(rows):

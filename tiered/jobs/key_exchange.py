@@ -1,11 +1,13 @@
-"""Between the two passes of a compaction in many places: which record of each key is the newest, a part at a time.
+"""Exchange between the two passes of a distributed compaction: find the newest record of each key.
 
-Pass one gives digests of keys with offsets (`KeyRun`). Whoever runs it combines what he has (`Combiner`), so that a key
-that comes a hundred times travels once, and parts it by digest into **buckets** (`parted`): all records of one key meet
-in one bucket. There the largest offset of each digest stays (`newest`), and goes back to the group of segments that it
-came from (`by_group`), whose pass two wants offsets and nothing else (`offsets_of`).
+1. Pass one yields digests of keys with offsets (`KeyRun`).
+2. The task combines its records (`Combiner`), so a key with a hundred records is sent once.
+3. `parted` divides the records by digest into **buckets**: all records of one key are in one bucket.
+4. For each bucket `newest` finds the largest offset of each digest.
+5. `by_group` sends these offsets back to the group of segments that has them. Pass two needs offsets only
+   (`offsets_of`).
 
-What travels are byte strings:
+The data is sent as byte strings:
 
 | of a bucket | bytes | | of a group | bytes |
 |---|---|---|---|---|
@@ -16,11 +18,11 @@ What travels are byte strings:
 | upper halves | 8 each | | | |
 | offsets above the smallest | w each | | | |
 
-Numbers are little-endian. So a record costs some 19 bytes on its way to its bucket, and 1 to 3 on its way back.
+Numbers are little-endian. A record costs about 19 bytes on its way to a bucket, and 1 to 3 on its way back.
 
-Memory: however many keys there are, so many records in a combiner and about as many in a bucket (digests are spread
-evenly) as `records_held` says for a buffer: 24 bytes each, some 90 while they are put in order; and eight bytes for
-each record of a group that stays.
+Memory does not depend on the number of keys. A combiner holds as many records as `records_held` allows for a buffer,
+and a bucket about as many (digests are spread evenly). A record takes 24 bytes, about 90 while it is sorted. A group
+takes eight bytes for each surviving record.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ from numpy.typing import NDArray
 
 from local.errors import Corrupt
 
-STRING_RECORDS = 1 << 17  # of one byte string, about 2.5 MB: a row of somebody's table
+STRING_RECORDS = 1 << 17  # in one byte string, about 2.5 MB: one row of a Spark table
 _HEAD = struct.Struct("<IqB")
 
 Numbers = NDArray[np.int64]
 
 
 class KeyRun(NamedTuple):
-    """Records that may be the newest of their keys: the two halves of each key's digest, and its offset."""
+    """Records that may be the newest of their keys: both halves of each key's digest, and the offset."""
 
     low: Numbers
     high: Numbers
@@ -49,7 +51,7 @@ class KeyRun(NamedTuple):
 
 
 class Combiner:
-    """Holds on to records and lets older ones of a key go; gives what it cannot hold. Of one partition."""
+    """Holds records of one partition, drops superseded ones, and yields records when it is full."""
 
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
@@ -57,7 +59,7 @@ class Combiner:
         self._count = 0
 
     def add(self, run: KeyRun) -> Iterator[KeyRun]:
-        """What has to go on now: nothing, or all there is, where combining does not make it half as much."""
+        """Add records; yield nothing, or all held records if combining does not halve them."""
         self._held.append(run)
         self._count += len(run.offsets)
         if self._count > self._records_max:
@@ -68,24 +70,24 @@ class Combiner:
                 yield combined
 
     def rest(self) -> Iterator[KeyRun]:
-        """All that is left; the combiner is empty then."""
+        """Yield all held records; the combiner is empty afterwards."""
         held, self._held, self._count = self._held, [], 0
         if held:
             yield _newest_of(_joined(held))
 
 
 def records_held(buffer_bytes: int) -> int:
-    """How many records at a time are compared with each other; one at least."""
+    """Return how many records are compared with each other at a time; at least one."""
     return max(1, buffer_bytes // 32)
 
 
 def bucket_count(records: int, buffer_bytes: int) -> int:
-    """How many buckets so many records need; one at least."""
+    """Return the number of buckets for `records`; at least one."""
     return max(1, -(-records // records_held(buffer_bytes)))
 
 
 def parted(run: KeyRun, buckets: int) -> Iterator[tuple[int, bytes]]:
-    """The records by bucket, as byte strings; a bucket may come more than once."""
+    """Yield the records by bucket, as byte strings; a bucket number may occur more than once."""
     numbers = _bucket_of(run.high, buckets)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(buckets + 1))
@@ -96,17 +98,20 @@ def parted(run: KeyRun, buckets: int) -> Iterator[tuple[int, bytes]]:
 
 
 def newest(strings: Iterable[bytes]) -> Numbers:
-    """The largest offset of each digest of a bucket, ascending. Raises Corrupt for what `parted` did not make."""
+    """Return the largest offset of each digest of a bucket, ascending.
+
+    Raises Corrupt for bytes that `parted` did not make.
+    """
     return newest_offsets(_decoded(each) for each in strings)
 
 
 def newest_offsets(runs: Iterable[KeyRun]) -> Numbers:
-    """The same of records that never left the process."""
+    """Return the same for records that are in this process."""
     return np.sort(_newest_of(_joined(list(runs))).offsets)
 
 
 def by_group(offsets: Numbers, bases: Numbers) -> Iterator[tuple[int, bytes]]:
-    """`offsets`, ascending, by the group that holds them, as byte strings. `bases` are the groups' first offsets."""
+    """Yield `offsets` (ascending) by group, as byte strings. `bases` are the groups' base offsets."""
     bounds = np.append(np.searchsorted(offsets, bases), len(offsets))
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         mine = offsets[bounds[number] : bounds[number + 1]]
@@ -117,7 +122,7 @@ def by_group(offsets: Numbers, bases: Numbers) -> Iterator[tuple[int, bytes]]:
 
 
 def offsets_of(strings: Iterable[bytes]) -> Numbers:
-    """The offsets of a group, ascending. Raises Corrupt for what `by_group` did not make."""
+    """Return the offsets of a group, ascending. Raises Corrupt for bytes that `by_group` did not make."""
     parts = [np.empty(0, np.int64)]
     for each in strings:
         count, first, width = _head(each)
@@ -126,11 +131,14 @@ def offsets_of(strings: Iterable[bytes]) -> Numbers:
 
 
 def _newest_of(run: KeyRun) -> KeyRun:
-    """One record for each digest, the newest. In the order of the upper half, by which almost all of them differ."""
+    """Return the newest record of each digest, in the order of the upper half.
+
+    Almost all digests differ in the upper half.
+    """
     order = np.argsort(run.high)
     high, low = run.high[order], run.low[order]
     again = high[1:] == high[:-1]
-    if (again & (low[1:] != low[:-1])).any():  # keys that share half a digest: one's records may lie apart
+    if (again & (low[1:] != low[:-1])).any():  # some keys share half a digest: records of one key may be apart
         order = np.lexsort((run.low, run.high))
         high, low = run.high[order], run.low[order]
         again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
@@ -149,7 +157,7 @@ def _joined(runs: list[KeyRun]) -> KeyRun:
 
 
 def _bucket_of(high: Numbers, buckets: int) -> Numbers:
-    """By 32 bits of the digest, which are spread evenly over the buckets."""
+    """Return the bucket by 32 bits of the digest, which are spread evenly over the buckets."""
     return (((high.view(np.uint64) >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).view(np.int64)
 
 
@@ -170,7 +178,7 @@ def _decoded(string: bytes) -> KeyRun:
 
 
 def _packed(numbers: Numbers) -> tuple[int, bytes]:
-    """The bytes that the largest of some numbers needs, and these of each; none of them negative."""
+    """Return (bytes w that the largest number needs, w bytes of each number). No number is negative."""
     width = (int(numbers.max()).bit_length() + 7) // 8
     return width, numbers.view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 

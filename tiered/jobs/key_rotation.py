@@ -1,9 +1,9 @@
-"""Wrapping the data keys of a manager's partitions by the key that each topic's settings name now.
+"""Key rotation in a manager: data keys are wrapped by the key that each topic's settings name now.
 
-What it costs and leaves behind is `remote.manifest.key_rotation`'s text. A partition's `tier_lock` is held meanwhile,
-so no task of the tier works there; its `lock` is not: appends and all else on the disk go on while the store is slow.
-What was uploaded and waits for its commit (`tiered.maintenance.upload_and_commit`) is wrapped anew as well: it would
-bring the old key back.
+`remote.manifest.key_rotation` describes the cost and the effects. The job holds a partition's `tier_lock`, so no task
+of the tier runs in it. It does not hold `lock`: appends and all other disk work continue while the store is slow.
+Uploads that wait for their commit (`tiered.maintenance.upload_and_commit`) are wrapped again too: otherwise their
+commit would bring the old key back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedPartition:
-    """`used` counts its segments by the key that wrapped their data keys before, `key_id` is the topic's, None where
-    it is not encrypted any more. `rewrapped` were, or of a look would be, wrapped by that one instead. `sealed` objects
-    of the index, manifest and pages, were or would be sealed by it (`remote.manifest.sealing`)."""
+    """Result for one partition.
+
+    `used` counts its segments by the key that wrapped their data keys before. `key_id` is the topic's key, None if the
+    topic is no longer encrypted. `rewrapped` segments were wrapped by it, or would be in a dry run. `sealed` index
+    objects, manifest and pages, were or would be sealed by it (`remote.manifest.sealing`).
+    """
 
     partition: TopicPartition
     used: Mapping[str, int]
@@ -39,10 +42,10 @@ def rotate_keys(
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, everything: None,
 ) -> list[RotatedPartition]:
-    """Each partition that has something in the bucket, by name; with `dry_run` nothing is changed.
+    """Return a result for each partition with remote data, by name; with `dry_run` nothing changes.
 
-    `progress` hears how many partitions of how many are done, first that none is. Raises NotFound for a topic that is
-    not there, before anything is changed, and what `rewrap_keys` raises: partitions before that one are done.
+    `progress` is called with (partitions done, all partitions), at first with 0 done. Raises NotFound for an unknown
+    topic before any change. Raises the errors of `rewrap_keys`; the partitions before the failed one are done.
     """
     chosen = None if topics is None else [manager.topic(name).name for name in topics]
     partitions = manager.partitions(chosen)
@@ -71,7 +74,10 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
 
 
 def _rewrap_waiting(held: Partition, key_id: str) -> int:
-    """How many uploads, of those that the newest head does not name, had another key; for the holder of `tier_lock`."""
+    """Wrap the keys of waiting uploads that the newest manifest does not name; return their count.
+
+    The caller holds `tier_lock`.
+    """
     head, changed = held.head(), 0
     known = {row.ulid for row in head.segments} if head is not None else set()
     for segment, upload in list(held.uploaded.items()):

@@ -1,15 +1,16 @@
-"""What of a bucket is nobody's: found and listed with its bytes and its price, then, from that list, taken away.
+"""Orphans of a bucket: list them with bytes and price, then delete the listed ones.
 
-Two steps, so that somebody can look in between. The second believes the list only in what may go, never in that it may:
+The two steps allow a review of the list. The second step deletes nothing that is not listed, but it trusts the list no
+further:
 
-| an entry of the list goes when | because |
+| condition to delete an entry of the list | reason |
 |---|---|
-| it is nobody's by a look that is made now | a rule that holds at any time; the list may be of last year |
-| it has lain there for the grace time, by the store's clock | courtesy: for people, and for a rule that was broken |
+| it is an orphan by a new check | the rule holds at any time; the list may be a year old |
+| it has existed for the grace period, by the store's clock | courtesy: for people, and for a broken rule |
 
-So running it again, from an old list, on another machine, beside managers and jobs, deletes nothing that is somebody's.
-Order of effects: the look, then the deletes, a page of keys at a time. A crash between two leaves entries of the list
-that are gone already, which is no error. Nobody is fenced: no head is written.
+So the second step may be repeated, with an old list, on another machine, while managers and jobs run. It deletes only
+orphans. Order of effects: 1. the check; 2. the deletes, a page of keys at a time. A crash between two pages leaves list
+entries for objects that no longer exist, which is no error. No writer is fenced: no manifest is written.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from remote.store import ObjectStore
 from remote.store.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, nobodys_uploads
 
 SCHEMA_VERSION = 1
-GRACE_MS = 3 * 86_400_000  # longer than any upload; courtesy, see the module text
+GRACE_MS = 3 * 86_400_000  # longer than any upload; a courtesy, see the module text
 DELETE_PAGE = 1000  # keys of one request
-ENTRIES_MAX = 50_000  # of one list, some 20 MB; what is more is counted, and found again once these are gone
+ENTRIES_MAX = 50_000  # of one list, some 20 MB; more are counted, and found again once the listed ones are deleted
 
 Kind = Literal["object", "upload"]
 
 
 class Garbage(msgspec.Struct, frozen=True, kw_only=True):
-    """One object, or one unfinished upload. `key` is relative to the partition's prefix."""
+    """One orphaned object or unfinished upload. `key` is relative to the partition's prefix."""
 
     kind: Kind
     topic: str
@@ -54,15 +55,15 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
         return RemotePartitionName(self.topic, self.topic_id, self.partition)
 
     def is_due(self, now_ms: int, grace_ms: int) -> bool:
-        """Whether it has lain there for the grace time; one whose age the store does not tell is never due."""
+        """Return whether the grace period has passed; false if the store does not report an age."""
         return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
 
 
 class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
-    """What was nobody's at `listed_ms`. Orphans that one list cannot hold are counted in `more`.
+    """The orphans at `listed_ms`. `more` counts orphans above the list's limit.
 
-    By prefix, partitions that could not be judged, and why: `left_out` are damaged, `refused` are denied by the store
-    or lack a key in the key ring.
+    Partitions that could not be checked are named by prefix, with the reason: `left_out` are damaged, `refused` are
+    denied by the store or lack a key in the key ring.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -78,19 +79,20 @@ class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.size_bytes for each in self.entries)
 
     def dollars_per_month(self, prices: Prices = S3_STANDARD) -> float:
-        """Storage alone, as `prices` have it."""
+        """Return the price of storage alone, by `prices`."""
         return monthly_storage(self.size_bytes, prices)
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _LIST = msgspec.json.Decoder(GarbageList)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What went, and what of the list stayed: `young` ones, and those that are `somebodys` or gone by now.
+    """The deleted entries, and counts of the entries that stayed.
 
-    The entries of `unjudged` partitions, by prefix, stayed as well: why their manifests could not be read.
+    `young` entries are in their grace period. `somebodys` are no orphans or no longer exist. The entries of `unjudged`
+    partitions stayed too; the dict has the error of their manifests by prefix.
     """
 
     entries: tuple[Garbage, ...]
@@ -112,10 +114,10 @@ def list_garbage(
     progress: Callable[[RemotePartitionName], None] = lambda name: None,
     entries_max: int = ENTRIES_MAX,
 ) -> GarbageList:
-    """Everything of these partitions that is nobody's; reads alone. `uploads` are looked through too, where given.
+    """List all orphans of these partitions; reads only. With `uploads`, unfinished uploads too.
 
-    A partition with a head or a page that is missing or cannot be read is left out, and told: it may name anything.
-    Raises Unavailable.
+    A partition with a manifest or page that is missing or unreadable is left out and reported: the page may name any
+    object. Raises Unavailable.
     """
     entries: list[Garbage] = []
     left_out, refused = {}, {}
@@ -138,7 +140,7 @@ def list_garbage(
 
 
 def joined_lists(lists: Iterable[GarbageList], store_url: str, *, now_ms: int, entries_max: int) -> GarbageList:
-    """One list of several, those of other partitions each."""
+    """Join lists of different partitions into one list."""
     entries: list[Garbage] = []
     left_out: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -164,10 +166,10 @@ def delete_garbage(
     dry_run: bool = False,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> Deleted:
-    """Take away what was listed, is nobody's now, and is old enough; with `dry_run` only tell what that is.
+    """Delete listed entries that are still orphans and old enough; with `dry_run` return them only.
 
-    `progress` hears how many more entries of the list are settled, those that stay at once. Raises InvalidRequest for
-    another store's list.
+    `progress` is called with the number of entries settled since the last call; the entries that stay count at once.
+    Raises InvalidRequest for the list of another store.
     """
     if listed.store != store.url:
         raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
@@ -198,7 +200,7 @@ def encode_garbage(listed: GarbageList) -> bytes:
 
 
 def decode_garbage(data: bytes, path: str) -> GarbageList:
-    """The inverse. Raises InvalidRequest for another version, Corrupt for what is no list."""
+    """Decode a list. Raises InvalidRequest for another version, Corrupt for bytes that are no list."""
     try:
         listed = _LIST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -216,7 +218,7 @@ def _still_nobodys(
     uploads: UnfinishedUploads | None,
     unjudged: dict[str, LogError],
 ) -> list[Garbage]:
-    """Nothing of a partition that cannot be judged any more; why is noted in `unjudged`."""
+    """Return the orphans of a partition; none, and an error in `unjudged`, if it cannot be checked."""
     try:
         return _of_partition(store, name, now_ms, uploads)
     except (AccessDenied, Corrupt, NotFound) as error:

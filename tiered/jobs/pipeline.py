@@ -1,21 +1,25 @@
-"""The care of a fleet as one job: clean → tier → deletion → retention → recompaction → merge, wherever it lies.
+"""Maintenance of a fleet as one job: clean and tier → deletion → retention → compaction → merge.
 
-| stage | a unit | beside others |
+| stage | a unit | coordination |
 |---|---|---|
 | clean and tier | a node: a directory with a ``tiered.toml``, on shared storage | takes the node's lock |
-| deletion | a partition that an ingest filled, no manager serves | takes the epoch (`tiered.jobs.bucket_deletion`) |
-| retention | a partition in the bucket | guest of the epoch (`tiered.jobs.bucket_retention`) |
-| compaction | a partition, or groups of a large one's rows | guest of the epoch (`tiered.jobs.bucket_compaction`) |
-| merge | groups of small rows | guest of the epoch (`tiered.jobs.rewriting`) |
+| deletion | a partition that an ingest filled and no manager serves | takeover (`tiered.jobs.bucket_deletion`) |
+| retention | a partition in the bucket | co-writer (`tiered.jobs.bucket_retention`) |
+| compaction | a partition, or groups of a large one's segment entries | co-writer (`tiered.jobs.bucket_compaction`) |
+| merge | groups of entries of small segments | co-writer (`tiered.jobs.rewriting`) |
 
-A node is a manager's: it is opened by its own configuration, recovered, worked off, closed, in one task. Opening it
-takes its partitions' epochs. So it is done only where nobody else holds the lock and where the last one to write its
-partitions in the bucket was this very node (`tiered.node.writer_ids`): else a live manager that took over, from another
-directory, would be fenced. The bucket's stages take nothing from anybody at work. Deletion comes before those that
-unlink: their heads would break the silence by which an ingest is known to be over.
+A node belongs to a manager. One task opens it with its own configuration, recovers it, does all due work and closes it.
+Opening takes over the epochs of its partitions. So the job opens a node only if both conditions hold:
 
-Each stage looks again at what there is, so running the pipeline again, or a part of it, does what is left. Here are the
-units' work, in any process; `tiered.jobs.pipeline_job` has them done in order.
+1. No other process holds the lock of the directory.
+2. The last writer of its partitions in the bucket is this node (`tiered.node.writer_ids`). Otherwise the job would
+   fence a live manager that took over from another directory.
+
+The bucket's stages fence no running writer. Deletion comes before the stages that unlink: their manifests would end the
+silence which shows that an ingest is finished.
+
+Each stage reads the current state again, so a repeated run of the pipeline, or of a part of it, does the remaining
+work. This module has the work of the units, for any process; `tiered.jobs.pipeline_job` runs them in order.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-SMALL_BYTES = 256 << 20  # a partition that one task compacts whole, keys in its memory, without a shuffle
+SMALL_BYTES = 256 << 20  # a partition that one task compacts whole, keys in memory, without a shuffle
 
 
 class Stage(StrEnum):
@@ -68,9 +72,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What was found of a unit, or what came of it. `unit` is a node's directory, or a partition's prefix.
+    """The plan or the result for one unit. `unit` is a node's directory, or a partition's prefix.
 
-    Rows are segments: on the disk for a node, in the bucket else. `size_bytes` is what the work is large by.
+    Rows are segments: on the disk for a node, in the bucket otherwise. `size_bytes` is the size of the work.
     """
 
     stage: Stage
@@ -89,12 +93,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What a pipeline works on. It can be pickled, and holds no secret.
+    """The nodes, the bucket and the settings of a pipeline. It can be pickled and has no secrets.
 
-    `nodes` are directories with a ``tiered.toml``; `topics` limit everything, none mean all. `config` is whose settings
-    hold in the bucket beside the topics' own; without it `overrides` alone do, and what neither says is not known.
-    `takes_over` opens nodes whose partitions others have written since; `takes_epochs` deletes what is due in the
-    bucket whoever writes the partition, and fences that one.
+    `nodes` are directories with a ``tiered.toml``. `topics` limit all stages; empty means all. `config` has the
+    settings that apply in the bucket together with the topics' own settings. Without it only `overrides` apply, and any
+    other setting is unknown. `takes_over` opens nodes even if other writers have written their partitions since.
+    `takes_epochs` deletes due objects in the bucket under any writer, and fences this writer.
     """
 
     bucket: Bucket
@@ -107,7 +111,7 @@ class Fleet:
     target_bytes: int = TARGET_BYTES
 
     def settings_of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
-        """What is known of a topic's settings. Raises InvalidRequest for an own setting that is unknown."""
+        """Return the known settings of a topic. Raises InvalidRequest for an unknown own setting."""
         if self.config is not None:
             return self.config.topic_properties(topic, own)
         return {**own, **self.overrides}
@@ -117,7 +121,7 @@ class Fleet:
 
 
 def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
-    """A unit for each of the bucket's stages. Raises Unavailable; other errors are units that failed."""
+    """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
     look = (
         guarded(Stage.DELETION, _look_at_deletion, fleet, store, name, now_ms),
         guarded(Stage.RETENTION, _look_at_retention, fleet, store, name, now_ms),
@@ -130,8 +134,10 @@ def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionNam
 def guarded(
     stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
 ) -> R | Unit:
-    """What `do` gives for a living partition; for one of a deleted topic nothing is to do, and an error is a unit that
-    failed. Raises Unavailable, which is worth another try."""
+    """Run `do` for a partition of a topic that is not deleted; turn errors into a failed unit.
+
+    For a deleted topic there is nothing to do. Raises Unavailable, which is worth a retry.
+    """
     try:
         head = MetadataLog(store, name.prefix).refresh()
         if head.deleted_ms is not None:
@@ -148,7 +154,7 @@ def _look_at_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionNam
 
 
 def free_unlinked(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    """Delete what is due of one partition that is nobody's. Raises LogError."""
+    """Delete the due objects of one partition without a writer. Raises LogError."""
     plan = _deletion(fleet, store, name, now_ms)
     unit = _deletion_unit(plan, State.DONE)
     if unit.state is not State.DONE:
@@ -184,7 +190,7 @@ def _look_at_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
 
 
 def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    """Do the retention of one partition. Raises LogError."""
+    """Run retention for one partition. Raises LogError."""
     plan = plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms)
     commit_retention(store, plan, now_ms=now_ms)
     return _retention_unit(plan, State.DONE)
@@ -204,7 +210,7 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
 
 
 def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
-    """Whether a compacted partition has become dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
+    """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
     log = GuestLog(store, name.prefix)
     head = log.join()
     known = fleet.settings_of(name.topic, head.properties)
@@ -221,13 +227,16 @@ def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
 
 
 def dirty_bytes(rows: Sequence[RemoteSegment]) -> int:
-    """Bytes of the rows that those below have not been compared with: behind what all of them are clean through."""
+    """Return the bytes of entries at or after the offset through which all entries are clean.
+
+    These entries have not been compared with the entries below them.
+    """
     clean = clean_upto(rows) or 0
     return sum(row.size_bytes for row in rows if row.base_offset >= clean)
 
 
 def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
-    """Compact one partition that is not too large in this process. Raises LogError."""
+    """Compact one small partition in this process. Raises LogError."""
     from local.storage import DiskStorage
     from tiered.jobs.compaction_passes import compact_partition
 
@@ -246,7 +255,7 @@ def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, j
 
 
 def compacted_unit(outcome: CompactionOutcome) -> Unit:
-    """What a compaction says of itself. One that could not commit a group is still due."""
+    """Return the unit of a compaction. It is still due if a group could not be committed."""
     removed = counted(outcome.records_before - outcome.records_after, "record")
     why = "by an earlier run" if outcome.was_done else f"{removed} removed"
     if outcome.given_up:
@@ -265,7 +274,7 @@ def compacted_unit(outcome: CompactionOutcome) -> Unit:
 
 
 def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> RewritePlan:
-    """What of one partition would be merged. Raises LogError."""
+    """Return the merge plan of one partition. Raises LogError."""
     return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes, settings=fleet.settings_of)
 
 
@@ -279,7 +288,7 @@ def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName
 
 
 def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | None) -> Unit:
-    """What came of a plan of merging. One with groups left is still due."""
+    """Return the unit of a merge plan's result. It is still due if groups are left."""
     why = f"{counted(outcome.rows_before, 'small segment')} became {outcome.rows_after}"
     if outcome.given_up:
         groups = counted(outcome.given_up, "group")
@@ -312,7 +321,7 @@ def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -
 
 
 def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
-    """What cleaning and tiering would do there now. Changes nothing. Raises Unavailable."""
+    """Plan cleaning and tiering of a node. Changes nothing. Raises Unavailable."""
     from tiered.manager.manager import LogManager
 
     try:
@@ -329,7 +338,7 @@ def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     totals = planned.totals()
     count = sum(each.count for each in totals.values())
     told = [f"{name} {each.count}" for name, each in sorted(totals.items())]
-    told += [f"{name}: {error}" for name, error in sorted(problems.items())]  # a cut swap: its owner finishes it
+    told += [f"{name}: {error}" for name, error in sorted(problems.items())]  # e.g. an unfinished swap
     return Unit(
         stage=Stage.CLEAN_AND_TIER,
         unit=directory,
@@ -342,9 +351,9 @@ def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
 
 
 def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
-    """Open a node, clean and tier until nothing is left to do, close it. Raises Unavailable.
+    """Open a node, clean and tier until nothing is due, close it. Raises Unavailable.
 
-    A crash at any point is a crash of its manager: whoever opens it next recovers.
+    A crash at any point equals a crash of the node's manager: the next open recovers.
     """
     from tiered.manager.manager import LogManager
 
@@ -394,7 +403,7 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
 
 
 def _not_ours(fleet: Fleet, config: Config, manager: object) -> str:
-    """Why a node is left alone; empty where nothing is in the way."""
+    """Return why a node is left alone; empty if it may be opened."""
     from local.storage import DiskStorage
     from tiered.manager.manager import LogManager
     from tiered.node.writer_ids import is_of_node, node_mark

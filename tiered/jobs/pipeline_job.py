@@ -1,12 +1,12 @@
-"""The stages of a pipeline one after the other, the units of each wherever a runner has them done.
+"""The stages of a pipeline in order, with the units of each stage done by a runner.
 
-A runner is this process (`Here`) or Spark (`tiered.spark.jobs.pipeline`); what comes of it is the same. Within a stage
-the largest units begin first, and small ones go together, so that no worker is left with a large one in the end. Before
-each of the bucket's stages its partitions are looked at again, by tasks too: only what is due comes back, so the driver
-holds a line for each partition and the rows of one wave's merging.
+A runner is this process (`Here`) or Spark (`tiered.spark.jobs.pipeline`); the result is the same. Within a stage the
+largest units start first and small ones are packed together, so no worker has a large one left at the end. Before each
+bucket stage tasks read its partitions again and return the due ones only. So the driver holds one line for each
+partition and the segment entries of one wave of merging.
 
-Any prefix is safe, and every unit may be done twice: a stage that was cut is looked at again. `PipelineState` spares
-whoever resumes a job the units that are over.
+A run may stop at any point, and every unit may be done twice: the next run reads the stage's state again.
+`PipelineState` lets a resumed job skip finished units.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ LOOKS_A_TASK = 8  # partitions; some milliseconds each
 W = TypeVar("W")
 R = TypeVar("R")
 Clock = Callable[[], int]
-Progress = Callable[[Stage, int, int], None]  # stage, units over, units in all
+Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 
 
 class Runner(Protocol):
-    """Who does the units' work."""
+    """Runs the work of units."""
 
     def waves(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
-        """What `do` gave for each piece of `work`, in order, in lists; after any of them it may stop."""
+        """Yield the results of `do` for each piece of `work`, in order, in lists. It may stop after any list."""
         ...
 
     def compact(self, fleet: Fleet, name: RemotePartitionName, *, job_id: str, now_ms: int) -> Unit:
-        """Compact a partition that is large. Raises LogError."""
+        """Compact a large partition. Raises LogError."""
         ...
 
     def merge(
         self, fleet: Fleet, plans: Sequence[RewritePlan], *, job_id: str, now_ms: Clock
     ) -> tuple[list[RewriteOutcome], dict[int, LogError]]:
-        """Do plans; what came of each, and the errors by the number of their plan. Raises Unavailable."""
+        """Carry out plans; return the results, and errors by plan number. Raises Unavailable."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """All of it in this process, one after the other."""
+    """Runs all units in this process, one after another."""
 
     should_stop: Callable[[], bool] = lambda: False
 
@@ -101,9 +101,9 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """`units` are those that something was done for, or that say why not. Not complete: run it again.
+    """The units with work done or with a reason why not. If not complete, run the job again.
 
-    A unit that is still `DUE` had a part of its work done at most.
+    At most a part of the work of a unit that is still `DUE` was done.
     """
 
     job_id: str
@@ -118,9 +118,11 @@ def plan_pipeline(
     now_ms: int,
     progress: Callable[[int, int], None] = lambda done, everything: None,
 ) -> list[Unit]:
-    """Every unit as it is now. What an earlier stage will change for a later one is not foreseen. Changes nothing.
+    """Return every unit in its current state. Changes nothing.
 
-    `progress` hears how many nodes and partitions of how many were looked at, first that none was."""
+    Changes that an earlier stage will make for a later one are not foreseen. `progress` is called with (nodes and
+    partitions read, all of them), at first with 0 read.
+    """
     names = _names(fleet)
     done, everything = 0, len(fleet.nodes) + len(names)
 
@@ -156,8 +158,11 @@ def run_pipeline(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress = lambda stage, done, everything: None,
 ) -> PipelineResult:
-    """All stages, in order. A unit that fails for good costs the others nothing and is told. Told to stop, it ends
-    between two waves. Raises Unavailable, and what a runner raises for a task that failed for good."""
+    """Run all stages, in order; return the units.
+
+    A unit that fails for good does not stop the others and is reported. If `should_stop` returns true, the run ends
+    between two waves. Raises Unavailable, and the error of a runner for a task that failed for good.
+    """
     job = _Job(fleet, runner, job_id, now_ms, state, small_bytes, should_stop, progress)
     for stage in (job.clean_and_tier, job.free, job.retain, job.compact, job.merge):
         if should_stop():
@@ -187,7 +192,7 @@ class _Job:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def clean_and_tier(self) -> None:
-        """Nodes, those with the most to do first: one task each, for a node is one manager's."""
+        """Clean and tier nodes, the largest work first, one task each: a node has one manager."""
         fleet, now_ms = self._fleet, self._now_ms()
         nodes = self._left(Stage.CLEAN_AND_TIER, fleet.nodes, str)
         looks = self._all("looking at nodes", nodes, lambda node: look_at_node(fleet, node, now_ms=now_ms))
@@ -200,17 +205,17 @@ class _Job:
         )
 
     def free(self) -> None:
-        """The bytes of what was unlinked a grace time ago, where no manager deletes them."""
+        """Delete pending deletes after their grace period, where no manager deletes them."""
         self._each(Stage.DELETION, "deletion in the bucket", free_unlinked)
 
     def retain(self) -> None:
-        """Rows that have expired."""
+        """Expire segment entries."""
         self._each(Stage.RETENTION, "retention in the bucket", retain)
 
     def _each(
         self, stage: Stage, told: str, work: Callable[[Fleet, ObjectStore, RemotePartitionName, int], Unit]
     ) -> None:
-        """Partitions in the bucket, a few to a task: a head or two for each, no data."""
+        """Work on partitions in the bucket, a few to a task: one or two manifests each, no data."""
         fleet, now_ms = self._fleet, self._now_ms()
 
         def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
@@ -220,7 +225,7 @@ class _Job:
         self._work(stage, told, self._packs(stage), do)
 
     def compact(self) -> None:
-        """Small partitions whole, in one task each or several to one; large ones group by group."""
+        """Compact small partitions whole, one or several to a task, and large ones group by group."""
         fleet, now_ms, job_id = self._fleet, self._now_ms(), self._job_id
 
         def look(pack: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, Unit]]:
@@ -254,7 +259,7 @@ class _Job:
             return replace(look, state=State.FAILED, why=str(error))
 
     def merge(self) -> None:
-        """Plans of a wave of partitions, then their groups wherever there is room."""
+        """Plan a wave of partitions, then run their groups on any free worker."""
         fleet, now_ms = self._fleet, self._now_ms()
 
         def plan(pack: Sequence[RemotePartitionName]) -> list[RewritePlan | Unit]:
@@ -297,7 +302,7 @@ class _Job:
         return found
 
     def _due(self, looks: Sequence[Unit]) -> list[Unit]:
-        """The largest first. The others are over."""
+        """Return the due units, the largest first. The others are finished."""
         self._over([each for each in looks if each.state is not State.DUE])
         return sorted(
             (each for each in looks if each.state is State.DUE), key=lambda each: (-each.size_bytes, each.unit)
@@ -319,7 +324,10 @@ class _Job:
 
 
 def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
-    """Packs of up to so many bytes, one unit at least in each, the largest first and none far from the others."""
+    """Pack units, largest first, into packs of up to `task_bytes`, at least one unit in each.
+
+    A unit is added to the first pack that has room.
+    """
     packs: list[list[Unit]] = []
     sizes: list[int] = []
     for unit in units:
@@ -343,5 +351,5 @@ def _prefix(name: RemotePartitionName) -> str:
 
 
 def packs_of(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:
-    """What one task looks at."""
+    """Divide partitions into packs, one for each task."""
     return [tuple(names[at : at + LOOKS_A_TASK]) for at in range(0, len(names), LOOKS_A_TASK)]

@@ -1,7 +1,7 @@
-"""How far a pipeline is: a file of lines, one for each unit that is over, appended as they end.
+"""Progress of a pipeline: a file with one line for each finished unit, appended when it finishes.
 
-As `tiered.health.scrub_state`: a crash may lose the last lines or tear one; those units are looked at again, which is
-safe.
+As in `tiered.health.scrub_state`, a crash may lose the last lines or tear one. These units are then done again, which
+is safe.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ class _Line(msgspec.Struct, frozen=True):
     unit: str
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _FIRST = msgspec.json.Decoder(_First)
 _LINE = msgspec.json.Decoder(_Line)
 
 
 class PipelineState:
-    """A context manager that closes the file. One thread at a time."""
+    """The progress file as a context manager that closes it. One thread at a time."""
 
     def __init__(self, storage: Storage, path: str, store_url: str, job_id: str, *, now_ms: int) -> None:
-        """What an earlier run of this job left there is gone on with. Raises InvalidRequest for another bucket's.
+        """Continue with the file of an earlier run of this job, if there is one.
 
-        `run_id` is what heads note a compaction by: another one once the file was removed, so that a job of the same
-        name, next night, is no job that was done.
+        Raises InvalidRequest if the file is for another bucket. `run_id` is the job id of the compaction notes in
+        manifests. It changes when the file is removed, so a job of the same name on the next night does not count as
+        done.
         """
         self._storage, self._path = storage, path
         self.run_id = f"{job_id}-{new_ulid(now_ms)}"
@@ -50,7 +51,8 @@ class PipelineState:
         self._read(store_url, job_id)
         if dirname(path):
             storage.make_directory(dirname(path))
-        # Written anew, for a torn line would run into the next one; aside, for a crash now must not lose it.
+        # Rewritten: a torn line would join the next one. Written under another name: a crash must not lose the old
+        # file.
         self._file = storage.create(path + TEMPORARY)
         self._append(_First(VERSION, store_url, job_id, self.run_id))
         for stage, unit in sorted(self._done):
@@ -65,7 +67,7 @@ class PipelineState:
         self._append(_Line(stage, unit))
 
     def remove(self) -> None:
-        """The job is over."""
+        """Delete the file, because the job is finished."""
         self.close()
         self._storage.unlink(self._path)
 

@@ -1,28 +1,34 @@
-"""Rewriting what is in the bucket, its records as they are: small neighbours merged, or kept in another way.
+"""Rewriting of segments in the bucket: merge small neighbours, or change the object encoding.
 
-| kind | what changes | which rows |
+The records stay unchanged.
+
+| kind | change | segment entries |
 |---|---|---|
-| merge | many small segments become one | neighbours without a hole, kept in the same way, all clean or none |
-| recode | codec at rest, encryption key, storage class | those that are kept in another way than wanted |
+| merge | many small segments become one | neighbours without a gap, of one object encoding, all clean or none |
+| recode | object codec, encryption key, storage class | entries with another encoding than the wanted one |
 
-As with every job beside the managers (`remote.manifest.co_writer`): 1. `plan_merge` or `plan_recode` joins the newest
-epoch and gives groups of rows as a value, with requests, bytes and dollars; 2. `rewrite_group` does one of them,
-anywhere, any number of times; 3. `commit_groups` puts what came of some of them into one head. `run_rewrite` is all of
-it in one process.
+Steps, as for every co-writer (`remote.manifest.co_writer`):
 
-A group's new segment covers exactly the offsets of the rows that it replaces and has their bytes, by the checksums; it
-is as clean as the least clean of them. So a reader finds the same records before, during and after: by an older head it
-reads the old objects, which stay for the grace time. Views are left as they are: they are made anew from the log.
-Somewhat longer than its neighbours: plan, deed and what a crash leaves stand side by side.
+1. `plan_merge` or `plan_recode` joins the newest epoch and returns groups of entries, with requests, bytes and dollars.
+2. `rewrite_group` does one group, in any process, any number of times.
+3. `commit_groups` commits the results of some groups in one manifest.
 
-| a crash, or an error, after | leaves | what becomes of it |
+`run_rewrite` does all steps in one process.
+
+A group's new segment covers exactly the offsets of the entries that it replaces and has their bytes, by checksum. It is
+as clean as the least clean of them. So a reader finds the same records before, during and after. With an older manifest
+it reads the old objects, which stay for the grace period. Views are unchanged: they are rebuilt from the log.
+
+This module is longer than others, because planning, execution and the table of crashes belong together.
+
+| a crash or an error after | leaves | outcome |
 |---|---|---|
 | plan | nothing | |
-| some uploads | objects that no head names, of the newest epoch | nobody's, once the next epoch begins |
-| a commit, its answer lost | the new head | those rows are no longer due when it is planned again |
-| a commit | objects of gone rows, listed | the writer deletes them after the grace time |
+| some uploads | objects of the newest epoch that no manifest names | orphans once the next epoch begins |
+| a commit, its reply lost | the new manifest | these entries are not due in the next plan |
+| a commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-There is no state to resume from: to go on, plan again. Groups are committed a few at a time, so little is lost.
+There is no state to resume from: to continue, plan again. Groups are committed a few at a time, so little work is lost.
 """
 
 from __future__ import annotations
@@ -55,16 +61,17 @@ from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_sett
 
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
-GROUPS_A_HEAD = 64  # each commit that touches a page writes it anew
+GROUPS_A_HEAD = 64  # each commit that touches a page writes it again
 DAY_MS = 86_400_000
 OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Only:
-    """Which rows are meant: as large as that at least, the newest record in ``[since_ms, until_ms)``; None is no bound.
+    """Filter of segment entries by size and by the newest record's time; None is no bound.
 
-    A row that knows no time goes by its upload's.
+    An entry passes with at least `min_bytes` stored bytes and a newest record in ``[since_ms, until_ms)``. The upload
+    time stands in for an unknown record time.
     """
 
     min_bytes: int = 0
@@ -79,7 +86,7 @@ class Only:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Rows that become one segment, kept as `keeping` says. It can be pickled."""
+    """Entries that become one segment in the object encoding `keeping`. It can be pickled."""
 
     number: int
     rows: tuple[RemoteSegment, ...]
@@ -96,7 +103,10 @@ class RewriteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteCost:
-    """What a plan sends and reads. `dollars` are for its requests and, where a class bills it, for what is read."""
+    """Requests and bytes of a plan.
+
+    `dollars` are the price of the requests and, for a class that bills it, of the bytes read.
+    """
 
     gets: int = 0
     puts: int = 0
@@ -107,8 +117,10 @@ class RewriteCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewritePlan:
-    """One partition's rewriting. What compression saves is not known before, so `cost` takes objects as large as
-    segments."""
+    """The rewriting of one partition.
+
+    The effect of compression is unknown before, so `cost` assumes objects as large as their segments.
+    """
 
     job_id: str
     name: RemotePartitionName
@@ -120,8 +132,10 @@ class RewritePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenGroup:
-    """What came of a group: the row in the place of its rows, None where it would have been what is there already, or
-    where all of them expired."""
+    """Result of one group. `replacement` has the new entry.
+
+    It is None if the entry would be the existing one, or if all entries of the group expired.
+    """
 
     number: int
     replacement: Replacement | None
@@ -132,9 +146,10 @@ class RewrittenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteOutcome:
-    """What came of some groups: rows, and sizes of objects in the bucket, of those that were committed.
+    """Result of several groups. Entries and object sizes count committed groups only.
 
-    `given_up` groups were not: another writer or job replaced their rows meanwhile. `expired` groups lost all rows.
+    `given_up` groups were not committed: another writer or job replaced their entries. `expired` groups lost all
+    entries.
     """
 
     groups: int = 0
@@ -165,8 +180,11 @@ def plan_merge(
     prices: PriceTable = BUILT_IN,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
-    """Runs of small neighbours, each to become one segment of at most `target_bytes`. `settings` gives the settings of
-    the topic from its own ones. Raises NotFound without a head, Conflict for a deleted topic."""
+    """Plan to merge runs of small neighbours into segments of at most `target_bytes` each.
+
+    `settings` returns the settings of the topic from its own ones. Raises NotFound if there is no manifest, Conflict
+    for a deleted topic.
+    """
     log, rows, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups = [
@@ -189,11 +207,11 @@ def plan_recode(
     only: Callable[[RemoteSegment], bool] | None = None,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
-    """Each row that is kept in another way than asked for; what is None stays as it is with each row.
+    """Plan to rewrite each entry that has another object encoding than the requested one.
 
-    `decrypts` takes encryption away; without it a row that is rewritten is encrypted where `settings` of the topic name
-    a key. Rows that zstd would not make smaller are found out when they are looked at.
-    Raises as `plan_merge`.
+    A parameter of None leaves each entry's value as it is. `decrypts` removes encryption; without it a rewritten entry
+    is encrypted if `settings` of the topic name a key. Entries that zstd would not make smaller are detected during
+    execution. Raises as `plan_merge`.
     """
     if decrypts and key_id is not None:
         raise InvalidRequest("rewriting, a key and no encryption at the same time", key_id=key_id)
@@ -216,7 +234,10 @@ def plan_recode(
 
 
 def small_runs(rows: Iterable[RemoteSegment], target_bytes: int) -> Iterator[list[RemoteSegment]]:
-    """Neighbours to merge, two at least in each run: no hole between them, kept in the same way, all clean or none."""
+    """Yield neighbours to merge, at least two in each run.
+
+    A run has no gap and one object encoding. Either all of its entries were cleaned, or none.
+    """
     run: list[RemoteSegment] = []
     for row in rows:
         if run and not (_fits(run, row, target_bytes) and row.size_bytes < SMALL_RATIO * target_bytes):
@@ -240,7 +261,7 @@ def _fits(run: Sequence[RemoteSegment], row: RemoteSegment, target_bytes: int) -
 def _joined_rows(
     store: ObjectStore, name: RemotePartitionName
 ) -> tuple[GuestLog, list[RemoteSegment], Mapping[str, str]]:
-    """The rows that readers can reach whole, and the topic's own settings."""
+    """Return the entries that readers can reach completely, and the topic's own settings."""
     log = GuestLog(store, name.prefix)
     head = log.join()
     rows = log.ask(head, lambda index: list(index.rows()))
@@ -271,10 +292,10 @@ def _plan(
 def cost_of(
     rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
 ) -> RewriteCost:
-    """Of reading rows and writing them as one segment; what is written is taken as large as the segment. Indexes lie in
-    STANDARD, wherever the data does; both are asked for their sizes once they are up.
+    """Return the cost to read `rows` and write them as one segment, assumed as large as its records.
 
-    With `replaced_ms` the old objects go then: a class bills the rest of its shortest time all the same.
+    Indexes are in STANDARD, for any class of the data. After the upload both objects are asked for their sizes. With
+    `replaced_ms` the old objects are deleted at this time: a class still bills the rest of its minimum storage time.
     """
     gets = sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in rows)
     size = sum(row.size_bytes for row in rows)
@@ -304,11 +325,11 @@ def rewrite_group(
     target: ObjectStore | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> RewrittenGroup:
-    """Read a group's rows, upload what they become, verified; nothing is visible yet.
+    """Read a group's segments, upload and verify the new one; nothing is visible yet.
 
-    `target` is the same bucket opened in another way (a storage class is an option of the store). Rows that expired
-    since the plan are passed over. Raises NotFound where others have left the bucket since then, Corrupt where one is
-    damaged or its object is lost, AccessDenied where a key is missing.
+    `target` is the same bucket opened in another way (a storage class is an option of the store). Entries that expired
+    since the plan are skipped. Raises NotFound if other entries have left the bucket since the plan, Corrupt if one is
+    damaged or its object is lost, AccessDenied if a key is missing.
     """
     try:
         return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
@@ -351,7 +372,7 @@ def _rewritten(
 
 
 def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -> bool:
-    """Whether compression is all that is asked for, and would not pay."""
+    """Return whether compression is the only requested change and would not pay."""
     (row,) = group.rows
     if replace(group.keeping, codec=row.codec) != kept_as(row) or at_rest.codec == RAW:
         return False
@@ -364,11 +385,13 @@ def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -
 def commit_groups(
     store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], *, turn: int, now_ms: int
 ) -> RewriteOutcome:
-    """Put the new rows in the place of the old ones, in one head. What becomes of a group whose rows are not all there
-    any more: `remote.manifest.job_changes`. The objects of a group that is not committed are listed for deletion.
+    """Replace the old entries by the new ones, in one manifest.
 
-    May be repeated with the same `turn`, which rises from commit to commit of a plan. Raises Fenced when another
-    writer came since the plan: plan again.
+    `remote.manifest.job_changes` describes the outcome for a group with entries that are no longer there. The objects
+    of a group that is not committed become pending deletes.
+
+    May be repeated with the same `turn`, which rises from commit to commit of a plan. Raises Fenced if another writer
+    took over since the plan: plan again.
     """
     made = [each for each in done if each.replacement is not None]
     outcome = RewriteOutcome(
@@ -413,11 +436,13 @@ def run_rewrite(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> RewriteOutcome:
-    """Do a plan in this process, a few groups to a commit. Told to stop, it commits what is done and says so; it stops
-    by itself while the head lists as many objects for deletion as it may, to be planned again after the grace time.
+    """Carry out a plan in this process, a few groups to a commit.
 
-    `progress` hears of the bytes of each group. On an error the uploads that are not committed yet are listed for
-    deletion as well as it can be done. Raises what its parts raise; what was committed by then stays.
+    If `should_stop` returns true, the function commits the finished groups and returns an incomplete outcome. It does
+    the same if the manifest has no room for more pending deletes: plan again after the grace period.
+
+    `progress` is called with the bytes of each group. After an error uncommitted uploads become pending deletes, if
+    possible. Raises the errors of its parts; earlier commits stay.
     """
     outcome, groups, turn = RewriteOutcome(), iter(plan.groups), 0
     while part := list(islice(groups, groups_a_head)):
@@ -441,7 +466,10 @@ def run_rewrite(
 
 
 def has_room(store: ObjectStore, name: RemotePartitionName) -> bool:
-    """Whether the head can list more objects for deletion: what rows give up waits there for the grace time."""
+    """Return whether the manifest has room for more pending deletes.
+
+    The objects of replaced entries wait there until the grace period has passed.
+    """
     return len(MetadataLog(store, name.prefix).refresh().unlinked) < UNLINKED_MAX
 
 
@@ -455,4 +483,4 @@ def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGrou
         touches = (rows[0].base_offset, rows[-1].next_offset)
         log.commit(unlink_uploads(rows), now_ms, touches=touches)
     except LogError:
-        return  # nobody's, once the next epoch begins
+        return  # the uploads become orphans once the next epoch begins

@@ -1,11 +1,12 @@
-"""Compacting a topic now, and foretelling what that would gain.
+"""Compaction of a topic on request, and an estimate of its effect.
 
-`compact_topic` cleans all that is dirty in sealed segments, whatever the ratio; the lags and open transactions hold.
+`compact_topic` cleans everything that is dirty in closed segments, whatever the dirty ratio; the lags and open
+transactions still hold.
 
-`estimate` reads every key of the dirty section (what pass 1 of the cleaner reads) and a sample of the clean one:
-`SAMPLES_MAX` slices, evenly spread. In the dirty section the newest record of each key stays; of the clean section the
-sample tells which share has a newer record in the dirty one. Bytes are taken to go in proportion to records; markers
-and aborted transactions are not looked at. Nothing is written.
+`estimate` reads every key of the dirty section (as pass one of the cleaner does) and a sample of the clean one:
+`SAMPLES_MAX` slices, evenly spread. In the dirty section the newest record of each key stays. The sample shows which
+share of the clean section has a newer record in the dirty one. Bytes are assumed proportional to records; markers and
+aborted transactions are not counted. Nothing is written.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ SAMPLES_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one pass would do, about. `dirty_*` is counted, `clean_*` but for its bytes known from the sample only.
+    """Estimated effect of one pass. The `dirty_*` fields are counted.
 
-    `keyless_records` are those of the dirty section that have no key and go.
-
-    `tiered_bytes` of them are in the object store too; rows there are replaced when they lose enough.
+    Of the `clean_*` section only the bytes are known; the `sampled_*` fields are from the sample. `keyless_records` are
+    records of the dirty section without a key; the pass removes them. `tiered_bytes` of the segments are in the object
+    store too; their entries are replaced if they lose enough.
     """
 
     log: LogToClean
@@ -53,7 +54,7 @@ class Estimate:
 
     @property
     def bytes_before(self) -> int:
-        """What the pass would look at."""
+        """The bytes that the pass would read."""
         return self.dirty_bytes + self.clean_bytes
 
     @property
@@ -64,12 +65,12 @@ class Estimate:
 
     @property
     def size_reduction(self) -> float:
-        """0..1."""
+        """As a share, 0 to 1."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
     def basis(self) -> str:
-        """What the figures rest on, in words."""
+        """The data behind the figures, in words."""
         words = f"all {counted(self.dirty_records, 'record')} of the dirty section"
         if self.clean_bytes:
             words += f", a sample of {self.sampled_bytes} of {self.clean_bytes} clean bytes"
@@ -85,10 +86,10 @@ def compact_topic(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
 ) -> dict[TopicPartition, Applied]:
-    """Clean what is dirty in every partition's sealed segments; with `roll` the active one is sealed before.
+    """Clean the dirty closed segments of every partition; with `roll` the active one is closed before.
 
-    What was done, by partition; one with nothing to clean is absent, one in trouble is in `manager.problems`. Raises
-    NotFound, and InvalidRequest for a topic that is not compacted.
+    Returns the applied decisions by partition, without partitions that had nothing to clean. Failed partitions are in
+    `manager.problems`. Raises NotFound, and InvalidRequest for a topic that is not compacted.
     """
     check_compacted(manager, topic, now_ms)
     if roll:
@@ -99,7 +100,7 @@ def compact_topic(
 
 
 def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Estimate]:
-    """What `compact_topic` would do, without `roll`. Raises as it does, and Corrupt for damaged batches."""
+    """Estimate `compact_topic` without `roll`. Raises as it does, and Corrupt for damaged batches."""
     check_compacted(manager, topic, now_ms)
     logs = {each.partition: log_to_clean(each) for each in manager.snapshots(now_ms, [topic])}
     found = []
@@ -110,14 +111,14 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
 
 
 def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
-    """Raises NotFound, and InvalidRequest for a topic without the compact policy."""
+    """Raise NotFound for an unknown topic, InvalidRequest for a topic without the compact policy."""
     manager.topic(topic)
     if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
         raise InvalidRequest("compacting a topic, its cleanup.policy does not say compact", topic=topic)
 
 
 def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
-    """See the module text. Raises Corrupt as reading the log does."""
+    """Estimate one log; see the module text. Raises Corrupt as reading the log does."""
     sealed = [info for info in log.segments() if not info.is_active and not info.is_empty]
     upto, dirty_from = found.first_uncleanable_offset, found.first_dirty_offset
     dirty = [info for info in sealed if dirty_from < info.next_offset <= upto]
@@ -147,13 +148,13 @@ def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
 
 
 def _spread(items: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-    """At most `SAMPLES_MAX` of them, evenly."""
+    """Return at most `SAMPLES_MAX` of the items, evenly spread."""
     step = max(1, -(-len(items) // SAMPLES_MAX))
     return list(items[::step])
 
 
 def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
-    """Bytes, records, and records with a key of `keys`, of the first slice of a segment."""
+    """Return bytes, records, and records with a key of `keys`, of the first slice of a segment."""
     for _, data in batch_slices(segment):
         records = superseded = 0
         for columns in kernels.decode_in_steps(data):
@@ -165,7 +166,7 @@ def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
 
 
 def _key_hashes(columns: Columns) -> list[int]:
-    """64 bits of each key; records without one are left out: they go."""
+    """Return 64 bits of each key; records without a key are left out, as compaction removes them."""
     bounds, gathered = kernels.gather(columns.data, columns.key_starts, columns.key_lengths)
     data = gathered.tobytes()
     has_key = (columns.key_lengths >= 0).tolist()

@@ -1,8 +1,8 @@
-"""Compacted views of a topic, in the bucket or beside the log: built by hand, looked at, dropped.
+"""Compacted views of a topic, in the bucket or on the local disk: build on request, show, drop.
 
-The manager's rounds build views by threshold. A view is one of each partition, under one name. Building goes through
-`LogManager.apply` like everything that changes a partition, so one partition's trouble leaves the others alone and
-stands in `LogManager.problems`.
+The manager's maintenance builds views by a threshold. A view consists of one view in each partition, under one name.
+Building uses `LogManager.apply`, as every change of a partition does. So a problem in one partition does not stop the
+others, and is in `LogManager.problems`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStatus:
-    """How a view of one partition stands. `gap`: what is neither in the view nor in the log, half open.
+    """State of a view of one partition. `gap`: offsets neither in the view nor in the log, half open.
 
-    `is_local`: it lies beside the log, not in the bucket.
+    `is_local`: the view is on the local disk, next to the log, not in the bucket.
     """
 
     partition: TopicPartition
@@ -44,7 +44,7 @@ class ViewStatus:
 def plan_views(
     manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, accepts_loss: bool = False, now_ms: int
 ) -> Plan:
-    """What building the view by hand would take up, by partition; those where nothing is to be done are absent.
+    """Plan to build the view on request, by partition, without partitions that have nothing to do.
 
     Raises NotFound for the topic, InvalidRequest for the name.
     """
@@ -74,7 +74,10 @@ def build_views(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
 ) -> Plan:
-    """Do what `plan_views` said; the part of it that was done. What went wrong is in `LogManager.problems`."""
+    """Carry out the plan of `plan_views`; return the part that was done.
+
+    Errors are in `LogManager.problems`.
+    """
     applied = manager.apply(plan, should_stop=should_stop, progress=progress)
     return Plan(now_ms=plan.now_ms, decisions={name: each.done for name, each in applied.items() if each.done})
 
@@ -82,10 +85,10 @@ def build_views(
 def view_status(
     manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, name: str | None = None
 ) -> list[ViewStatus]:
-    """Every view of every partition, by partition and name; with `name` also where it was never built.
+    """Return every view of every partition, by partition and name; with `name` also unbuilt ones.
 
-    Without `name` and `topics` a partition without a remote tier has a row only where it has a view, or is to have one
-    by its settings. A catalog beside a log that is damaged is the error of its view.
+    Without `name` and `topics` a partition without a remote tier is listed only if it has a view, or its settings ask
+    for one. A damaged local view catalog is reported as the failure of its view.
     """
     found: list[ViewStatus] = []
     held = {each.name: each for each in manager.partitions(topics)}
@@ -120,7 +123,7 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
 
 
 def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[ViewStatus]:
-    """What `drop_views` would take away. Raises NotFound as that does, and changes nothing."""
+    """Return the views that `drop_views` would drop. Changes nothing. Raises NotFound as it does."""
     manager.topic(topic)
     found = view_status(manager, now_ms, [topic], name=name)
     if not found:
@@ -133,17 +136,19 @@ def _no_view(topic: str, name: str) -> NotFound:
 
 
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
-    """Take a view out of every partition of a topic; its objects are deleted after the grace period, or beside a log
-    after `file.delete.delay.ms`. Readers get an error then. A damaged catalog beside a log is replaced by an empty one.
+    """Drop a view from every partition of a topic. Readers of the view then get an error.
 
-    Raises NotFound where no partition has one, before anything is changed; and what committing raises.
+    Its objects are deleted after the grace period, local ones after `file.delete.delay.ms`. A damaged local catalog is
+    replaced by an empty one.
+
+    Raises NotFound if no partition has the view, before any change. Raises the errors of the commits.
     """
     manager.topic(topic)
     held = [each for each in manager.partitions([topic]) if _has_view(each, name)]
     if not held:
         raise _no_view(topic, name)
     for each in held:
-        # The store may hang in here: under the partition's lock all that changes its disk would wait.
+        # The store may hang here: under the partition's lock all changes of its disk would wait.
         if each.stopped is not None:
             raise each.stopped
         if each.metadata is not None and _has_in_bucket(each, name):
