@@ -1,5 +1,5 @@
 """One partition held by a manager: both tiers and their relation.
 
-`partition` is the object, `partition_opening` opens it, `reconciliation` compares the local log with the manifest,
-`segment_inspection` reads what a copy needs to know of a segment.
+`partition` is the object, `partition_opening` opens it, `reconciliation` compares the local log with the manifest.
+`segment_inspection` reads the facts of a segment that a copy needs.
 """

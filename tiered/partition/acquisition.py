@@ -1,9 +1,11 @@
-"""Many partitions taken up at once, by a bounded number of threads: each waits for the store several times.
+"""Acquire many partitions at once in a bounded number of threads.
 
-Of a directory that is opened to be looked at, nothing depends on anything else: all partitions of all topics wait
-beside each other, however few each topic has. And whoever looks wants an answer: once the store has not answered for
-one of them, and LOOK_S have passed since the beginning, it is not asked about the others; each says so. One that was
-asked about by then takes as long as one call may (`remote.store.middleware.deadline_store`).
+Each acquisition waits for the store several times.
+
+In a read-only open, partitions are independent. All partitions of all topics wait for the store in parallel.
+A read-only open limits its wait: once one request found the store unavailable and LOOK_S have passed since the start,
+the store is not asked about the remaining partitions. Each of them gets Unavailable.
+A request already sent takes at most the time of one call (`remote.store.middleware.deadline_store`).
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from tiered.stores.parallel import side_by_side
 
 OPENERS = 8
 LOOKERS = 16
-DISK_LOOKERS = 1  # of a bucket that is a directory: nothing to wait for, and two take the interpreter from each other
+DISK_LOOKERS = 1  # a directory as bucket: no latency to hide, and two threads contend for the interpreter
 LOOK_S = 20.0
 
 TakeUp = Callable[[Partition], LogError | None]
 
 
 def take_up_all(take_up: TakeUp, waiting: Sequence[Partition]) -> list[LogError | None]:
-    """What is in the way of each, in order; None where nothing is. Raises what `take_up` does."""
+    """The error that prevents the takeover of each partition, in order; None on success.
+
+    Raises the errors that `take_up` raises.
+    """
     if len(waiting) < 2:
         return [take_up(each) for each in waiting]
     return side_by_side(take_up, waiting, threads=OPENERS, name="take-up")
@@ -33,7 +38,7 @@ def take_up_all(take_up: TakeUp, waiting: Sequence[Partition]) -> list[LogError 
 def look_up_all(
     take_up: TakeUp, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
 ) -> list[LogError | None]:
-    """The same for partitions that are only looked at, of any number of topics; see the module text."""
+    """As `take_up_all`, for the partitions of a read-only open of any number of topics."""
     begun_s = clock()
     silent: list[Unavailable] = []
 

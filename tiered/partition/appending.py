@@ -1,8 +1,13 @@
-"""Appends that go to several partitions at once, and making several logs durable together.
+"""Append to several partitions in one call, and flush several logs in parallel.
 
-Order of effects: every partition's share is written, then all of them are synced side by side, then the call returns.
-A crash before that leaves any of the shares, none acknowledged. When writing one fails, those written before it are
-still made durable, for the error tells of them; those after it are not written.
+Order of effects:
+
+1. The share of every partition is written.
+2. All logs are synced in parallel.
+3. The call returns.
+
+A crash before step 3 leaves any subset of the shares, none of them acknowledged. When the write of one share fails, the
+shares written before it are still flushed, because the error names them. The shares after it are not written.
 """
 
 from __future__ import annotations
@@ -15,20 +20,21 @@ from local.names import TopicPartition
 
 Encoded = Mapping[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]]
 
-# Syncs of different files wait for the same journal; more of them at once gain little.
+# Syncs of different files wait for the same journal, so more parallel syncs gain little.
 _SYNCS_AT_ONCE = 8
 
 
 def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[TopicPartition, AppendResult]:
-    """Append each partition's batches, all durable on return if so asked. Raises what the first failure raised.
+    """Append each partition's batches, durable on return if `durability` asks for it.
 
-    Its fact `appended` names the shares that are in their logs all the same, as durable as they were asked to be.
+    Raises the first failure. Its fact `appended` names the shares that are in their logs, with the durability asked
+    for.
     """
     results: dict[TopicPartition, AppendResult] = {}
     failures: list[LogError] = []
     for name, (log, batches) in shares.items():
         try:
-            # A single share waits by itself; several are written before the first is waited for.
+            # A single share is synced by its own append. Several shares are all written before the first sync.
             own = durability if len(shares) == 1 else Durability.MEMORY
             results[name] = log.append_encoded(batches, now_ms=now_ms, durability=own)
         except LogError as error:
@@ -46,7 +52,7 @@ def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[
 
 
 def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
-    """Make everything in these logs durable, side by side; for each what went wrong, None where nothing did."""
+    """Flush these logs in parallel; the error of each, None on success."""
     if len(logs) < 2:
         return [_flush(log) for log in logs]
     from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +70,7 @@ def _flush(log: Log) -> LogError | None:
 
 
 def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
-    """The error of one share, and which others are in the log all the same."""
+    """The error of one share, with the shares that are in their logs as the fact `appended`."""
     if not results:
         return error
     appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())

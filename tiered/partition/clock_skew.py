@@ -1,20 +1,24 @@
-"""Objects that left the index at a time which is still to come: whoever unlinked them had a clock that was ahead.
+"""Grace period of pending deletes whose unlink time is in the future.
 
-They would lie in the bucket, and be paid for, until that time, be it a month or ten years from now. So one whose stamp
-is ahead by more than `JUMP_MS` waits its grace time from the moment this process first sees it so. That is counted by
-the clock that nobody sets, and by nothing else:
+The clock of the writer that unlinked them was ahead.
 
-| the stamp of an object | its grace time is over |
+Without this rule the objects stay in the bucket, and cost money, until the stamped time: a month or ten years ahead.
+A stamp ahead by more than `JUMP_MS` is therefore replaced: the grace period runs from the moment at which this process
+first saw the object. Only the monotonic clock counts it, which no command sets:
+
+| stamp of an object | end of its grace period |
 |---|---|
-| not ahead of the time gone by, or by JUMP_MS at most | the grace time after the stamp |
-| ahead | when it was counted once, whole, in this process since it was first seen ahead |
-| ahead, and later the time gone by reaches it | the grace time after the stamp |
+| not ahead of the present time, or by JUMP_MS at most | stamp + grace period |
+| ahead | once this process has counted one whole grace period since it first saw the stamp ahead |
+| ahead, and the present time later reaches it | stamp + grace period |
 
-A reader may need an object for the grace time after the head that unlinked it, and an object is first seen after that
-head was there: so it never goes early, whichever clock was wrong. That is why heads are not stamped anew. Were it the
-present clock that is wrong, and behind, the stamp would be right: brought down to the present time, it would have the
-object deleted the moment that the clock is put right. Nothing is written, so a start counts from the beginning, and
-commands and processes that end sooner leave such objects to the stamp.
+A reader may need an object for the grace period after the manifest that unlinked it. This process sees an object first
+after that manifest exists. So the object is never deleted early, whichever clock was wrong.
+
+Stamps in manifests are never rewritten for this reason. If the present clock is the wrong one and behind, the stamp is
+right. A stamp lowered to the present time would delete the object the moment the clock is corrected.
+
+Nothing is written: a restart counts from the beginning. Commands and processes that end sooner rely on the stamp alone.
 """
 
 from __future__ import annotations
@@ -27,14 +31,17 @@ from tiered.config.clock_guard import JUMP_MS, counted_ms
 
 
 class AheadStamps:
-    """What was seen of one partition. Threads may look at once: one that overtakes another makes it wait longer."""
+    """The future stamps seen in one partition. Thread safe: a race only lengthens the wait."""
 
     def __init__(self, counted: Callable[[], int] = counted_ms) -> None:
         self._counted = counted
-        self._seen: dict[str, int] = {}  # key: what was counted when it was first seen ahead
+        self._seen: dict[str, int] = {}  # key: counted time at which it was first seen ahead
 
     def judged(self, head: Head, now_ms: int) -> tuple[tuple[UnlinkedObject, ...], tuple[UnlinkedPage, ...]]:
-        """The head's unlinked objects and pages; those ahead of `now_ms` stamped with when they were first seen so."""
+        """The unlinked objects and pages of the manifest, with future stamps replaced.
+
+        A stamp ahead of `now_ms` by more than JUMP_MS becomes the time at which this process first saw it.
+        """
         latest_ms = now_ms + JUMP_MS
         ahead = {each.key for each in head.unlinked if each.unlinked_ms > latest_ms}
         ahead |= {each.spill.key for each in head.unlinked_pages if each.unlinked_ms > latest_ms}

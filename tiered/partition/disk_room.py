@@ -1,4 +1,4 @@
-"""Whether a log directory has room for appends."""
+"""Check that a log directory has room for appends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from local.names import TopicPartition
 
 
 def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
-    """Raises DiskFailed (enospc) when the partition's log directory has less room than `least_bytes`."""
+    """Raises DiskFailed (enospc) if the partition's log directory has less than `least_bytes` free."""
     directory = directories.of(partition)
     space = directory.storage.space(directory.root)
     if space is not None and space.free_bytes < least_bytes:

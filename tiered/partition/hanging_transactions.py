@@ -1,8 +1,8 @@
-"""Transactions that nobody ends: found, and ended by hand.
+"""Hanging transactions: list them, and end one by hand.
 
-A transaction is ended by its coordinator's marker. Where that never comes (a producer that is gone for good, or a
-marker that was lost with a machine's disk), committed readers stop at the transaction, and nothing behind it is
-compacted or goes to the bucket. Somebody has to say what became of it. Source: kafka ``kafka-transactions.sh``.
+The coordinator's marker ends a transaction. The marker never comes if the producer is lost for good, or if the marker
+was lost with the disk of a machine. Then `read_committed` readers stop at the transaction, and no record behind it is
+compacted or copied. An operator has to commit or abort it. Source: kafka ``kafka-transactions.sh``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction without its marker. `first_offset` is its first record's, -1 stands for none as in Kafka."""
+    """A transaction without its marker. `first_offset` is that of its first record."""
 
     partition: TopicPartition
     producer_id: int
@@ -29,7 +29,7 @@ class OpenTransaction:
 
 
 def open_transactions(held: Partition) -> list[OpenTransaction]:
-    """Those of one partition, the one that began first first: it is the one that others wait for."""
+    """The open transactions of one partition by first offset; the first holds back the stable offset."""
     found = [
         OpenTransaction(
             partition=held.name,
@@ -47,7 +47,7 @@ def open_transactions(held: Partition) -> list[OpenTransaction]:
 
 
 def find_open(held: Partition, producer_id: int) -> OpenTransaction:
-    """This producer's open transaction. Raises NotFound when it has none, naming those that have."""
+    """This producer's open transaction. Raises NotFound, naming the producers that have one."""
     known = open_transactions(held)
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
@@ -61,10 +61,11 @@ def find_open(held: Partition, producer_id: int) -> OpenTransaction:
 
 
 def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> OpenTransaction:
-    """Append the marker that ends this producer's open transaction, durable on return; the transaction as it was.
+    """Append the marker that ends this producer's open transaction, durable on return.
 
-    Raises NotFound when it has none open, naming those that have, or that one ended meanwhile, and what keeps us from
-    appending.
+    Returns the transaction as it was before. Raises NotFound if the producer has none open or it ended concurrently;
+    the
+    error names the producers that have one. Raises the errors of `Partition.check_appendable`.
     """
     held.check_appendable()
     found = find_open(held, producer_id)

@@ -1,8 +1,9 @@
-"""Loading every log at the start: the directories side by side, each with a few threads, and telling how far it is.
+"""Load every log at the start: directories in parallel, several threads each, with progress.
 
-A log that has to be recovered is read whole and checked. Disks do not wait for each other, and the compiled kernels
-let go of the interpreter while they check, so `num.recovery.threads.per.data.dir` threads help even on one disk.
-What is wrong with one log is its own: it stands in the result, and the others go on.
+Recovery reads and checks a whole log. Disks do not wait for each other, and the compiled kernels release the
+interpreter
+lock while they check. So `num.recovery.threads.per.data.dir` threads help even on one disk.
+An error of one log is its entry in the result; the other logs are still loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far one directory is; told when it begins (`done` 0) and after every log."""
+    """Progress of one directory; reported at the start (`done` 0) and after every log."""
 
     directory: str
     done: int
@@ -41,10 +42,11 @@ def load_logs(
     threads_per_directory: int,
     progress: OnProgress = lambda told: None,
 ) -> Loaded:
-    """Open all logs of `jobs` (by directory); each as a partition or what is wrong with it, in the order of `jobs`.
+    """Open all logs of `jobs` (by directory): each a partition or its error, in the order of `jobs`.
 
-    `open_log` is called from many threads, `progress` from the calling one. Anything but a LogError ends it: what has
-    not begun is given up, what has is waited for.
+    `open_log` is called from many threads, `progress` from the calling thread. An exception other than LogError ends
+    the
+    call: jobs not yet started are cancelled, running jobs are waited for.
     """
     state = {
         root: LoadProgress(directory=root, done=0, total=len(names), recovered_segments=0)
@@ -70,7 +72,7 @@ def load_logs(
 def _results(
     jobs: Mapping[str, Sequence[TopicPartition]], open_log: Callable[[TopicPartition], Partition], threads: int
 ) -> Iterator[tuple[str, TopicPartition, Partition | LogError]]:
-    """As they come. Without threads where one after the other is all that is asked for."""
+    """The results in order of completion. Uses no thread pool for one directory and one thread."""
     if threads == 1 and len(jobs) == 1:
         for root, names in jobs.items():
             for name in names:

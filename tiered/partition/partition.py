@@ -1,6 +1,6 @@
-"""One partition held by a manager: its local log, its remote metadata, its rules.
+"""One partition held by a manager: its local log, its manifests, its rules.
 
-The log start of a tiered partition is the head's: it is committed there before the disk hears of it.
+The manifest holds the log start offset of a tiered partition. A new log start is committed before the disk records it.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from tiered.read.partition_source import PartitionSource
 
 _log = logging.getLogger(__name__)
 
-OLDEST_PAGES_MAX = 2  # pages of old rows that one round looks into for what expires
+OLDEST_PAGES_MAX = 2  # manifest pages with the oldest entries that one maintenance run reads for expiry
 
 
 def _has_room() -> None:
-    """Where nobody asks the disk."""
+    """The default of `check_room`: no check of the disk."""
 
 
 def _tell_nobody(base_offset: int, done_bytes: int, size_bytes: int) -> None:
-    """Hears of copies where nobody else wants to."""
+    """The default of `on_copied`: no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A segment in the store that no head names yet, as far as is known, put there by the writer of this epoch.
+    """A copied segment that no known manifest names yet, uploaded by the writer of this epoch.
 
-    `is_tried`: a commit of it has begun. Where that had no answer, the newest head may name it after all.
+    `is_tried`: its commit was sent. While that commit is in doubt, the newest manifest may name the segment.
     """
 
     epoch: int
@@ -59,22 +59,28 @@ class Upload:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """What the manager keeps of one partition. `metadata`, `remote`, `pins` are None for a topic that is not tiered.
+    """The state of one partition. `metadata`, `remote` and `pins` are None for a topic that is not tiered.
 
-    `is_tiered`: something of it may be in the bucket. `is_owned`: this manager is the partition's writer there and the
-    two tiers agree; `has_agreed`: they once did. `stopped` is why it may not write any more (another writer took over,
-    or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
-    `at_rest` is how its segments are kept in the store; `on_copied` hears the base offset of a segment that is being
-    copied, the bytes done and those in all, from whichever thread reads them.
-    `ahead` knows objects whose grace time begins at a time to come. `uploaded` and `shrunk` are the notes of
-    `tiered.maintenance.upload_and_commit`.
-    `lock` is for what changes on the disk, `tier_lock` for what changes in the bucket; who needs both takes that first.
-    Only who holds that one, in a thread of its own (`tiered.maintenance.remote_tasks`), waits for the store without the
-    other one; `copying` are the segments that it is copying, which stay as they are. `is_deleted`: its topic is; what
-    went up and is in no head is of no use to anybody. `opened_upto` is where its log ended when it was opened, None
-    where it held nothing. `forgot_tried`: some of `uploaded` went that may be in rows. `is_noted`: the disk remembers
-    that records came before the manifest was this log's. `local_views` are the compacted views beside the log
-    (`tiered.read.local_views`).
+    | field | meaning |
+    |---|---|
+    | `is_tiered` | the bucket may hold objects of this partition |
+    | `is_owned` | this manager is the partition's writer, and the two tiers agree |
+    | `has_agreed` | the two tiers agreed at least once |
+    | `stopped` | why it may not write any more: fenced, diverged or its bucket lost; nothing is changed any more |
+    | `at_rest` | the object encoding of its segments |
+    | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
+    | `ahead` | pending deletes whose grace period starts in the future |
+    | `uploaded`, `shrunk` | the notes of `tiered.maintenance.upload_and_commit` |
+    | `copying` | base offsets of the segments being copied, which must stay unchanged |
+    | `is_deleted` | its topic was deleted; a copied segment that no manifest names is useless |
+    | `opened_upto` | log end offset when the log was opened; None for an empty log |
+    | `forgot_tried` | an upload in doubt was removed from `uploaded`; a manifest may name it |
+    | `is_noted` | the disk records that appends came before this manager was the writer |
+    | `local_views` | the compacted views kept on the disk (`tiered.read.local_views`) |
+
+    `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
+    (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
+    While `stopped` is set and the tiers never agreed, reads are refused too.
     """
 
     name: TopicPartition
@@ -106,8 +112,10 @@ class Partition:
 
     @property
     def keeps_views_on_disk(self) -> bool:
-        """Whether its compacted views lie beside the log: there is no remote tier, or one that was given up and whose
-        manifest counts nothing any more."""
+        """Whether its compacted views are kept on the disk.
+
+        True without a remote tier, or if the tier was disabled and the manifest counts no entries and names no views.
+        """
         if not self.is_tiered:
             return True
         head = self.head()
@@ -120,65 +128,82 @@ class Partition:
         return partition_prefix(self.topic.name, self.topic.topic_id, self.name.partition)
 
     def head(self) -> Head | None:
-        """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
+        """The newest manifest seen so far; sends no request. None before the first commit, or if not tiered."""
         return self.metadata.cached if self.metadata is not None else None
 
     def agreed_head(self) -> Head | None:
-        """As `head`; None too for a log that diverged or was fenced, or whose bucket is lost. What such a manifest says
-        of offsets, copies and the log start is not true of this disk."""
+        """As `head`, but None too for a diverged or fenced log, or a lost bucket.
+
+        The offsets, copies and log start of such a manifest are not true of this disk.
+        """
         return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.head()
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether a commit may have happened that `head` does not have. For whoever goes by a head: asked before it is
-        looked at, or the commit is settled between the two."""
+        """Whether a commit is in doubt: the newest manifest may contain a commit that `head` lacks.
+
+        A caller that relies on `head` must ask this first. Otherwise the commit may be resolved between the two calls.
+        """
         return self.metadata is not None and self.metadata.is_unsettled
 
     @property
     def may_hold_more(self) -> bool:
-        """Whether the bucket may hold rows, or a view, that `head` does not have, for their commit had no answer: a
-        cleaning may not go by that head. The segments on both sides of the bucket's true end would be merged into one
-        that tiles no row and can never go up, and tombstones could go before the records that they hide."""
+        """Whether a commit in doubt may have added segment entries or a view that `head` lacks.
+
+        While true, no cleaning may rely on `head`:
+
+        1. Segments on both sides of the true remote end could be merged into one that matches no segment entry. It
+           could never
+           be copied.
+        2. Tombstones could be removed before the records that they hide.
+        """
         tried = self.forgot_tried or any(each.is_tried for each in list(self.uploaded.values()))
         head = self.head()
         return self.is_unsettled and (tried or (head is not None and bool(head.views)))
 
     @property
     def pause(self) -> Pause | None:
-        """Since when and why its uploads are paused; None where they go on, or there are none."""
+        """Since when and why its uploads are paused; None if they are not paused, or it is not tiered."""
         return self.pauses.of(self.topic) if self.is_tiered and self.pauses is not None else None
 
     def is_paused_now(self) -> bool:
-        """Whether its uploads are paused this moment: before each, since many may follow one another in a round."""
+        """Whether its uploads are paused now. Asked before each upload: one maintenance run may make many."""
         if self.pauses is not None:
             self.pauses.refresh()
         return self.pause is not None
 
     def check_may_shrink(self) -> None:
-        """Raises `stopped` and Fenced: of a diverged or fenced log nothing is dropped, truncated or cleaned. For the
-        holder of `lock`, before anything is taken from the disk."""
+        """Raises `stopped` or Fenced: a diverged or fenced log is never dropped from, truncated or cleaned.
+
+        The caller holds `lock` and calls this before it deletes anything from the disk.
+        """
         if self.stopped is not None:
             raise self.stopped
         self.check_not_fenced()
 
     def check_not_fenced(self) -> None:
-        """Raises Fenced where the newest head seen is another writer's, which a reader may have met first: its rows and
-        its log start say nothing of what this disk holds. For whoever holds `lock`, before anything leaves the disk."""
+        """Raises Fenced if the newest manifest seen is another writer's; a reader may have seen it first.
+
+        The entries and the log start of such a manifest say nothing about this disk. The caller holds `lock` and calls
+        this
+        before it deletes anything from the disk.
+        """
         if self.metadata is not None:
             self.metadata.check_not_fenced()
 
     def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
-        """The local segment of exactly these offsets, unless it is the active one."""
+        """The local segment of exactly these offsets; None if there is none or it is the active segment."""
         for info in self.log.segments():
             if (info.base_offset, info.next_offset, info.is_active) == (base_offset, next_offset, False):
                 return info
         return None
 
     def source(self) -> PartitionSource:
-        """For a reader. Raises `stopped` where the tiers never agreed: one stream over both would mix two histories.
+        """The source of a reader. Raises `stopped` if the tiers never agreed: it would mix two histories.
 
-        A disk that is only looked at and ends before the bucket does (lost and empty, put back from an old copy, looked
-        at a moment before) has nothing that the bucket lacks: then the bucket alone is read.
+        In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
+        is empty,
+        restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
         """
         if self.stopped is not None and not self.has_agreed:
             raise self.stopped
@@ -188,7 +213,7 @@ class Partition:
         return PartitionSource(self.name, log, self.remote, self.metadata, local_views=self.local_views)
 
     def copy_progress(self, info: SegmentInfo) -> Callable[[int], None]:
-        """For one copy: told the bytes read since the last time, it tells `on_copied` those read so far."""
+        """The progress callback of one copy: adds up the bytes read and reports the sum to `on_copied`."""
         done = 0
 
         def tell(read_bytes: int) -> None:
@@ -199,13 +224,16 @@ class Partition:
         return tell
 
     def check_appendable(self) -> None:
-        """Raises `stopped`, Fenced, what `check_room` raises (a full disk), and Unavailable while the bucket may hold
-        the very offsets that an append would be given.
+        """Raises `stopped`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide.
 
-        That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one
-        that ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch
-        of its last ones is its own; without any, records would get an epoch that another machine's have, too, and
-        nobody could tell the two histories apart.
+        The offsets of an append could collide with offsets in the bucket in two cases:
+
+        - The log holds no record (a fresh disk, or a log that starts over at the bucket's end) and is not reconciled.
+        - The log ends below the manifest with which it has not been reconciled.
+
+        A log with records knows its end, and its last records carry its own leader epoch. Records of an empty log would
+        get an
+        epoch that records of another machine may have too. The two histories could then not be distinguished.
         """
         if self.stopped is not None:
             raise self.stopped
@@ -220,8 +248,10 @@ class Partition:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
 
     def note_append(self) -> None:
-        """Before records are appended: where the manifest is not this log's yet, the disk remembers that. Raises
-        DiskFailed."""
+        """Mark the log as unconfirmed on the disk before records are appended without the writer role.
+
+        Raises DiskFailed.
+        """
         if self.is_tiered and not self.is_owned and not self.is_noted:
             self.log.mark_unconfirmed()
             self.is_noted = True
@@ -235,15 +265,17 @@ class Partition:
         for_figures: bool = False,
         known: dict[str, Rows] | None = None,
     ) -> PartitionSnapshot:
-        """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
+        """The facts of both tiers for the policies. The log start is the manifest's if there is one.
 
-        A page of the oldest rows is read when some of them may expire, if it `may_ask`; while the bucket is out of
-        reach they just stay. `known` are pages that a snapshot before this one read, by key; those that are read now
-        are added.
+        If `may_ask`, a manifest page with the oldest entries is read when some of them may expire. While the bucket is
+        unavailable they stay. `known` holds the pages that an earlier snapshot read, by key; pages read now are added
+        to it.
 
-        `for_figures` alone (`tiered.partition.partition_status`) nothing is read of the log: there is no largest
-        timestamp, and the stable offset is the log start, above which nothing may be copied or cleaned. Of a log that
-        is only looked at that one would be found by reading the active segment from end to end.
+        With `for_figures` (`tiered.partition.partition_status`) nothing is read of the log: there is no largest
+        timestamp, and
+        the stable offset is the log start offset, above which nothing may be copied or cleaned. In a read-only open,
+        the real
+        stable offset would need a scan of the whole active segment.
         """
         known = {} if known is None else known
         head = self.agreed_head()
@@ -304,7 +336,7 @@ class Partition:
         return snapshot
 
     def _read_page(self, head: Head, spill: SpillRow, known: dict[str, Rows]) -> bool:
-        """Read a page into `known`; False where the store does not give it."""
+        """Read a page into `known`; False if the store does not return it."""
         assert self.metadata is not None, "a head comes with its chain"
         try:
             known[spill.key] = self.metadata.index(head).page(spill)
@@ -315,6 +347,6 @@ class Partition:
 
 
 def coverage(head: Head) -> Coverage:
-    """The offsets that rows hold."""
+    """The offsets that segment entries cover."""
     rows = [(row.base_offset, row.next_offset) for row in head.segments]
     return Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])

@@ -1,12 +1,19 @@
-"""From a topic's line in the registry to partitions in use: their settings, their logs, their place in the bucket.
+"""Open the partitions of a registered topic: their settings, their logs, their place in the bucket.
 
-A partition is *tiered* when its topic is set so, or ever was: what went into the bucket is read, expired and owned
-although the setting says false meanwhile, only nothing more is copied. Order of effects for one: the registry says
-`was_tiered` → the log is opened → the newest head is read and agrees with the log → the head is ours
-(`become_writer`) → the log takes over what the head says. A crash after any step is repeated from the first one.
+A partition is *tiered* when its topic is set so, or ever was. If the setting is false now, its records in the bucket
+are
+still read and expired, and it still has a writer. Only copying stops. Order of effects for one partition:
 
-A tiered partition whose bucket is out of reach is opened without being owned: `LogManager.tick` tries again, and
-until then `Partition.check_appendable` refuses what could contradict the bucket.
+1. The registry records `was_tiered`.
+2. The log is opened.
+3. The newest manifest is read and compared with the log.
+4. This process commits the takeover (`become_writer`).
+5. The log adopts the log start and the epoch of the manifest.
+
+After a crash at any step, the next open repeats all steps from the first.
+
+If the bucket of a tiered partition is unavailable, the partition is opened without the writer role. `LogManager.tick`
+tries again. Until then `Partition.check_appendable` refuses appends that could contradict the bucket.
 """
 
 from __future__ import annotations
@@ -66,12 +73,12 @@ _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 
 
 def with_key_ring(store: ObjectStore, config: Config) -> ObjectStore:
-    """The store with the configured key ring: manifests of encrypted topics are sealed and opened with it."""
+    """The store with the configured key ring, which encrypts the manifests of encrypted topics."""
     return keyed(store, load_key_ring(config.key_ring, os.environ))
 
 
 class Opener:
-    """What it takes to open the partitions of a node. Thread safe for different partitions."""
+    """Opens the partitions of a node. Thread safe for different partitions."""
 
     def __init__(
         self,
@@ -84,8 +91,11 @@ class Opener:
         takes_over: bool = False,
         may_be_refused: bool = False,
     ) -> None:
-        """`known` are heads that an earlier look found, for another one. `takes_over`: a person asked for the writer
-        role of partitions that another writer fenced. `may_be_refused`: see `LogManager.open`."""
+        """`known`: manifests that an earlier read-only open found, reused by the next one.
+
+        `takes_over`: an operator asked for the writer role of partitions that another writer fenced.
+        `may_be_refused`: see `LogManager.open`.
+        """
         self._config, self._known = config, known
         self._directory = directory
         self._store = store
@@ -106,25 +116,25 @@ class Opener:
             free_bytes_min=config.dir_free_bytes_min,
             free_share_min=config.dir_free_share_min,
         )
-        # What heads are signed with; who only looks signs none.
+        # The name in this process's manifests; a read-only open commits none.
         self.writer_id = "" if directory.read_only else new_writer_id(storage, config.data_dirs)
         self._mark = node_mark(storage, config.data_dirs)
         self._takes_over = takes_over
         self._may_be_refused = may_be_refused
 
     def keep_counts(self, now_ms: int | None = None) -> None:
-        """Write down what was sent to the store (`tiered.stores.persistent_meter`)."""
+        """Persist the counts of requests sent to the store (`tiered.stores.persistent_meter`)."""
         self._seals.keep(now_ms)
         if self._store is not None:
             self._store.keep(now_ms)
 
     def check_store(self, now_ms: int) -> None:
-        """Ask the store again what it guarantees, when that is due. Raises InvalidRequest for one that has lost it."""
+        """Check the guarantees of the store again when that is due. Raises InvalidRequest if it lost one."""
         if self._store is not None:
             self._check.renew(self._store, now_ms)
 
     def close(self) -> None:
-        """Let another process have the cache on the disk, and let go of the store. Idempotent."""
+        """Release the disk cache for other processes, and close the store. Idempotent."""
         if self._disk_cache is not None:
             self._disk_cache.close()
         if self._store is not None:
@@ -133,7 +143,10 @@ class Opener:
     # -- settings ------------------------------------------------------------------------------------------------
 
     def begins_tiering(self, topic: Topic) -> bool:
-        """Whether this topic, never tiered so far, is from now on. Raises InvalidRequest for an unknown setting."""
+        """Whether this topic, never tiered so far, becomes tiered now.
+
+        Raises InvalidRequest for an unknown setting.
+        """
         return not topic.was_tiered and self._store is not None and wants_tier(self._values(topic))
 
     def check_settings(self, topic: Topic) -> None:
@@ -144,8 +157,10 @@ class Opener:
             raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
 
     def reconfigure(self, config: Config, topics: Iterable[Topic]) -> None:
-        """Settings are taken from `config` from now on. Raises InvalidRequest, and nothing has changed, where those of
-        a topic cannot be."""
+        """Use the settings of `config` from now on.
+
+        Raises InvalidRequest, with nothing changed, if the settings of a topic are invalid.
+        """
         before, self._config = self._config, config
         try:
             for topic in topics:
@@ -155,8 +170,10 @@ class Opener:
             raise
 
     def altered(self, before: Topic, properties: Mapping[str, str]) -> tuple[Topic, bool]:
-        """The topic with these own settings beside its others (an empty value takes one back), and whether it is tiered
-        from then on. Raises InvalidRequest for settings that do not hold. Changes nothing."""
+        """The topic with these settings added to its own, and whether it becomes tiered. Changes nothing.
+
+        An empty value removes a setting. Raises InvalidRequest for invalid settings.
+        """
         merged = {**before.properties, **properties}
         after = replace(before, properties={key: value for key, value in merged.items() if value})
         self.check_settings(after)
@@ -164,7 +181,7 @@ class Opener:
         return after, self.begins_tiering(after)
 
     def _check_not_switched_off(self, before: Topic, after: Topic) -> None:
-        """Raises InvalidRequest where `after` takes its tier from a topic that has records in the bucket."""
+        """Raises InvalidRequest if `after` disables the tier of a topic that has records in the bucket."""
         values = self._values(after)
         if not before.was_tiered or wants_tier(values) or is_given_up(after, values):
             return
@@ -177,14 +194,14 @@ class Opener:
             )
 
     def check_reachable(self, topic: Topic) -> None:
-        """Raises what keeps us from the bucket before a topic that needs it is written down."""
+        """Raises the store's error if the bucket is unavailable, before a topic that needs it is registered."""
         if self._store is not None:
             MetadataLog(self._store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
     def apply_settings(self, held: Partition, topic: Topic) -> None:
-        """The topic's settings hold for this partition from now on; owning it is another step.
+        """Apply the topic's settings to this partition. It does not take the writer role.
 
-        Another cleanup policy first calls off a pass that is under way.
+        A changed cleanup policy first cancels a running cleaner pass.
         """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
@@ -203,16 +220,20 @@ class Opener:
     # -- logs ----------------------------------------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Raises DiskFailed when no log directory can take a new partition."""
+        """Raises DiskFailed if no log directory can take a new partition."""
         self._choose(self._directory.facts())
 
     def place(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
-        """Directories for partitions of new topics (`LogDirectories.place`)."""
+        """Choose directories for the partitions of new topics (`LogDirectories.place`)."""
         return self._directory.place(names, self._choose)
 
     def open_log(self, name: TopicPartition, topic: Topic, now_ms: int, *, is_new: bool = False) -> Partition:
-        """The partition with its local log, recovered; one that is in no directory is begun in one. Raises what is
-        wrong with it. `is_new`: the topic was created just now, so no disk that is away can hold it."""
+        """The partition with its recovered local log; creates the log in a directory if none has it.
+
+        `is_new`: the topic was created just now, so no offline directory can hold it. Raises InvalidRequest if the
+        topic id on
+        the disk differs, and the errors of opening the log.
+        """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
         known = self._directory.topic_id(name)
@@ -232,7 +253,7 @@ class Opener:
             log.before_cut = held.local_views.cut
         held.opened_upto = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.fenced_by) is not None:
-            held.stopped = fenced_before(log, fenced_by)  # until the bucket was asked
+            held.stopped = fenced_before(log, fenced_by)  # until the bucket has been asked
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
         return held
@@ -240,8 +261,12 @@ class Opener:
     # -- the bucket ----------------------------------------------------------------------------------------------
 
     def is_waiting(self, held: Partition) -> bool:
-        """Whether a tiered partition is not ours in the bucket yet, the bucket has other settings of its topic or does
-        not know of views beside the log, or a commit was never answered."""
+        """Whether a tiered partition still has something to do in the bucket.
+
+        True if this process is not its writer, a commit is in doubt, or the manifest lacks current settings of the
+        topic or
+        views kept on the disk.
+        """
         head = held.head()
         if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
             return held.is_tiered
@@ -249,12 +274,14 @@ class Opener:
         return held.metadata.is_unsettled or not is_told
 
     def take_up(self, held: Partition, now_ms: int) -> LogError | None:
-        """Own a tiered partition in the bucket unless we do already, and tell the bucket the topic's settings; what is
-        in the way, None when nothing is.
+        """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
-        Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound, which
-        say that the bucket as a whole refuses us or is not there, unless the directory is only looked at. Waits for the
-        store, and for a task, with `tier_lock` alone: its topic may be deleted meanwhile.
+        Returns the error that prevents it; None on success. Sets `stopped` for every error except an unavailable
+        bucket. Raises
+        AccessDenied and NotFound, which mean that the bucket as a whole refuses access or does not exist. A read-only
+        open does
+        not raise them. Waits for the store and for a task under `tier_lock` alone, so the topic may be deleted
+        concurrently.
         """
         with held.tier_lock:
             if held.is_owned:
@@ -267,17 +294,17 @@ class Opener:
 
     def _in_the_way(self, held: Partition, error: LogError) -> LogError | None:
         if held.is_deleted:
-            return None  # nobody is left who would want to know
+            return None  # a deleted topic needs no error
         is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
         match error:
             case AccessDenied(facts={"key_id": _}):
-                held.stopped = error  # the key ring lacks a key of this topic: the bucket refuses nothing
+                held.stopped = error  # the key ring lacks a key of this topic; the bucket refuses nothing
             case AccessDenied() | NotFound() if self._directory.read_only or self._may_be_refused:
-                pass  # a read-only open, and one that needs the disk alone, go on with the disk
+                pass  # a read-only open, and an open that needs the disk alone, continue with the disk
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():
-                held.stopped = error  # the bucket takes what we write: it is this partition's trouble
+                held.stopped = error  # the bucket accepts other writes, so the problem is this partition's
             case Unavailable():
                 pass
             case _:
@@ -285,8 +312,11 @@ class Opener:
         return error
 
     def remember_fencing(self, held: Partition, error: LogError) -> None:
-        """Note on the disk that another writer took over, for a restart while the bucket is out of reach. A disk that
-        refuses is a line in the log: the partition is stopped all the same while this process lives."""
+        """Record on the disk that another writer took over, for a restart while the bucket is unavailable.
+
+        A disk that refuses the record causes only a log line: `stopped` still protects the partition while this process
+        lives.
+        """
         if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
         head = held.head()
@@ -296,9 +326,9 @@ class Opener:
             _log.warning("a fenced log is not noted: partition=%s cause=%s", held.name, failed)
 
     def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
-        """The topic was altered: who reads the bucket alone (a job, another machine) goes by what the head says.
+        """Commit changed topic settings, which readers of the bucket take from the manifest.
 
-        It stays ours whatever is in the way.
+        Such readers are jobs and other machines. The partition stays owned whatever error is returned.
         """
         if held.metadata is not None and self.is_waiting(held):
             try:
@@ -361,25 +391,30 @@ class Opener:
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):
-                # The newest head is ours by now: what it says of the writer before was judged above.
+                # The newest manifest is this writer's now. Its predecessor was checked above.
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
-                held.log.clear_fenced()  # before an append is allowed: a crash leaves the note, which refuses too much
+                held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
                 held.is_owned, held.has_agreed, held.stopped = True, True, None
                 held.is_noted = False
                 return
-        # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.
+        # The deletion of the topic may have ended without finding this manifest. No other process would mark it
+        # deleted.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _refuse_deleted(self, held: Partition, head: Head) -> None:
-        """Raises Conflict unless the directory is only looked at: the topic was deleted, and no writer follows."""
+        """Raises Conflict for a deleted topic, which no writer may take over. A read-only open raises nothing."""
         if not self._directory.read_only:
             facts = {"partition": held.name, "deleted_ms": head.deleted_ms}
             raise Conflict("taking the writer role, the topic was deleted", **facts)
 
     def _look(self, held: Partition, known: Head | None) -> None:
-        """Raises as `check_agreement` where a read-only open sees that the tiers do not agree. The disk was looked at
-        first, and its writer may be at work: a verdict against it is judged once more, by what both are now."""
+        """Raises as `check_agreement` if a read-only open finds that the tiers do not agree.
+
+        The disk was scanned first, and its writer may be at work. A refusal is therefore checked once more against
+        fresh state
+        of both tiers.
+        """
         assert held.metadata is not None, "the store was asked"
         try:
             check_agreement(held.log, known, self._mark)
@@ -389,7 +424,7 @@ class Opener:
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, known: Head | None, now_ms: int) -> Head:
         def judge(latest: Head | None) -> None:
-            """By the very manifest that ours follows: another writer may have come since `known`."""
+            """Check the very manifest that the takeover follows; `known` may be older."""
             verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
             is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
             if is_other and verdict.relation is Relation.BEHIND:
@@ -403,7 +438,8 @@ class Opener:
                 topic_id=held.topic.topic_id,
                 partition=held.name.partition,
                 properties=held.topic.properties,
-                # A broker's log has had many: the next machine begins with the head's alone, and must not go back.
+                # A broker's log has had many epochs. The next machine starts from the manifest's epoch alone and must
+                # not go back.
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
                 judge=judge,
@@ -413,18 +449,18 @@ class Opener:
         assert head is not None, "a writer has a head"
         if head.has_rows or head.log_start_offset >= held.log.log_start_offset:
             return head
-        # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
+        # A topic that becomes tiered brings its log start offset. From here on the manifest's is authoritative.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
 
 
 def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Head | None:
-    """Before the first copy: the manifest names the views that lie beside the log. None where there are none."""
+    """Before the first copy, commit the names of the views kept on the disk. None if there are none."""
     names = unannounced(held)
     return metadata.commit(announce_views(names), now_ms) if names else None
 
 
 def _warn_of_older_bucket(held: Partition, head: Head) -> None:
-    """A head's epoch is never below that of records which were appended under it, but where a backup came back."""
+    """Warn if the log has a later epoch than the manifest: an older state of the bucket was restored."""
     latest = held.log.epochs.latest
     if latest is not None and latest > head.epoch:
         _log.warning(
@@ -438,12 +474,12 @@ def _warn_of_older_bucket(held: Partition, head: Head) -> None:
 
 
 def _is_gone(held: Partition) -> bool:
-    """Whether its topic was deleted; to be asked inside `lock`, and again after each wait."""
+    """Whether its topic was deleted. Ask under `lock`, and again after each wait."""
     return held.is_deleted
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:
-    """What the effective settings say."""
+    """Whether the effective settings enable the remote tier."""
     return values[ENABLE] == "true"
 
 

@@ -1,4 +1,4 @@
-"""Where every partition stands: what each tier holds, what waits, and what exists on this disk only."""
+"""Status of every partition: size of each tier, copy lag, and bytes on this disk only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
-    while copying is switched off (KIP-950); `at_risk_bytes` are those of segments with retained records of which the
-    bucket lacks some. `remote_bytes` are those of the log that it holds; what is paid for there is
-    `tiered.status.storage_cost`'s.
+    """Sizes and lags of one partition. Bytes are of ``.log`` data.
 
-    `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
-    size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
-    `paused`: somebody paused the uploads; what is due waits for that.
+    | field | meaning |
+    |---|---|
+    | `lag_*` | closed and not yet copied; zero while copying is disabled (KIP-950) |
+    | `lag_since_ms` | when the oldest segment became due for copying; None if none is due, or by size alone |
+    | `at_risk_bytes` | segments with retained records of which the bucket lacks some |
+    | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.storage_cost` |
+    | `overdue_*` | pending deletes older than the grace period that are still in the bucket |
+    | `paused` | the uploads are paused; due segments wait for the resume |
+
     For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
 

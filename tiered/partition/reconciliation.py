@@ -1,16 +1,23 @@
-"""The local log and the manifest of a partition as facts for `policies.tier_relation`, and its verdict as an error.
+"""Compare the local log with the manifest by `policies.tier_relation`; refusals become errors.
 
-Every open asks here, for writing and read-only alike. What each relation means and allows:
-docs/explanation/diverged-logs.md. The bucket's newest head is the truth about what is committed. A local log that ends
-before it starts over where the bucket ends (`reconcile`), but only where the bucket proves to have had all its records.
+Every open, for writing or read-only, asks this module. docs/explanation/diverged-logs.md lists each relation and the
+actions it allows. The newest manifest is authoritative for the committed offsets. A local log that ends before the
+bucket starts over at the bucket's end (`reconcile`), but only if the bucket provably had all of its records.
 
-Two histories are told apart by their leader epochs. Not so where both are of one epoch: a disk was put back from an old
-copy of itself, and took records while the bucket was out of reach, at offsets which the bucket has other records for.
-So the batches at the last offset that both have are compared (`check_same_records`), by the CRC32C that they bear: it
-covers all but offset and leader epoch, and copies are the same bytes. Cleaned segments are not: batches of a compacted
-topic cannot be compared, nor what a pass has reached on the disk under another policy, nor where the bucket cannot show
-the batch (damage, a missing key). There the note of the disk decides, which says at which offset the records begin that
-came while the bucket was out of reach: where the bucket goes beyond it, another log gave these offsets.
+Leader epochs distinguish two histories. They fail if both histories have one epoch: a disk was restored from an old
+copy
+of itself and took records while the bucket was unavailable, at offsets where the bucket has other records.
+So `check_same_records` compares the batches at the last common offset by their CRC32C. The CRC32C covers everything but
+offset and leader epoch, and a copy has the same bytes.
+
+Batches cannot be compared in three cases:
+
+- The topic is compacted.
+- A cleaner pass under another policy reached them on the disk.
+- The bucket cannot return the batch (damage, a missing key).
+
+Then the note on the disk decides. It holds the offset of the first record that came while the bucket was unavailable.
+If the bucket ends above that offset, another log gave these offsets.
 """
 
 from __future__ import annotations
@@ -57,7 +64,7 @@ def local_tier(log: Log) -> LocalTier:
 
 
 def remote_tier(log: Log, head: Head, mark: str | None) -> RemoteTier:
-    """The facts of a manifest, as seen from a node with this mark (`tiered.node.writer_ids`) and this log."""
+    """The facts of a manifest, for a node with this mark (`tiered.node.writer_ids`) and this log."""
     return RemoteTier(
         log_start_offset=head.log_start_offset,
         taken_upto=head.taken_upto,
@@ -69,13 +76,15 @@ def remote_tier(log: Log, head: Head, mark: str | None) -> RemoteTier:
 
 
 def judge(log: Log, head: Head | None, mark: str | None = None) -> TierVerdict:
-    """How the log and the manifest relate; None: no manifest was ever committed."""
+    """The relation of the log and the manifest; `head` None means that no manifest was ever committed."""
     return tier_relation(local_tier(log), remote_tier(log, head, mark) if head is not None else None)
 
 
 def check_agreement(log: Log, head: Head | None, mark: str | None = None, *, takes_over: bool = False) -> TierVerdict:
-    """The verdict, where it allows to take the writer role. Raises RemoteLost and Diverged where it does not, with the
-    offsets of both sides and what to do. `takes_over`: a person asked for the role."""
+    """The verdict, if it allows the writer role. Raises RemoteLost or Diverged if it does not.
+
+    The error has the offsets of both sides and the next step. `takes_over`: an operator asked for the role.
+    """
     verdict = judge(log, head, mark)
     if not verdict.allows(Action.TAKE_OVER if takes_over else Action.TAKE_ROLE):
         raise refusal(log, head, verdict)
@@ -103,7 +112,7 @@ def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
 
 
 def fenced_before(log: Log, by: str) -> Diverged:
-    """The error of a log that another writer fenced before the restart, as long as the bucket was not asked since."""
+    """The error of a log that was fenced before the restart, until the bucket has been asked."""
     return Diverged(
         "opening a partition, another writer took over before the restart, and the bucket has not been asked since; "
         "all records of this disk are kept",
@@ -117,7 +126,7 @@ def fenced_before(log: Log, by: str) -> Diverged:
 
 
 def emptied(log: Log, head: Head) -> RemoteLost:
-    """The error of a bucket that was emptied or replaced under a writer: it has only what was committed afterwards."""
+    """The error of a bucket that was emptied or replaced under a writer: it has only later manifests."""
     return RemoteLost(
         "opening a partition, the bucket is lost or wrong: its manifests begin after the first ones were written",
         partition=log.partition,
@@ -130,14 +139,16 @@ def emptied(log: Log, head: Head) -> RemoteLost:
 
 
 def rescue_command(log: Log, verdict: TierVerdict) -> str:
-    """What prints the records that only this disk holds."""
+    """The command that prints the records which only this disk holds."""
     at = verdict.only_here[0][0] if verdict.only_here else log.local_log_start_offset
     return f"`tiered consume {log.partition} --local --from {at} -o jsonl`"
 
 
 def _is_other_writer(log: Log, head: Head, mark: str | None) -> bool:
-    """Whether another node was the last writer with a log of its own. A log that has records of the manifest's epoch or
-    a later one was the writer then, whatever the names say."""
+    """Whether the last writer with its own log was another node.
+
+    A log with records of the manifest's epoch or a later one was itself the writer, whatever the names say.
+    """
     latest = log.epochs.latest
     if latest is not None and latest >= head.epoch:
         return False
@@ -151,11 +162,13 @@ def reconcile(
     now_ms: int,
     producers: Callable[[], ProducerState] = ProducerState,
 ) -> None:
-    """Make the local log agree with the bucket's newest head, which is this writer's own. Raises as `check_agreement`.
+    """Make the local log agree with the newest manifest, which is this writer's own.
 
-    `producers` are those of all that the bucket holds; asked for where the log starts over at its end.
+    Raises as `check_agreement`.
+
+    `producers` returns the producer state at the bucket's end. It is called only if the log starts over there.
     """
-    end = log.next_offset  # of what is looked at here: an append that was let in before may come yet
+    end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, head)
     if end < head.taken_upto:
         if not verdict.allows(Action.START_OVER):
@@ -166,7 +179,7 @@ def reconcile(
             end,
             head.taken_upto,
         )
-        log.begin_epoch(head.epoch)  # before anybody can append at the bucket's end
+        log.begin_epoch(head.epoch)  # before an append at the bucket's end is possible
         log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)
@@ -174,7 +187,7 @@ def reconcile(
 
 
 def lineage(head: Head) -> LeaderEpochs:
-    """The leader epochs of everything that the bucket holds, and of what it held before."""
+    """The leader epochs of all records that the bucket holds or held."""
     epochs = LeaderEpochs()
     expired = ((each.epoch, each.base_offset) for each in head.expired_epochs if each.epoch is not None)
     for epoch, start in (*expired, *head.lineage):
@@ -184,15 +197,19 @@ def lineage(head: Head) -> LeaderEpochs:
 
 
 def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, is_unconfirmed: bool = False) -> None:
-    """Raises Diverged where the bucket has another batch at the last offset that both have, and Unavailable.
+    """Raises Diverged if the bucket has another batch at the last common offset, and Unavailable.
 
-    Where batches cannot be compared it raises Diverged for records that came while the bucket was out of reach, at
-    offsets that the bucket has: they may be the only copy.
+    Called for two kinds of logs; any other log is not worth the read:
 
-    `bucket` is the partition without its log, `head` its newest head. For a log that was behind `head` when it was
-    opened and held something, and for one that took records while the bucket was out of reach (`is_unconfirmed`). Any
-    other log is worth no read. Raises Diverged too for an unconfirmed log where the bucket expired that batch, and its
-    log start rose without this disk.
+    - a log that held records and was behind `head` when it was opened
+    - a log that took records while the bucket was unavailable (`is_unconfirmed`)
+
+    Raises Diverged in two more cases, because the records may be the only copy:
+
+    - Batches cannot be compared, and records came while the bucket was unavailable at offsets that the bucket has.
+    - The log is unconfirmed, the bucket expired that batch, and the bucket's log start rose without this disk.
+
+    `bucket` is the partition without its log, `head` its newest manifest.
     """
     log = held.log
     at = min(log.next_offset, head.rows_next_offset) - 1
@@ -205,7 +222,7 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, 
         raise refusal(log, head, verdict)
     unconfirmed_from = log.unconfirmed_from
     if compared is None and unconfirmed_from is not None and unconfirmed_from < head.taken_upto:
-        # Another log gave these offsets: this one had no writer role since, so it copied none of them.
+        # Another log gave these offsets: this log was not the writer since, so it copied none of them.
         raise _unproven(log, head, max(unconfirmed_from, log.local_log_start_offset))
 
 
@@ -217,7 +234,7 @@ def _unproven(log: Log, head: Head, from_offset: int) -> Conflict:
 
 
 def _compare_at(held: Partition, bucket: PartitionSource, head: Head, at: int) -> bool | None:
-    """Whether disk and bucket hold the same batch at an offset; None where the two cannot be compared."""
+    """Whether disk and bucket hold the same batch at an offset; None if they cannot be compared."""
     from local.format.batch_header import read_header
     from tiered.read.reader import TieredReader
 

@@ -1,12 +1,13 @@
-"""From a sealed local segment to what the remote tier needs to know of it.
+"""Collect from a closed local segment the facts that the remote tier needs.
 
-The facts of a row (record count, timestamps, offsets) are taken from the bytes while they go up, never from memory or
-an index: a segment whose bytes do not decode, contradict its place in the log, or lie elsewhere than its indexes say,
-is refused before anything is committed (KAFKA-15401 tiered such segments), and what of it is in the store already is
-removed again.
+The facts of a segment entry (record count, timestamps, offsets) come from the bytes during the upload, never from
+memory or an index. A segment is refused before any commit if its bytes do not decode, contradict its place in the log,
+or contradict its indexes (KAFKA-15401 tiered such segments). Its objects already in the store are deleted.
 
-An index that contradicts the bytes never goes up: offset and time index are made from the very bytes that were sent,
-the transaction index is made again from the log, and where that cannot be done the segment is refused.
+An index that contradicts the bytes is never copied:
+
+- Offset and time index are rebuilt from the very bytes that were sent.
+- The transaction index is rebuilt from the log. If that fails, the segment is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None = None) -> SegmentToCopy:
-    """What it takes to copy a sealed segment. Its bytes are read, and looked at by `SegmentWatch`, when they go up."""
+    """The parts of a closed segment for its copy. `SegmentWatch` checks the bytes during the upload."""
     segment = log.segment(info.base_offset)
     path = segment.path(LOG)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
@@ -58,7 +59,7 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
         leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
         cleaned_through=cleaned_through,
         read=segment.read,
-        path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
+        path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
         inspect=partial(
             SegmentWatch,
             path,
@@ -75,13 +76,13 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
 
 
 def _rebuild(segment: Segment, problem: str) -> None:
-    """The indexes on the disk, too; without it the next reader finds them wrong again."""
+    """Rebuild the indexes on the disk too; otherwise the next reader finds them wrong again."""
     with suppress(LogError):
         segment.rebuild_indexes(problem, lambda: True)
 
 
 def count_records(segment: Segment) -> int:
-    """The records of a sealed segment as a row counts them: without markers. Reads the batches' headers."""
+    """Count the records of a closed segment without markers, as a segment entry does. Reads headers."""
     count = 0
     for _, data in batch_slices(segment):
         table = kernels.scan_batches(data, verify=False)
@@ -90,11 +91,12 @@ def count_records(segment: Segment) -> int:
 
 
 class SegmentWatch:
-    """See `remote.segments.segment_upload_stream.Inspector`: every batch whole, with its CRC, decodable, in its place,
-    in its leader epoch, and where the `indexes` (offset, time) say.
+    """Check every batch of a segment during its upload.
 
-    Raises Corrupt where the bytes stop making sense, and InvalidRequest at the first message of format 0 or 1: the
-    remote tier holds batches of format 2 only. Memory: the columns of some batches, the headers of all.
+    Implements `remote.segments.segment_upload_stream.Inspector`. Each batch must be whole, match its CRC, decode, and
+    fit its place, its leader epoch and the `indexes` (offset, time). Raises Corrupt at the first bytes that fail a
+    check. Raises InvalidRequest at the first message of format 0 or 1: the remote tier holds batches of format 2 only.
+    Memory: the columns of some batches, the headers of all.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class SegmentWatch:
         on_wrong: Callable[[str], None] = lambda problem: None,
         aborted_again: Callable[[str], bytes] | None = None,
     ) -> None:
-        """`aborted` is the ``.txnindex``. `on_wrong` is called with what is wrong with `indexes`. `aborted_again` gives
-        another `aborted` for one that contradicts the batches; without it such a segment is refused."""
+        """`aborted` is the ``.txnindex``. `on_wrong` gets the problem of wrong `indexes`.
+
+        `aborted_again` rebuilds an `aborted` that contradicts the batches. Without it such a segment is refused.
+        """
         self._path = path
         self._base_offset = base_offset
         self._next_offset = next_offset
@@ -173,8 +177,7 @@ class SegmentWatch:
         return table.valid_bytes
 
     def _indexes_again(self) -> tuple[bytes, bytes] | None:
-        """Both indexes made from the bytes, where those that were given send a reader anywhere but to the batches they
-        mean; None where they do not."""
+        """Both indexes rebuilt from the bytes if the given ones do not point to their batches; else None."""
         if self._indexes is None:
             return None
         places, base = places_of(self._tables, self._seen_bytes), self._base_offset
@@ -190,7 +193,7 @@ class SegmentWatch:
         return bytes(made.offset), bytes(made.time)
 
     def _txn_index_again(self) -> bytes | None:
-        """A transaction index that agrees with the batches; None where the given one does. Raises Corrupt."""
+        """A rebuilt transaction index; None if the given one agrees with the batches. Raises Corrupt."""
         if self._txn_index is None:
             return None
         problem = self._problem_of(self._txn_index)

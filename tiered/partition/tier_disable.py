@@ -1,23 +1,24 @@
-"""Switching the remote tier of a topic off for good: `remote.storage.enable` from true to false (KIP-950).
+"""Disable the remote tier of a topic for good: `remote.storage.enable` from true to false (KIP-950).
 
-Refused unless `remote.log.delete.on.disable=true`. The topic goes on as one that only the disk holds:
+Refused unless `remote.log.delete.on.disable=true`. The topic continues on the disk alone:
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 1 | the registry has the topic's own ``remote.storage.enable=false`` | the wish; the next round goes on with step 2 |
-| 2 | a head: log start at the disk's, no row counts, views gone | a tier that nobody reads; 3 comes with the open |
-| 3 | the log-start checkpoint; readers are told | rows to take out |
-| 4 | rows leave the index, pages whole, as many as a head has room for | fewer rows |
-| 5 | after the grace time and the pins: their objects are deleted | objects on a list |
-| 6 | the last row has left | a head without rows |
+| 1 | the registry has the topic's own ``remote.storage.enable=false`` | the request; the next maintenance does step 2 |
+| 2 | a manifest: log start = the disk's, no entry counts, no views | a tier that is not read; the open does step 3 |
+| 3 | the log-start checkpoint; readers get the new log start | entries to unlink |
+| 4 | entries are unlinked, pages whole, as many as a manifest has room for | fewer entries |
+| 5 | after the grace period and the pins: their objects are deleted | pending deletes |
+| 6 | the last entry was unlinked | a manifest without entries |
 
-Before step 2 nothing is lost, and taking the wish back (enabling again) undoes it. The disk has durably all that counts
-from then on: what is in the bucket was sealed, and a sealed segment is durable. After step 2 nothing in the bucket is
-read any more, so a tier that is enabled again, even in the middle of 4, copies everything anew from the log start,
-under new names, once step 6 is reached: `policies.tier_disabled`. The partition stays ours in the bucket for good, by
-its heads: a disk that is lost later must not give the offsets again that were in the bucket (I3).
+Before step 2 no record is lost, and enabling the tier again undoes the request. All records that count afterwards are
+durable on the disk: the bucket holds closed segments only, and a closed segment is durable. After step 2 nothing in the
+bucket is read any more. A tier that is enabled again, even during step 4, waits for step 6. Then it copies everything
+from the log start under new names: `policies.tier_disabled`.
+This writer keeps the writer role in the bucket for good, by its manifests. A disk that is lost later must not give the
+offsets again that were in the bucket (I3).
 
-Only altering the topic begins this. A default that changes in the configuration makes the tier read-only, as before.
+Only an altered topic starts this. A changed default in the configuration makes the tier read-only, as before.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ ENABLE = "remote.storage.enable"
 
 
 def is_given_up(topic: Topic, values: Mapping[str, str]) -> bool:
-    """Whether this topic's tier is to be given up, by its own settings; `values` are the effective ones."""
+    """Whether the topic's own settings disable its tier; `values` are the effective settings."""
     own = topic.properties.get(ENABLE)
     is_off = own is not None and not parse(ENABLE, own) and values[ENABLE] == "false"
     return topic.was_tiered and is_off and values[DELETE_ON_DISABLE] == "true"
 
 
 def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
-    """Steps 2 and 3; False where the world has moved. For the holder of `tier_lock`.
+    """Steps 2 and 3; False if the request no longer applies. The caller holds `tier_lock`.
 
-    The partition's lock is held before the commit and after it, and nobody waits for the store at it. Meanwhile its
-    segments are marked as being copied: nothing leaves the disk that the new head counts on. `where` is asked inside
-    the lock, for the partition may move.
+    The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit its
+    segments are marked as being copied, so no segment that the new manifest relies on is deleted from the disk. `where`
+    is
+    called under the lock, because the partition may move.
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:
@@ -55,14 +57,15 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
         if log.segments()[0].base_offset > offset or offset > log.next_offset:
             return False
         partition.copying = frozenset({offset})
-        # An upload whose commit had no answer may be a row, which goes with the others, and its objects with it: the
-        # tier, enabled again, must not take it for whole. Where it is none, it is an orphan of this epoch.
+        # An upload whose commit is in doubt may be an entry. It is unlinked with the other entries, and its objects are
+        # deleted: a tier that is enabled again must not treat it as complete. If it is no entry, it is an orphan of
+        # this epoch.
         kept = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
-        partition.forgot_tried |= len(kept) < len(partition.uploaded)  # before they go: it may be a row all the same
+        partition.forgot_tried |= len(kept) < len(partition.uploaded)  # first: one may be an entry
         partition.uploaded = kept
     try:
         given_up = give_up_tier(log_start_offset=offset, now_ms=now_ms)
-        # Asked once more when its turn has come: another commit may have waited long, and the wish been taken back.
+        # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
         head = metadata.commit(lambda head: given_up(head) if partition.rules.gives_up_remote else head, now_ms)
         with partition.lock:
             if log.log_start_offset < head.log_start_offset and not partition.is_deleted:
