@@ -1,5 +1,5 @@
-"""What topics cost, and what would make them cheaper.
+"""Bills of topics, cost simulation, and advice that lowers costs.
 
-`topic_cost` bills a deployment, `cost_simulation` asks other settings of its own history, `cost_advising` proposes
-changes, `advice_applying` carries them out.
+`topic_cost` makes the bill of a deployment, `cost_simulation` prices other settings on the measured history,
+`cost_advising` proposes changes, `advice_applying` carries them out.
 """

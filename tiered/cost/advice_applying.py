@@ -1,15 +1,22 @@
-"""Advice made into steps, and the steps done: `save_advice`, then `check_advice` or `apply_advice`.
+"""Cost advice saved as steps, checked and applied.
 
-Of each step it can be told from the state alone how it stands. A setting that is as it was is due, one that has the
-advised value is done. A segment with its ULID is due; one of the same offsets in the advised class is done. Anything
-else has changed, and then nothing at all is done. So nothing is written down on the way:
+The order of calls is `save_advice`, then `check_advice` or `apply_advice`.
 
-| a crash after | leaves | what the same file does then |
+The state of the manager alone shows the state of each step:
+
+| step | due | done | anything else |
+|---|---|---|---|
+| setting | it has the value from before | it has the advised value | changed |
+| segment | its ULID is in the manifest | the same offsets are in the advised class | changed |
+
+If anything has changed, no step is done. So no progress is written to disk:
+
+| a crash after | leaves | the same file then |
 |---|---|---|
-| some settings | those altered | goes on with the others |
-| some uploads | objects that no head names | moves those segments again |
-| some heads | those segments moved | goes on with the others |
-| the last step | all of it done | nothing |
+| some settings | the altered settings | continues with the others |
+| some uploads | objects that no manifest names | moves these segments again |
+| some manifests | the moved segments | continues with the others |
+| the last step | a finished job | does nothing |
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """How a step stands: `due` of `parts` parts are still to be done (segments of a move, 1 for a setting)."""
+    """State of a step: `due` of `parts` parts are not done (segments of a move, 1 for a setting)."""
 
     step: Step
     parts: int
@@ -62,10 +69,11 @@ class StepState:
 
 
 def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedAdvice:
-    """The advice as steps: settings first, then moves. Changes nothing.
+    """Convert advice to steps: settings first, then moves. Changes nothing.
 
-    Of several values of one setting the one that saves most. A setting that could not be altered, as it contradicts
-    others or the environment or ``-X`` outranks it, is left out; so are moves unless the bucket `has_classes`.
+    Of several values for one setting the value with the largest saving is used. A setting that cannot be altered is
+    left out: it contradicts others, or the environment or ``-X`` overrides it. Moves are left out unless the bucket
+    `has_classes`.
     """
     alters: dict[tuple[str, str], AlterStep] = {}
     moves: list[RecodeStep] = []
@@ -143,7 +151,7 @@ def _kept_in(row: RemoteSegment, storage_class: str) -> Keeping:
 
 
 def _rows(held: Partition) -> Iterator[RemoteSegment]:
-    """The log's, without its views'."""
+    """Return the entries of the log, without the entries of its views."""
     return (row for row in all_rows(held) if row.data_key.startswith("data/"))
 
 
@@ -159,8 +167,10 @@ def _basis_name(step: AlterStep) -> str:
 
 
 def check_advice(manager: LogManager, saved: SavedAdvice) -> list[StepState]:
-    """How each step stands. Raises Conflict, naming what is another now, where one can be neither done nor due, or
-    what all rest on has changed."""
+    """Return the state of each step.
+
+    Raises Conflict, with the names of the changes, if a step is neither done nor due or the common basis has changed.
+    """
     topics = {each.topic for each in saved.steps}
     own = {_basis_name(each) for each in saved.steps if isinstance(each, AlterStep)}
     basis = plan_basis(manager, manager.config, topics, configured_prices(manager.config))
@@ -170,7 +180,7 @@ def check_advice(manager: LogManager, saved: SavedAdvice) -> list[StepState]:
     changed: list[str] = []
     known = {each.name for each in manager.topics()}
     for step in saved.steps:
-        if step.topic in known:  # one that is gone is named with the basis: its id
+        if step.topic in known:  # a deleted topic is reported with the basis, by its id
             state, wrong = _altered(manager, step) if isinstance(step, AlterStep) else _recoded(manager, step)
             states.append(state)
             changed += wrong
@@ -213,14 +223,15 @@ def apply_advice(
     target_of: Callable[[str], ObjectStore] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[StepState]:
-    """Do what is still due, in order; what is due after it, by step. `manager` is open for writing.
+    """Apply the due steps, in order; return the state of each step afterwards.
 
-    `store` is its bucket. `target_of(storage_class)` opens the same with objects going to that class, and is closed
-    here; without, they go where `store` puts them. All of them are opened before anything is done.
+    `manager` is open for writing and `store` is its bucket. `target_of(storage_class)` opens the same bucket with new
+    objects in this class; this function closes it. Without `target_of` objects get the class of `store`. All targets
+    are opened before the first step.
 
-    A move stops early, to be gone on with, when told to and while as many objects wait for deletion as may. Nothing is
-    done where the state has changed: raises Conflict as `check_advice`, and what its parts raise; what was done by then
-    stays done.
+    A move stops early if `should_stop` returns true, or if the manifest has no room for more pending deletes; a later
+    run continues. If the state has changed nothing is done: raises Conflict as `check_advice`. Raises the errors of its
+    parts; earlier steps stay done.
     """
     states, found = check_advice(manager, saved), []
     with ExitStack() as opened:
@@ -254,7 +265,7 @@ def _move(
     keys: KeyRing,
     should_stop: Callable[[], bool],
 ) -> int:
-    """How many segments were moved."""
+    """Move segments; return their count."""
     wanted: Mapping[int, set[str]] = {each.partition: set() for each in step.segments}
     for each in step.segments:
         wanted[each.partition].add(each.ulid)

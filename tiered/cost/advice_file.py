@@ -1,8 +1,10 @@
-"""Advice on costs kept in a file, as steps that ``tiered apply`` does: settings altered, segments moved to a class.
+"""File of cost advice: settings to alter, segments to move to a class.
 
-A step says all that it is about, so that it is known of each whether it is still due, done already, or rests on what
-has become another (`tiered.cost.advice_applying`). Settings are those that `policies.cost.cost_advice` proposes and no
-others: whatever such a file says, no record is lost by it.
+``tiered apply`` carries out the steps of the file.
+
+A step has all facts that show whether it is due, done, or based on a changed state (`tiered.cost.advice_applying`). The
+only settings are those that `policies.cost.cost_advice` proposes: whatever such a file says, it cannot cause the loss
+of a record.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ READING = "reading saved advice"
 
 
 class AlterStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="alter"):
-    """A topic's setting, `before` as it held when it was advised. Dollars a month are the topic's, with this change
-    alone; `puts` go to the bucket once, one for each partition."""
+    """A setting of a topic to alter.
+
+    `before` is its value at the time of the advice. Dollars a month are the topic's, with this change alone. `puts` are
+    sent to the bucket once, one for each partition.
+    """
 
     topic: str
     key: str
@@ -57,7 +62,7 @@ class MovedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RecodeStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="recode"):
-    """Segments of a topic to another storage class: what is sent and paid once, and what they cost a month."""
+    """Segments of a topic to move to another class, with the requests, the price once and a month."""
 
     topic: str
     storage_class: str
@@ -82,7 +87,10 @@ Step = AlterStep | RecodeStep
 
 
 class SavedAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Steps in the order in which they are done, and what they rest on (`tiered.plans.plan_basis`)."""
+    """Steps in the order of their execution, and the state that they depend on.
+
+    `tiered.plans.plan_basis` describes `basis`.
+    """
 
     schema_version: int
     kind: str
@@ -92,7 +100,7 @@ class SavedAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps: tuple[Step, ...]
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _FILE = msgspec.json.Decoder(SavedAdvice)
 
 
@@ -104,7 +112,7 @@ _ANY = msgspec.json.Decoder(_Any)
 
 
 def saved_advice(steps: tuple[Step, ...], basis: Mapping[str, str], made_ms: int) -> SavedAdvice:
-    """With its fingerprint."""
+    """Build the advice with its fingerprint."""
     return SavedAdvice(
         schema_version=SCHEMA_VERSION,
         kind=KIND,
@@ -116,18 +124,18 @@ def saved_advice(steps: tuple[Step, ...], basis: Mapping[str, str], made_ms: int
 
 
 def _fingerprint(steps: tuple[Step, ...], basis: Mapping[str, str]) -> str:
-    """16 hex digits of all that is to be done and what it rests on."""
+    """Return 16 hex digits over all steps and the basis."""
     body = msgspec.json.encode([steps, sorted(basis.items())])
     return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def encode_advice(saved: SavedAdvice) -> bytes:
-    """JSON for people and programs; `decode_advice` reads it back."""
+    """Encode as indented JSON; `decode_advice` is the inverse."""
     return msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n"
 
 
 def is_advice(body: bytes) -> bool:
-    """Whether a file says that it is advice, not the plan of a round."""
+    """Return whether a file is advice, not a saved plan."""
     try:
         return _ANY.decode(body).kind == KIND
     except msgspec.MsgspecError:
@@ -135,8 +143,11 @@ def is_advice(body: bytes) -> bool:
 
 
 def decode_advice(body: bytes) -> SavedAdvice:
-    """The inverse. Raises InvalidRequest for what is no such file, was changed by hand, or asks for a setting that is
-    never advised."""
+    """Decode a file of advice.
+
+    Raises InvalidRequest for bytes that are no such file, for a file changed by hand, and for a setting that is never
+    advised.
+    """
     try:
         saved = _FILE.decode(body)
     except msgspec.MsgspecError as error:
@@ -154,6 +165,8 @@ def decode_advice(body: bytes) -> SavedAdvice:
 
 
 def write_advice(saved: SavedAdvice, path: str) -> None:
-    """Put the file at `path`, whole; one that is there is replaced. Raises as
-    `tiered.config.user_files.write_given`."""
+    """Write the file at `path` completely, replacing an existing one.
+
+    Raises as `tiered.config.user_files.write_given`.
+    """
     write_given(path, encode_advice(saved), WRITING)

@@ -1,11 +1,11 @@
-"""How fast records come to a topic: measured on rows and segments, or given, and how far that may be trusted.
+"""Arrival rate of a topic: measured on segments of both tiers, or given by the user.
 
-A month is foretold from what came, so what came has to be long enough to stand for a month. A history below
-`HISTORY_LEAST_MS` has neither a night nor a quiet hour in it: a month foretold from some minutes is a thousand times
-wrong. So such a topic has no figures until the caller gives its rate.
+A month is forecast from the measured history, so the history must be long enough. A history below `HISTORY_LEAST_MS`
+has no night and no quiet hour: a forecast from some minutes can be wrong by a factor of a thousand. Such a topic has no
+figures until the caller gives its rate.
 
-Of a compacted log the oldest records that are left tell nothing of when it began: those before them came too, and are
-gone. Offsets stay. So how many came between two records that are left, and in what time, is known (`by_offsets`).
+In a compacted log the oldest records left do not show when the log began: older ones arrived and were removed. Offsets
+remain. So the number of records that arrived between two remaining ones, and their time, are known (`by_offsets`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from policies.cost.storage_cost import DAY_MS
 from remote.store import Body
 from tiered.config.units import format_bytes, format_ms, parse_bytes
 
-RATE_MS = 30 * DAY_MS  # how far back a rate is measured
-HISTORY_LEAST_MS = DAY_MS  # of less no month is foretold
-BATCH_MS_EXACT = 1000  # batches further apart than that lose nothing by whole milliseconds
+RATE_MS = 30 * DAY_MS  # a rate is measured over this much of the past
+HISTORY_LEAST_MS = DAY_MS  # a shorter history gives no forecast
+BATCH_MS_EXACT = 1000  # batches further apart than this lose no precision to whole milliseconds
 _UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A stretch of the log, of either tier; `min_ms` and `max_ms` are its oldest and its newest record."""
+    """A part of the log in either tier. `min_ms` and `max_ms` are its oldest and its newest record."""
 
     size_bytes: int
     min_ms: int
@@ -37,14 +37,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Bytes that come for one partition in a ms, before compaction; over how long that was seen, None where given."""
+    """Bytes that arrive in one partition in a ms, before compaction.
+
+    `seen_ms` is the length of the measured history, None for a given rate.
+    """
 
     bytes_per_ms: float
     said: str
     seen_ms: int | None
 
     def warning(self, topic: str) -> str | None:
-        """Why nothing is foretold from it, and what helps; None for a history of a day or more, and a given rate."""
+        """Return why there is no forecast, and a next step.
+
+        None for a history of a day or more, and for a given rate.
+        """
         if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
             return None
         seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "no span of time between records"
@@ -57,10 +63,10 @@ class Arrival:
 def arrival(
     pieces: Sequence[Piece], samples: Sequence[Segment], batch_bytes: float, compacted_share: float, partitions: int
 ) -> Arrival:
-    """By the rows of late, else by the newest segments.
+    """Measure the rate on recent segment entries, else on the newest local segments.
 
-    Rows follow one another, so what came is all of them over the time from the oldest to the newest record; between n
-    batches lie n - 1 pauses, hence one batch less.
+    Entries follow one another, so the rate is the sum of their bytes over the time from the oldest to the newest
+    record. n batches have n - 1 pauses between them, hence one batch is subtracted.
     """
     newest = max((piece.max_ms for piece in pieces), default=0)
     late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
@@ -80,17 +86,17 @@ def arrival(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """At `at_ms` the records of a partition below `next_offset` had come."""
+    """At `at_ms` all records of a partition below `next_offset` had arrived."""
 
     next_offset: int
     at_ms: int
 
 
 def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
-    """What came of a log whose older records are compacted away: offsets by time, times the bytes of a record.
+    """Measure the rate of a compacted log: offsets by time, times the bytes of a record.
 
-    `marks` of each partition, in any order; all those of one that holds nothing are none, and it counts as idle. None
-    where no partition has marks of two times. A time that is behind that of a smaller offset stands for nothing.
+    `marks` has the marks of each partition, in any order. A partition without records has none and counts as idle.
+    Returns None if no partition has marks of two times. A time that is below the time of a smaller offset is ignored.
     """
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
     late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
@@ -104,7 +110,7 @@ def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival 
 
 
 def first_mark(beginning: Body) -> Mark | None:
-    """The mark that the first batch of a segment is; None for no batch, and one without records."""
+    """Return the mark of a segment's first batch; None for no batch, and for a batch without records."""
     first = read_header(beginning[:HEADER_BYTES])
     if first is None or not first.record_count or first.max_timestamp_ms < 0:
         return None
@@ -112,16 +118,16 @@ def first_mark(beginning: Body) -> Mark | None:
 
 
 def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
-    """What somebody said who knows; of the whole topic."""
+    """Return the rate that a user gave for the whole topic."""
     said = f"arrival rate as given, {format_bytes(round(bytes_per_day))} a day"
     return Arrival(bytes_per_ms=bytes_per_day / DAY_MS / partitions, said=said, seen_ms=None)
 
 
 def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
-    """(bytes of a batch, ms from one to the next) of a steady stream; nothing comes for RATE_MS without a rate.
+    """Return (bytes of a batch, ms from one batch to the next) of a steady stream.
 
-    The ms are whole, so of a busy partition the bytes give way: a batch of 16 KiB every 1.6 ms would else be a quarter
-    less than what comes.
+    Without a rate the interval is RATE_MS. The ms are whole numbers, so for a busy partition the bytes are adjusted:
+    otherwise a batch of 16 KiB every 1.6 ms would be a quarter less than the rate.
     """
     size = max(1, round(batch_bytes))
     if not bytes_per_ms:
@@ -131,7 +137,10 @@ def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
 
 
 def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
-    """``20GiB/d`` or ``orders=10MiB/s`` as bytes a day by topic, None for one without a name. Raises InvalidRequest."""
+    """Parse ``20GiB/d`` or ``orders=10MiB/s`` to bytes a day by topic, None for a rate without a name.
+
+    Raises InvalidRequest.
+    """
     found: dict[str | None, float] = {}
     for text in texts:
         topic, named, rate = text.rpartition("=")
@@ -147,7 +156,10 @@ def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
 
 
 def rates_of(rates: Mapping[str | None, float], topics: Sequence[str]) -> dict[str, float]:
-    """By topic. Raises InvalidRequest for a rate without a name where there are several topics, or of another topic."""
+    """Return the rates by topic.
+
+    Raises InvalidRequest for a rate without a name if there are several topics, and for a rate of another topic.
+    """
     if None in rates and (len(topics) != 1 or len(rates) > 1):
         raise InvalidRequest("giving a rate, for which topic is not said: as TOPIC=20GiB/d", topics=",".join(topics))
     strange = sorted(str(name) for name in rates if name is not None and name not in topics)
@@ -163,7 +175,7 @@ def _shown(span_ms: int) -> str:
 
 
 def _span(segment: Segment) -> tuple[int, int]:
-    """(bytes, ms) of a local segment, by its first batch and its largest timestamp."""
+    """Return (bytes, ms) of a local segment, from its first batch and its largest timestamp."""
     first = read_header(segment.read(0, min(segment.size_bytes, HEADER_BYTES)))
     largest = segment.max_timestamp_ms
     if first is None or largest is None:

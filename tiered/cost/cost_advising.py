@@ -1,4 +1,7 @@
-"""What would make the bill of a manager's topics smaller (`policies.cost.cost_advice`), from their own history."""
+"""Advice to lower the costs of a manager's topics, from their own history.
+
+`policies.cost.cost_advice` computes it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedCosts:
-    """The advice, the largest saving first, and what it rests on. `unread`: their topics are left out, and why."""
+    """The advice, the largest saving first, with the measurements behind it.
+
+    `unread` partitions could not be read: their topics are left out; the values are the reasons.
+    """
 
     advice: tuple[CostAdvice, ...]
     measured: tuple[Measured, ...]
@@ -32,7 +38,7 @@ class AdvisedCosts:
     unread: Mapping[TopicPartition, LogError] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, object]]:
-        """Flat fields of each."""
+        """Return one row of flat fields for each piece of advice."""
         return [
             {
                 "topic": each.topic,
@@ -49,7 +55,7 @@ class AdvisedCosts:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -63,9 +69,9 @@ def cost_advice(
     least_dollars: float = 0.01,
     rates: Mapping[str | None, float] | None = None,
 ) -> AdvisedCosts:
-    """What saves at least `least_dollars` a month for each tiered topic (None: all). Changes nothing.
+    """Return advice that saves at least `least_dollars` a month, for tiered topics (None: all).
 
-    `rates` as in `tiered.cost.cost_simulation.simulate_costs`. Raises NotFound for a topic that is not there.
+    Changes nothing. `rates` as in `tiered.cost.cost_simulation.simulate_costs`. Raises NotFound for an unknown topic.
     """
     prices = configured_prices(manager.config)
     found = measured_streams(manager, now_ms, topics, rates=rates)
@@ -77,7 +83,10 @@ def cost_advice(
 
 
 def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegment]:
-    """Every segment of a topic in the bucket, as moving it asks about; views are made anew and left out."""
+    """Return every segment of a topic in the bucket, as advice on moves needs it.
+
+    Views are left out, because they are rebuilt.
+    """
     return [
         _kept(held, row, now_ms)
         for held in manager.partitions([topic])

@@ -1,4 +1,4 @@
-"""A cost simulation as bars of text, and as one page of HTML that needs no script, no font and no network."""
+"""Charts of a cost simulation: text bars, and one HTML page without scripts, fonts or network."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COLOURS = {
     "early_deletion": "#8a4fbe",
     "disk": "#4f9a5b",
 }
-_BAR_MAX = 20  # bars on the page beside today's
+_BAR_MAX = 20  # bars on the page, in addition to today's
 
 
 def chart_lines(simulation: CostSimulation, width: int) -> list[str]:
-    """Bars of dollars a month, a letter's width for a share of the dearest, and what the marks stand for."""
+    """Return bars of dollars a month, scaled to the most expensive one, and a legend of the marks."""
     costs = [simulation.today, *simulation.found]
     labels = [shown(each.variant, is_short=True) for each in costs]
     figures = [format_dollars(each.total) for each in costs]
@@ -48,7 +48,7 @@ def chart_lines(simulation: CostSimulation, width: int) -> list[str]:
 
 
 def _bar(cost: VariantCost, room: int, most: float) -> str:
-    """The kinds one after another; each ends where the sum up to it does, so that rounding never adds up."""
+    """Draw the kinds one after another. Each ends at its cumulative sum, so rounding errors do not add up."""
     bar, reached = "", 0.0
     for kind in KINDS:
         reached += getattr(cost, kind)
@@ -68,7 +68,7 @@ def _legend(kinds: Sequence[str], width: int) -> list[str]:
 
 
 def cost_page(simulation: CostSimulation) -> str:
-    """The page. Every figure of the drawing is in its table as well, so it reads without seeing colours."""
+    """Return the page. Every figure of the drawing is in a table too, so it is readable without colours."""
     table = simulation.prices
     topics = ", ".join(each.topic for each in simulation.measured if each.stream is not None)
     parts = [
@@ -103,7 +103,7 @@ def _levers(simulation: CostSimulation) -> str:
 
 
 def _drawing(costs: Sequence[VariantCost]) -> str:
-    """Inline SVG: a bar for each variant, its kinds one after another."""
+    """Return inline SVG: a bar for each variant, with its kinds one after another."""
     row, left, width = 26, 330, 1000
     most = max(each.total for each in costs) or 1.0
     height = row * len(costs) + 40
@@ -171,7 +171,7 @@ def _lines(lines: Sequence[BreakEven]) -> str:
 
 
 def number(value: float | None, unit: str) -> str:
-    """A value of a break-even line as people read it."""
+    """Format a value of a break-even line."""
     if value is None:
         return "-"
     if value == float("inf"):

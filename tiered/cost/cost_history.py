@@ -1,9 +1,13 @@
-"""A topic as it was: how fast records come, and what compaction, compression and the index make of them.
+"""Measured history of a topic: arrival rate, and the effect of compaction, compression and the index.
 
-Everything is measured: rates and ratios on the rows of the bucket and the segments of the disk, batches and
-compression on samples of real segments (the newest on the disk; where there are none, in the bucket), what a head takes
-on the newest head, reads on what the meter kept. Where there is nothing to measure `Workload`'s defaults stand, and
-`basis` says so.
+| figure | measured on |
+|---|---|
+| rates and ratios | segment entries in the bucket, segments on the disk |
+| batches, compression | samples of real segments: the newest on the disk, else of the bucket |
+| size of a manifest | the newest manifest |
+| reads | the request meter |
+
+A figure without a measurement has the default of `Workload`, and `basis` says so.
 """
 
 from __future__ import annotations
@@ -40,17 +44,17 @@ from tiered.partition.partition import Partition
 from tiered.status.unknown_figures import unread_partitions
 from tiered.stores.persistent_meter import RequestHistory
 
-SAMPLES_MAX = 4  # segments that are looked into
+SAMPLES_MAX = 4  # sampled segments
 SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
 _ZSTD = Seal(codec=ZSTD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A stream, and what it rests on. None for a topic of which nothing can be foretold.
+    """A stream with its basis. `stream` is None for a topic without a forecast.
 
-    `warning` says why not, and what helps: its history is shorter than a day, or a tier could not be read. It is None
-    for a topic in which nothing has ever been stored.
+    `warning` says why, with a next step: the history is shorter than a day, or a tier could not be read. It is None for
+    a topic that has never stored anything.
     """
 
     topic: str
@@ -68,11 +72,11 @@ def measured_streams(
     may_ask: bool = True,
     rates: Mapping[str | None, float] | None = None,
 ) -> list[Measured]:
-    """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing.
+    """Measure every tiered topic (or `topics`), by name. Reads samples of local segments, changes nothing.
 
-    Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing. `rates` are
-    bytes a day by topic, in the place of what would be measured; None names the only topic. A topic of which a tier
-    could not be read has no stream.
+    Without `may_ask` no request is sent: older segments in the bucket are then unknown. `rates` are bytes a day by
+    topic, instead of measured ones; the key None stands for the only topic. A topic with an unreadable tier has no
+    stream.
     """
     history = manager.request_history()
     wanted = None if topics is None else set(topics)
@@ -104,7 +108,7 @@ def measured(
     may_ask: bool = True,
     bytes_per_day: float | None = None,
 ) -> Measured:
-    """One topic. Its partitions are taken together and every one of them as the average."""
+    """Measure one topic. All its partitions are combined, and each counts as the average."""
     held = manager.partitions([topic])
     rows_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
     rows = [row for each in rows_of.values() for row in each]
@@ -170,7 +174,7 @@ def measured(
 def _marks(
     held: Partition, rows: Iterable[RemoteSegment], beginnings: Iterable[tuple[TopicPartition, Body]]
 ) -> list[Mark]:
-    """Where the segments of both tiers end, and where the ones that were looked into begin."""
+    """Return marks at the ends of the segments of both tiers, and at the starts of sampled segments."""
     ends: list[RemoteSegment | SegmentInfo] = [*rows, *held.log.segments()]
     found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
              for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
@@ -179,13 +183,13 @@ def _marks(
 
 
 def _record_bytes(rows: Iterable[RemoteSegment]) -> float:
-    """On the average, with its part of a batch; 0 without records."""
+    """Return the average bytes of a record with its part of a batch; 0 without records."""
     known = [(row.size_bytes, row.record_count) for row in rows]
     return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
 
 
 def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
-    """What a month of the future has of its own."""
+    """Return the points in which the forecast month differs from the past."""
     ends = [piece.max_ms for piece in pieces]
     ends += [
         info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
@@ -202,13 +206,13 @@ def _heads(held: Sequence[Partition]) -> list[Head]:
 
 
 def _rows_at_hand(held: Partition) -> tuple[RemoteSegment, ...]:
-    """The newest rows, which lie in the head itself."""
+    """Return the newest entries, which are in the manifest itself."""
     head = held.head()
     return (*head.segments, *head.view_rows) if head is not None else ()
 
 
 def head_costs(head: Head) -> dict[str, Any]:
-    """What a head takes in the bucket, and each of its rows, waiting objects and pages: fields of `Workload`."""
+    """Return sizes of a manifest and of its entries, pending deletes and pages: fields of `Workload`."""
     bare = replace(head, segments=(), unlinked=(), spills=(), views=())
     base = float(_encoded(bare))
     found: dict[str, Any] = {"head_base_bytes": base}
@@ -226,7 +230,10 @@ def head_costs(head: Head) -> dict[str, Any]:
 
 
 def _row_costs(bare: Head, rows: tuple[RemoteSegment, ...]) -> dict[str, Any]:
-    """What 1, 2, 4, ... and all rows take: the first ones most, for compression has seen nothing like them yet."""
+    """Measure the size of 1, 2, 4, ... and all entries.
+
+    The first entries take the most bytes, because compression has not seen similar ones yet.
+    """
     base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
     curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
     found: dict[str, Any] = {"first_rows": curve}
@@ -241,7 +248,7 @@ def _encoded(head: Head) -> int:
 
 
 def _with_index(workload: Workload, rows: Sequence[RemoteSegment], heads: Sequence[Head]) -> Workload:
-    """Of indexes the part that goes with bytes is the average; of heads the largest one is the one to measure."""
+    """Add index sizes: the average of the index share, and the sizes of the largest manifest."""
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
         workload = replace(workload, index_base_bytes=0.0, index_share=share)
@@ -252,7 +259,10 @@ def _with_index(workload: Workload, rows: Sequence[RemoteSegment], heads: Sequen
 
 
 def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, float]:
-    """What compaction left of the records (a share of bytes is taken to be the same), and compression of the bytes."""
+    """Return (share of records left by compaction, share of bytes left by compression).
+
+    The share of bytes left by compaction is assumed to be the same.
+    """
     size = sum(row.size_bytes for row in rows)
     stored = sum(row.stored_bytes for row in rows) / size if size else 1.0
     cleaned = [row for row in rows if row.cleaned_through is not None]
@@ -263,7 +273,7 @@ def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, floa
 
 
 def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:
-    """The newest closed segments on the disk, of different partitions where there are several; else active ones."""
+    """Yield the newest closed segments on the disk, of any partition; active ones only after them."""
     closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
     newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
     for partition, info in newest[:SAMPLES_MAX]:
@@ -271,7 +281,7 @@ def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segmen
 
 
 def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition, Body]]:
-    """The beginnings of a few of the newest remote segments; two GETs each, unless they are cached."""
+    """Yield the starts of a few of the newest remote segments; two GETs each, unless cached."""
     for partition in held[:SAMPLES_MAX]:
         head = partition.head()
         if partition.remote is not None and head is not None and head.segments:
@@ -279,7 +289,7 @@ def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition,
 
 
 def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
-    """(average bytes of a batch, what zstd leaves), of the beginning of each sample."""
+    """Return (average bytes of a batch, share of bytes left by zstd), from the start of each sample."""
     bytes_seen = batches = packed = 0
     for data in samples:
         at = 0
@@ -298,7 +308,7 @@ def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
 def _reads(
     manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
 ) -> tuple[float, int, int]:
-    """(share of the stored bytes read in a month, bytes that a GET of data brought, ms that this was metered for)."""
+    """Return (share of stored bytes read in a month, bytes of an average data GET, metered ms)."""
     directory = topic_directory(topic, manager.topic(topic).topic_id)
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (RequestCounts(), 0)
     stored = sum(row.stored_bytes for row in rows)

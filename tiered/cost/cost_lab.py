@@ -1,7 +1,7 @@
-"""One question about costs at a time, answered in full: today against other settings, and what lies around them.
+"""One cost question in full detail: today's settings against others, with curves around them.
 
-For whoever turns one knob after the other (`tiered.web.pages.lab`); `tiered.cost.cost_simulation` asks many questions
-at once. Pure but for what was measured before.
+For interactive use, one setting after another (`tiered.web.pages.lab`). `tiered.cost.cost_simulation` prices many
+variants at once. The functions are pure; the input is measured before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tiered.cost.cost_simulation import (
 
 MIB = 1 << 20
 FOR_EVER_MS = -1
-# What a knob can be turned to, by the field of a variant.
+# Values of each setting on the page, by the field of a variant.
 STEPS: Mapping[str, tuple[int | float, ...]] = {
     "retention_ms": (
         *(hours * HOUR_MS for hours in (1, 6, 12)),
@@ -43,7 +43,7 @@ STEPS: Mapping[str, tuple[int | float, ...]] = {
 }
 ALONG = ("retention_ms", "local_retention_ms", "segment_bytes", "part_bytes")
 READ_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
-_NAMES = {  # in an address, as the options of `tiered cost simulate`
+_NAMES = {  # names in a URL, as the options of `tiered cost simulate`
     "retention": "retention_ms",
     "local": "local_retention_ms",
     "segment": "segment_bytes",
@@ -52,7 +52,7 @@ _NAMES = {  # in an address, as the options of `tiered cost simulate`
     "class": "storage_class",
     "reads": "read_share",
 }
-# What is asked about beyond these is a slip of the keyboard, and would keep the simulator busy for long.
+# A value beyond these bounds is a typing error, and would keep the simulator busy for long.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "ms": (60_000, 36_525 * DAY_MS),
     "bytes": (4096, 1 << 40),
@@ -63,12 +63,12 @@ NAME_OF = {field: name for name, field in _NAMES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLab:
-    """`chosen` against `today`, dollars a month.
+    """`chosen` settings against `today`'s, in dollars a month.
 
-    `curve` is what the chosen settings would cost at each step `along` one of them, and `curve_today` the same with the
-    others as they are. The values chosen and of today are steps too, so `chosen` lies on the curve. `by_class` is the
-    cost of each class by the share that is read in a month, the other settings as chosen. `levers` are single changes
-    of today's settings, the largest saving first.
+    `curve` has the cost of the chosen settings at each step `along` one setting. `curve_today` has the same with
+    today's other settings. The values of `chosen` and of today are steps too, so `chosen` is on the curve. `by_class`
+    is the cost of each class by the share that is read in a month, with the other settings as chosen. `levers` are
+    single changes of today's settings, the largest saving first.
     """
 
     measured: tuple[Measured, ...]
@@ -85,22 +85,22 @@ class CostLab:
 
     @property
     def largest_levers(self) -> list[tuple[Variant, float]]:
-        """The two that save most, where they save anything."""
+        """The two changes with the largest savings, if they save anything."""
         return [(each, dollars) for each, dollars in self.levers if dollars > 0][:2]
 
     def value_today(self, field: str) -> int | float | str | None:
-        """What a setting is now, of the largest of the streams; a time without a limit is FOR_EVER_MS."""
+        """Return today's value of a setting, in the largest stream; no limit of time is FOR_EVER_MS."""
         stream = max(self.streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
         return _value_of(stream, field)
 
     @property
     def chosen_at(self) -> int | float | None:
-        """Where `chosen` lies on the `curve`; None where the streams have different values and none was chosen."""
+        """Position of `chosen` on the `curve`; None if the streams differ and no value was chosen."""
         return _place(self.streams, self.chosen.variant, self.along)
 
 
 def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
-    """Simulate. Raises InvalidRequest where there is nothing to simulate, or for a setting that cannot be."""
+    """Simulate. Raises InvalidRequest if there is nothing to simulate, or for an impossible setting."""
     streams = [each.stream for each in measured if each.stream is not None]
     if not streams:
         raise nothing_to_simulate(measured)
@@ -140,7 +140,7 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
 
 
 def _place(streams: Sequence[Stream], variant: Variant, along: str) -> int | float | None:
-    """The value of a setting under a variant; None where the streams have different ones."""
+    """Return the value of a setting under a variant; None if the streams differ."""
     asked = variant.changes.get(along)
     values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
     value = values.pop() if len(values) == 1 else None
@@ -148,7 +148,7 @@ def _place(streams: Sequence[Stream], variant: Variant, along: str) -> int | flo
 
 
 def _value_of(stream: Stream, field: str) -> int | float | str | None:
-    """A setting of a stream; a time without a limit is FOR_EVER_MS."""
+    """Return a setting of a stream; no limit of time is FOR_EVER_MS."""
     values: dict[str, Callable[[], int | float | str | None]] = {
         "retention_ms": lambda: stream.rules.log_limits.ms,
         "local_retention_ms": lambda: stream.rules.local_limits.ms,
@@ -163,7 +163,10 @@ def _value_of(stream: Stream, field: str) -> int | float | str | None:
 
 
 def read_variant(query: Mapping[str, str]) -> Variant:
-    """The settings in an address: ``retention=7d&class=ia``. What is empty stays as it is. Raises InvalidRequest."""
+    """Parse the settings of a URL query: ``retention=7d&class=ia``. Raises InvalidRequest.
+
+    An empty setting stays as it is today.
+    """
     given = {name: query[name].strip() for name in _NAMES if query.get(name, "").strip()}
     return Variant(**{_NAMES[name]: _read(name, text) for name, text in given.items()})  # type: ignore[arg-type]
 

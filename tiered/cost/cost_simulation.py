@@ -1,7 +1,7 @@
-"""What topics would cost under other settings: their own history, simulated and priced (`policies.cost.scenarios`).
+"""Costs of topics under other settings: their own history, simulated and priced.
 
-The same for a command, a script and a page: `simulate_costs` measures the topics of a manager and asks about every
-combination of the values given; without any it asks about single changes of everything that can be changed.
+`policies.cost.scenarios` has the simulation. Commands, scripts and pages use `simulate_costs`: it measures the topics
+of a manager and prices every combination of the given values. Without values it prices single changes of every setting.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HOUR_MS = 3_600_000
-PART_BYTES_LEAST = 5 << 20  # S3's for all parts but the last
-READ_SHARE_MOST = 1_000_000  # times over, in a month: more is a slip of the finger
+PART_BYTES_LEAST = 5 << 20  # S3's minimum for all parts but the last
+READ_SHARE_MOST = 1_000_000  # times a month; more is a typing error
 CLASS_NAMES = {
     "standard": "STANDARD",
     "ia": "STANDARD_IA",
@@ -49,9 +49,9 @@ Axes = Mapping[str, Sequence[int | float | str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSimulation:
-    """`today` and what was asked about, in the order asked; `levers` the single changes that save most, with dollars.
+    """The cost of `today` and of the variants `found`, in the requested order.
 
-    `measured` says what it rests on, topic by topic.
+    `levers` are the single changes that save most, with dollars. `measured` has the basis of each topic.
     """
 
     measured: tuple[Measured, ...]
@@ -62,11 +62,11 @@ class CostSimulation:
     break_evens: tuple[BreakEven, ...]
 
     def rows(self) -> list[dict[str, object]]:
-        """Flat fields of today and of each variant; a setting that a variant leaves as it is is None."""
+        """Return flat fields of today and of each variant; an unchanged setting is None."""
         return [_row(each, self.today) for each in (self.today, *self.found)]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -80,12 +80,13 @@ def simulate_costs(
     *,
     rates: Mapping[str | None, float] | None = None,
 ) -> CostSimulation:
-    """Measure the tiered topics (None: all) and simulate. `axes` are values by fields of `Variant`.
+    """Measure the tiered topics (None: all) and simulate. `axes` are values by field of `Variant`.
 
-    `rates` are bytes a day by topic for those whose history is too short (`Measured.warning` says so), None names the
-    only one; without a rate such a topic is left out. Reads samples of local segments; changes nothing. Raises NotFound
-    for a topic that is not there, Unavailable where no topic could be read, InvalidRequest where there is nothing to
-    measure, or more combinations than VARIANTS_MAX.
+    `rates` are bytes a day by topic, for topics with too short a history (see `Measured.warning`); the key None stands
+    for the only topic. Without a rate such a topic is left out. Reads samples of local segments; changes nothing.
+
+    Raises NotFound for an unknown topic, Unavailable if no topic could be read, InvalidRequest if there is nothing to
+    measure or there are more combinations than VARIANTS_MAX.
     """
     prices = configured_prices(manager.config)
     if axes:
@@ -97,7 +98,7 @@ def simulate_costs(
 def simulate_streams(
     measured: Sequence[Measured], axes: Axes | None = None, prices: PriceTable = BUILT_IN
 ) -> CostSimulation:
-    """As `simulate_costs`, of streams that were measured already, or made up."""
+    """Simulate as `simulate_costs`, with measured or synthetic streams."""
     streams = [each.stream for each in measured if each.stream is not None]
     if not streams:
         raise nothing_to_simulate(measured)
@@ -119,7 +120,7 @@ def simulate_streams(
 
 
 def nothing_to_simulate(measured: Sequence[Measured]) -> LogError:
-    """The error where no topic has a stream: why not, of the first topic that has something stored."""
+    """Return the error for no topic with a stream, with the reason of the first topic that stores data."""
     topics = ",".join(each.topic for each in measured) or None
     warning = next((each.warning for each in measured if each.warning is not None), None)
     if any(each.is_unread for each in measured):
@@ -130,7 +131,7 @@ def nothing_to_simulate(measured: Sequence[Measured]) -> LogError:
 
 
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[int | float | str]]:
-    """Single changes worth a look, around what is set now. Those of a class only where that may be read at once."""
+    """Return single changes around today's settings. Classes are offered only if readable at once."""
     largest = max(streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
     kept, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
     retention = [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS]
@@ -149,7 +150,10 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
 
 
 def shown(variant: Variant, *, is_short: bool = False) -> str:
-    """``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``; ``as it is`` for no change."""
+    """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``.
+
+    A variant without changes gives ``as it is``.
+    """
     from tiered.config.units import format_bytes, format_ms
 
     words = []
@@ -174,7 +178,7 @@ _KEYS = {
     "read_share": "reads",
 }
 
-_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # as the settings have them: no limit, as retention.ms
+_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the settings: no limit, as retention.ms
 
 _SHORT = {
     "retention_ms": "retention",
@@ -204,12 +208,12 @@ def _row(cost: VariantCost, today: VariantCost) -> dict[str, object]:
 
 
 def offered_classes(prices: PriceTable) -> list[str]:
-    """The storage classes that a topic can be put in: priced, and readable at once."""
+    """Return the storage classes that a topic can use: priced, and readable at once."""
     return [name for name, of in prices.classes.items() if of.is_readable]
 
 
 def check_axes(axes: Axes, prices: PriceTable) -> None:
-    """Raises InvalidRequest for a value that a setting cannot have, and for too many combinations."""
+    """Raise InvalidRequest for an impossible value of a setting, and for too many combinations."""
     count = 1
     for name, values in axes.items():
         if name not in _KEYS:

@@ -1,10 +1,9 @@
-"""What the topics of a manager cost: the facts from both tiers and from the meter, then the bill
-(`policies.cost.bill`).
+"""Bills of a manager's topics: facts from both tiers and from the request meter, then the bill.
 
-All rows are looked at, those in pages too; that costs a GET for each page that is not known yet. The size of the heads
-is that of the newest one times how many are kept. Requests are those that managers of this directory kept
-(`tiered.stores.persistent_meter`), of late; what others read by themselves (Spark jobs, `open_remote`) is on the bill
-but not here.
+`policies.cost.bill` computes the bill. All segment entries are read, including the ones in pages: a GET for each page
+that is not cached. The size of the manifests is the newest one's size times their number. Requests are the recent ones
+of managers of this directory (`tiered.stores.persistent_meter`). Requests of other readers (Spark jobs, `open_remote`)
+are on the provider's bill but not here.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostReport:
-    """A bill for each topic by name; of all topics also one for what is left of each deleted one, ``orders (deleted)``.
+    """A bill for each topic, by name; for all topics also bills of deleted ones, ``orders (deleted)``.
 
-    `since_ms` is when metering began, `rate_since_ms` from when on requests stand for a month (or since the topic's own
-    first one); both None where nothing was kept.
+    `since_ms` is when metering began. `rate_since_ms` is the time from which requests are scaled to a month (or the
+    topic's own first request). Both are None without metered requests.
 
-    `unread` are the partitions of which a tier could not be read, and why: what hangs on it is None in the rows, and
-    so is the total. `unread_deleted` are those of deleted topics.
+    `unread` are the partitions with a tier that could not be read, with the reason. Figures that depend on them, and
+    the total, are None. `unread_deleted` are partitions of deleted topics.
     """
 
     bills: tuple[TopicBill, ...]
@@ -60,17 +59,17 @@ class CostReport:
 
     @property
     def problems(self) -> dict[TopicPartition, str]:
-        """Why partitions are without figures."""
+        """Reasons why partitions have no figures."""
         deleted = {name: f"deleted: {error}" for name, error in self.unread_deleted.items()}
         return {**deleted, **{name: str(error) for name, error in self.unread.items()}}
 
     @property
     def total(self) -> float | None:
-        """Dollars a month, all topics; None where a tier of one of them could not be read."""
+        """Dollars a month of all topics; None if a tier of one of them could not be read."""
         return None if self.all_unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
-        """Flat fields for each topic, dollars unrounded."""
+        """Return flat fields for each topic, with unrounded dollars."""
         topics = {name.topic for name in self.unread} | {deleted_label(name.topic) for name in self.unread_deleted}
         return [
             bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
@@ -78,14 +77,14 @@ class CostReport:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas DataFrame, a line for each topic. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame, one row a topic. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
 
 
 def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:
-    """What each topic (None: all) costs a month. Changes nothing. Raises NotFound for a topic that is not there."""
+    """Bill each topic (None: all) for a month. Changes nothing. Raises NotFound for an unknown topic."""
     prices = configured_prices(manager.config)
     history = manager.request_history()
     names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics()]
@@ -113,7 +112,7 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
 def topic_facts(
     manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
 ) -> TopicFacts:
-    """Both tiers of one topic, and what was sent for it."""
+    """Return the facts of both tiers of one topic, and its requests."""
     held = manager.partitions([topic])
     rows = {each.name: list(all_rows(each)) for each in held}
     local_bytes = both_bytes = 0
@@ -138,12 +137,12 @@ def topic_facts(
 
 
 def deleted_label(topic: str) -> str:
-    """How a bill names what is left of a deleted topic."""
+    """Return the name of a deleted topic on a bill."""
     return f"{topic} (deleted)"
 
 
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
-    """What is left in the bucket of deleted topics, by name, and why that cannot be told of others."""
+    """Return the remaining remote data of deleted topics, by name, and the errors of unreadable ones."""
     lying: dict[str, list[Lying]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.deleted_partitions():
@@ -157,7 +156,10 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
 
 
 def all_rows(held: Partition) -> Iterable[RemoteSegment]:
-    """Every row of a partition with objects in the bucket: the log's, oldest first, and its views'."""
+    """Yield every segment entry of a partition: the log's, oldest first, then its views'.
+
+    Entries of a partition without a manifest are none.
+    """
     head = held.head()
     if head is None or held.metadata is None:
         return
@@ -168,11 +170,11 @@ def all_rows(held: Partition) -> Iterable[RemoteSegment]:
 
 
 def as_requests(counts: RequestCounts) -> Requests:
-    """What the policies know of a meter's counts."""
+    """Convert a meter's counts to the policies' type."""
     return Requests(**{each.name: getattr(counts, each.name) for each in fields(Requests)})
 
 
-# Fields of a bill that only one tier can tell; the requests were metered here.
+# Fields of a bill that need one tier; requests were metered here.
 _OF_REMOTE = (
     "dollars_per_month",
     *(f"{kind}_dollars" for kind in KINDS if kind not in ("requests", "disk")),
@@ -187,7 +189,10 @@ _OF_DISK = ("disk_dollars", "local_bytes")
 
 
 def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
-    """One bill as flat fields; dollars a month, requests a month. None for what hangs on a tier that was not read."""
+    """Return one bill as flat fields; dollars and requests a month.
+
+    Fields of a tier that was not read are None.
+    """
     row = _whole_row(bill)
     unknown = (*(() if is_remote_read else _OF_REMOTE), *(() if is_local_read else _OF_DISK))
     return {**row, **dict.fromkeys(unknown)}
