@@ -1,7 +1,8 @@
-"""What a saved plan rests on beside the state of its partitions: settings, prices, the bucket, which topics these are.
+"""Basis of a saved plan apart from partition state: settings, prices, bucket, identity of the topics.
 
-Told by name, so that a refusal says what was changed. Every setting counts but those of `WITHOUT_EFFECT`: a new one
-makes plans of before it refused, never applied to something else than was looked at.
+The basis has a name for each fact, so that a refusal can say what changed. Every setting counts except
+`WITHOUT_EFFECT`. So a setting that is new in this version makes older plans refused, and no plan is applied to another
+state than the reviewed one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
-    """What a plan for `topics` rests on, by name; settings that are built in are left out, and a topic that is gone."""
+    """Return the basis of a plan for `topics`, by name, without settings that have their default.
+
+    A deleted topic is left out.
+    """
     found = {"prices": _told(prices), "remote.url": config.remote_url or "none"}
     for name in sorted(topics):
         try:
@@ -69,7 +73,7 @@ def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], price
 
 
 def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """``orders retention.ms 86400000 -> 3600000`` for everything that is another; nothing for what is as it was."""
+    """Return ``orders retention.ms 86400000 -> 3600000`` for each fact that differs."""
     found = []
     for name in sorted({*before, *now}):
         was, has = (each.get(name, "as built in") for each in (before, now))
@@ -83,12 +87,12 @@ def _counts(key: str, text: str) -> bool:
 
 
 def _spelled(value: Value) -> str:
-    """The same for ``1d`` and ``24h``."""
+    """Return the same text for equal values, such as ``1d`` and ``24h``."""
     return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _told(prices: PriceTable | None) -> str:
-    """With their date, and with digits that change with any number of them."""
+    """Return date, region and a digest of all prices."""
     if prices is None:
         return "not known"
     digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""A priced plan as flat rows for tables and programs: what the command and the page have in common."""
+"""A priced plan as flat rows, shared by the command and the web page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, object]
 
-# In the order of a plan. The sign tells what it does to bytes: + makes, - takes away, ~ changes.
+# In the order of a plan. The sign shows the effect on bytes: + adds, - removes, ~ changes.
 VERBS = {
     "RollActive": ("~", "roll"),
     "CleanLog": ("~", "clean"),
@@ -33,7 +33,7 @@ VERBS = {
 
 
 def decision_row(line: DecisionCost) -> Row:
-    """One decision: what, where, which range, how many bytes and requests, dollars once and a month, why."""
+    """Return one decision: action, place, range, bytes, requests, dollars once and a month, reason."""
     sign, verb = VERBS[kind_of(line)]
     return {
         **line_fields(line),
@@ -47,7 +47,7 @@ def decision_row(line: DecisionCost) -> Row:
 
 
 def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
-    """The sums of each kind that there is."""
+    """Return the sums of each kind of decision in the plan."""
     found: list[Row] = []
     for kind, (sign, verb) in VERBS.items():
         some = [each for each in lines if kind_of(each) == kind]
@@ -68,12 +68,12 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 
 
 def kind_of(line: DecisionCost) -> str:
-    """The name of its class in `policies.decisions`."""
+    """Return the name of the decision's class in `policies.decisions`."""
     return type(line.decision).__name__
 
 
 def _what(decision: Decision) -> str:
-    """The half-open offsets, or whatever else the decision is about."""
+    """Return the half-open offsets, or another object of the decision."""
     from policies.decisions import (
         AdvanceLogStart,
         BuildView,

@@ -1,4 +1,4 @@
-"""A plan with its price: what a round would do at some moment, decided and priced on the same snapshots."""
+"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ COPY_DISABLE = "remote.log.copy.disable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
+    """A plan, its cost, and the `snapshots` it was made from. `problems` are the partitions left out.
 
-    Without `prices` (the file of them cannot be read) all dollars of `cost` are NaN. `missing` are the partitions of
-    which a tier could not be read: the plan has no decision of them, and no total is known.
-    `unread` are those whose oldest page of rows may expire in part and was not asked for. `basis` is what else it rests
-    on (`tiered.plans.plan_basis`).
+    Without `prices` (their file cannot be read) all dollars of `cost` are NaN. `missing` are the partitions with a tier
+    that could not be read: the plan has no decision for them, and no total is known. `unread` are partitions with an
+    oldest page that may expire in part and was not fetched. `basis` is the rest of the state behind the plan
+    (`tiered.plans.plan_basis`).
     """
 
     plan: Plan
@@ -55,7 +55,7 @@ class PricedPlan:
     missing: Mapping[TopicPartition, LogError] = field(default_factory=dict)
 
     def totals(self) -> dict[str, float | int | None]:
-        """Dollars a month and bytes on the disk now and then, and dollars once; None for what is not known."""
+        """Return dollars a month and disk bytes, now and then, and dollars once; None if unknown."""
         cost = self.cost
         is_whole = not self.missing
         opened = {each.partition for each in self.snapshots}
@@ -68,7 +68,7 @@ class PricedPlan:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """A line for each decision, with its requests and dollars. Raises ImportError without pandas."""
+        """Return one row for each decision, with requests and dollars. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame([line_fields(each) for each in self.cost.lines])
@@ -82,12 +82,12 @@ def priced_plan(
     overrides: Mapping[str, str] | None = None,
     may_ask: bool = True,
 ) -> PricedPlan:
-    """What a round would do at `at_ms`, and what that costs. Changes nothing.
+    """Plan and price the maintenance at `at_ms`. Changes nothing.
 
-    For a later moment: if nothing came and nothing was done until then. `overrides` are settings of topics that hold
-    for this plan alone. Unless it `may_ask`, no request is sent for it: of pages of old rows that may expire it then
-    only says that they are there (`unread`). Raises NotFound for a topic that is not there, InvalidRequest for a
-    setting that is none of a topic's or contradicts others.
+    A plan for a later time assumes no new records and no maintenance until then. `overrides` are topic settings for
+    this plan only. Without `may_ask` no request is sent: pages of old entries that may expire are then only named in
+    `unread`. Raises NotFound for an unknown topic. Raises InvalidRequest for a setting that topics do not have or that
+    contradicts others.
     """
     names = None if topics is None else sorted(set(topics))
     for name in names or ():
@@ -97,7 +97,7 @@ def priced_plan(
     if overrides:
         config = _overridden(config, overrides)
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
-    known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
+    known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # no plan for an unread tier
     prices = told_prices(manager.config)
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     plan = plan_snapshots(known, at_ms)
@@ -119,7 +119,7 @@ def priced_plan(
 def _of_unknown(
     snapshots: Sequence[PartitionSnapshot], known: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, list[Deferral]]:
-    """What waits in partitions whose remote tier was never seen: no plan speaks of them."""
+    """Return deferrals for partitions with a remote tier that was never read: no plan covers them."""
     seen = {each.partition for each in known}
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in snapshots:
@@ -141,7 +141,7 @@ def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:
 def _under(
     manager: LogManager, config: Config, snapshots: Sequence[PartitionSnapshot], asks_for_copies: bool
 ) -> list[PartitionSnapshot]:
-    """The same logs under other settings of their topics. A tier that is being given up stays that."""
+    """Return the same logs under other topic settings. A tier that is being given up stays so."""
     rules: dict[str, PartitionRules] = {}
     for topic in {each.partition.topic for each in snapshots}:
         rules[topic] = resolve_rules(config.topic_properties(topic, manager.topic(topic).properties))
@@ -149,19 +149,19 @@ def _under(
 
 
 def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) -> PartitionRules:
-    """`after`, with what depends on more than settings."""
+    """Return `after`, with the flags of `before` that depend on more than settings."""
     if before.gives_up_remote or not asks_for_copies:
         return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
     return after
 
 
 def told(dollars: float) -> float | None:
-    """None for what nobody knows."""
+    """Return None for an unknown amount (NaN)."""
     return None if isnan(dollars) else dollars
 
 
 def line_fields(line: DecisionCost) -> dict[str, object]:
-    """One decision and its price as flat fields; dollars are None where prices are not known."""
+    """Return one decision and its price as flat fields; dollars are None without prices."""
     return {
         "decision": type(line.decision).__name__,
         "topic": line.partition.topic,

@@ -1,11 +1,12 @@
-"""A plan kept in a file: what it decided, with which settings, on which state; and doing it, if that state still holds.
+"""A plan in a file: decisions, settings and state; and its application if the state is unchanged.
 
-The fingerprint of a partition is of everything a decision could be about: the topic's rules, log start, closed local
-segments, rows and pages, objects that wait for deletion, views. Beside them stands what else it rests on: settings,
-because a plan to expire is not what anybody wants any more who has raised the retention since, and prices, because it
-was looked at with its dollars (`tiered.plans.plan_basis`). Records that arrive meanwhile change none of it, nor does
-another writer that takes over and changes nothing. A plan is for the partitions that it has decisions for; what became
-of the others does not matter to it.
+The fingerprint of a partition covers everything that a decision can depend on: the topic's rules, log start offset,
+closed local segments, segment entries and pages, pending deletes, views. The file also has the rest of the basis
+(`tiered.plans.plan_basis`): settings, because a raised retention makes a planned expiry wrong, and prices, because the
+plan was reviewed with its dollars.
+
+New records do not change the fingerprint, and neither does a takeover without other changes. A plan covers the
+partitions that it has decisions for; changes of other partitions do not matter.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 KIND = "tiered-plan"
 _KINDS: dict[str, type[Decision]] = {kind.__name__: kind for kind in get_args(Decision)}
-# What msgspec knows of them is made at import: made in two threads at once it ends the process (0.22).
+# msgspec's decoders are created at import: creating one in two threads at once ends the process (0.22).
 for _kind in _KINDS.values():
     msgspec.json.Decoder(_kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """`plan` as it was made at `made_ms` for the moment `plan.now_ms`, under `settings` (those after ``-X``).
+    """A plan made at `made_ms` for the time `plan.now_ms`, under `settings` (after ``-X``).
 
-    `fingerprints` by partition are of the state that it was made from, `basis` is what else it rests on.
+    `fingerprints`, by partition, are of the state behind the plan. `basis` is the rest of that state.
     """
 
     plan: Plan
@@ -54,31 +55,31 @@ class SavedPlan:
 
     @property
     def is_for_later(self) -> bool:
-        """Made for another moment than its own: to look at, not to apply."""
+        """Whether the plan is for a later time than it was made: to show, not to apply."""
         return self.plan.now_ms > self.made_ms
 
     @property
     def fingerprint(self) -> str:
-        """One for all of it."""
+        """One fingerprint of the whole plan."""
         text = "".join(f"{name} {each}\n" for name, each in sorted(self.fingerprints.items()))
         text += "".join(f"{name} {each}\n" for name, each in sorted(self.basis.items()))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def save_plan(priced: PricedPlan, *, made_ms: int, settings: Mapping[str, str]) -> SavedPlan:
-    """The plan with the fingerprints of the state that it was made from."""
+    """Return the plan with the fingerprints of the state that it was made from."""
     plan = priced.plan
     found = {each.partition: fingerprint(each) for each in priced.snapshots if each.partition in plan.decisions}
     return SavedPlan(plan=plan, made_ms=made_ms, settings=dict(settings), fingerprints=found, basis=dict(priced.basis))
 
 
 def fingerprint(snapshot: PartitionSnapshot) -> str:
-    """16 hex digits that change with whatever a decision could be about (module text)."""
+    """Return 16 hex digits that change with the state that a decision can depend on (module text)."""
     state = hashlib.blake2b(digest_size=8)
     facts: list[object] = [snapshot.log_start_offset, snapshot.is_tiered, snapshot.cleaner_offset]
     facts.append(snapshot.rules)
     facts += [(each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp_ms) for each in snapshot.closed]
-    # Rows of a page may be known one by one or not at all; what a page holds is told by its name alone.
+    # The entries of a page may be loaded or not; the name of a page stands for its content.
     pages = sorted((spill.base_offset, spill.next_offset, spill.key) for spill in _pages(snapshot))
     facts += pages
     facts += [row.ulid for row in snapshot.remote if not pages or row.base_offset >= pages[-1][1]]
@@ -94,7 +95,7 @@ def _pages(snapshot: PartitionSnapshot) -> Sequence[SpillRow]:
 
 
 def changed_partitions(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> list[TopicPartition]:
-    """The partitions of the plan whose state is another one now, or cannot be seen."""
+    """Return the plan's partitions with another state now, or without a readable state."""
     now = {each.partition: fingerprint(each) for each in snapshots}
     return sorted(name for name, before in saved.fingerprints.items() if now.get(name) != before)
 
@@ -107,9 +108,9 @@ def apply_saved(
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[TopicPartition, Applied]:
-    """Do what the plan says, as `LogManager.apply`. Nothing is done where any partition of it has changed: Conflict.
+    """Carry out the plan, as `LogManager.apply`. Raises Conflict, and does nothing, if the state changed.
 
-    The manager has to be opened with the plan's settings. Raises InvalidRequest for a plan that is for a later moment.
+    The manager must be open with the plan's settings. Raises InvalidRequest for a plan for a later time.
     """
     check_unchanged(saved, manager, now_ms)
     plan = Plan(now_ms=max(now_ms, saved.plan.now_ms), decisions=saved.plan.decisions)
@@ -117,8 +118,10 @@ def apply_saved(
 
 
 def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
-    """Raises Conflict where a partition of the plan or what it rests on has changed, InvalidRequest for a plan of a
-    later moment."""
+    """Raise Conflict if a partition of the plan or its basis has changed.
+
+    Raises InvalidRequest for a plan for a later time.
+    """
     if saved.is_for_later:
         raise InvalidRequest("applying a saved plan, it was made for a later moment", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
@@ -138,7 +141,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
 
 
 def encode_plan(saved: SavedPlan) -> bytes:
-    """JSON for people and programs; `decode_plan` reads it back."""
+    """Encode as indented JSON; `decode_plan` is the inverse."""
     body = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -178,12 +181,12 @@ class _File(msgspec.Struct):
     partitions: list[_Partition]
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _FILE = msgspec.json.Decoder(_File)
 
 
 def decode_plan(body: bytes) -> SavedPlan:
-    """The inverse. Raises InvalidRequest for what is no such file, or was changed by hand where it must not be."""
+    """Decode a saved plan. Raises InvalidRequest for other bytes, and for inconsistent changes by hand."""
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) != (KIND, SCHEMA_VERSION):
@@ -221,23 +224,25 @@ WRITING = "writing the plan"
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
-    """Put the file at `path`, whole; one that is there is replaced. Raises as
-    `tiered.config.user_files.write_given`."""
+    """Write the file at `path` completely, replacing an existing one.
+
+    Raises as `tiered.config.user_files.write_given`.
+    """
     write_given(path, encode_plan(saved), WRITING)
 
 
 def read_plan(path: str) -> SavedPlan:
-    """Raises NotFound, and InvalidRequest for what is no plan."""
+    """Read a plan. Raises NotFound, and InvalidRequest for a file that is no plan."""
     return plan_of(read_body(path), path)
 
 
 def read_body(path: str) -> bytes:
-    """What is in the file. Raises NotFound."""
+    """Return the content of the file. Raises NotFound."""
     return read_given(path, "reading a saved plan", "make one with 'tiered plan --out FILE'")
 
 
 def plan_of(body: bytes, path: str) -> SavedPlan:
-    """`decode_plan`, its errors naming the file."""
+    """Decode as `decode_plan`; errors name the file."""
     try:
         return decode_plan(body)
     except InvalidRequest as error:
