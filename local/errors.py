@@ -1,8 +1,8 @@
-"""The error tree of the whole project: one class for each thing a caller would do.
+"""The error tree of the whole project: one class per reaction of the caller.
 
-Every message reads ``what was attempted: key=value key=value``; the facts stay on the exception for programs.
-Foreign errors are translated at the one door of their library (the disk's in `local.storage.storage`, the store's in
-`remote.store.open_store`), so nothing outside this tree ever needs to be caught above those doors.
+Every message has the form ``attempt: key=value key=value``. Programs read the facts from the exception.
+Errors of libraries are translated in one module per library: disk errors in `local.storage.storage`, store errors in
+`remote.store.open_store`. Code above these modules catches only the classes of this tree.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Self, TypeVar
 
 
 class ErrorCode(StrEnum):
-    """Errors that a caller tells apart within one class. A code is stable; the text of a message may change."""
+    """Errors of one class that callers distinguish. A code is stable; the text of a message may change."""
 
-    DIRECTORY_HELD = "directory_held"  # another process has the lock of a log directory
-    STORE_DIRECTORY_MISSING = "store_directory_missing"  # the directory that a file:// or hdfs:// url names
-    CREDENTIALS_MISSING = "credentials_missing"  # no source of credentials has any
-    SETTING_OF_MANAGER = "setting_of_manager"  # a topic was given a setting that only a manager has
-    DIRECTORY_OFFLINE = "directory_offline"  # the log directory of a partition failed, or was not there at the start
-    CLOCK_JUMPED = "clock_jumped"  # the machine's clock jumped and is not trusted yet
+    DIRECTORY_HELD = "directory_held"  # another process holds the lock of a log directory
+    STORE_DIRECTORY_MISSING = "store_directory_missing"  # the directory of a file:// or hdfs:// url is missing
+    CREDENTIALS_MISSING = "credentials_missing"  # no credential source has credentials
+    SETTING_OF_MANAGER = "setting_of_manager"  # a topic got a setting that only a manager has
+    DIRECTORY_OFFLINE = "directory_offline"  # the partition's log directory failed, or was missing at the start
+    CLOCK_JUMPED = "clock_jumped"  # the system clock jumped and is not trusted yet
 
 
 class LogError(Exception):
-    """Base of the tree. `attempt` in lower case says what was tried; `facts` say where.
+    """Base of the tree. `attempt` names the failed operation in lower case; `facts` hold its values.
 
-    `code` is for programs that branch on an error; no program branches on the text.
+    Programs branch on the class and on `code`, never on the text.
     """
 
     code: ErrorCode | None = None
@@ -36,32 +36,35 @@ class LogError(Exception):
         self.facts = facts
 
     def with_code(self, code: ErrorCode | None) -> Self:
-        """This error, marked with a code."""
+        """Set the code and return this error."""
         self.code = code
         return self
 
     def restated(self, attempt: str, **facts: object) -> Self:
-        """An error of the same class and code with another text and these facts only."""
+        """Return an error of the same class and code with another text and only these facts."""
         return type(self)(attempt, **facts).with_code(self.code)
 
     def __str__(self) -> str:
         return describe(self.attempt, self.facts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword facts have to survive the pickling that Spark does between its processes.
+        # Keyword facts must survive pickling: Spark pickles errors between its processes.
         return (_rebuild, (type(self), self.attempt, self.facts, self.code))
 
 
 class InvalidRequest(LogError):
-    """The call is wrong; the same call will fail again. Fix it."""
+    """The call is wrong: the same call fails again. Fix the call."""
 
 
 class OffsetOutOfRange(InvalidRequest):
-    """The offset lies outside ``[log_start_offset, next_offset]``; both are in `facts`."""
+    """The offset is outside ``[log_start_offset, next_offset]``; both bounds are in `facts`."""
 
 
 class OutOfOrderSequence(InvalidRequest):
-    """A producer's batch does not follow its last one: records before it were lost. Abort, and begin a new epoch."""
+    """A producer's batch does not follow its last batch: records between them are lost.
+
+    Abort and use a new epoch.
+    """
 
 
 class NotFound(LogError):
@@ -69,56 +72,71 @@ class NotFound(LogError):
 
 
 class AccessDenied(LogError):
-    """The store or the disk refuses us: credentials, permissions. Fix the set-up."""
+    """The store or the disk denies access. Fix the credentials or the permissions."""
 
 
 class Unavailable(LogError):
-    """Not now. The only class that is worth retrying."""
+    """A temporary failure. The only class worth retrying."""
 
 
 class CleaningAborted(LogError):
-    """The cleaner let go of a log because it was asked to. Nothing is half-made; a later round cleans it."""
+    """The cleaner stopped on request. It left no partial result; a later cleaner pass cleans the log."""
 
 
 class Conflict(LogError):
-    """Somebody else got there first, or holds what we need."""
+    """Another process holds the resource, or changed it first."""
 
 
 class AlreadyExists(Conflict):
-    """A create-if-absent found the name taken, or cannot tell whether its own attempt took it."""
+    """A create-if-absent found the name in use, or cannot determine whether its own request created it."""
 
 
 class Fenced(Conflict):
-    """A newer writer owns the partition. Stop; nothing this writer does may be seen any more."""
+    """A writer with a higher epoch took over the partition.
+
+    Stop: readers must see no further effect of this writer.
+    """
 
 
 class Diverged(Conflict):
-    """The local log holds records which the manifest contradicts or does not prove. They stay; a person decides."""
+    """The manifest contradicts local records, or does not prove them.
+
+    The records stay; an operator decides.
+    """
 
 
 class RemoteLost(Conflict):
-    """The bucket lacks records that this disk has dropped: it is lost or the wrong one. Mend the url, or restore it."""
+    """The bucket lacks records that this disk has dropped: it is lost or the wrong bucket.
+
+    Fix the url or restore it.
+    """
 
 
 class ProducerFenced(Conflict):
-    """A newer instance of this producer, or of its transaction coordinator, has written. Stop this one producer."""
+    """A newer instance of this producer or of its transaction coordinator has written.
+
+    Stop this producer only.
+    """
 
 
 class Corrupt(LogError):
-    """Bytes that contradict their checksum or their format. Stop, keep the evidence, scrub."""
+    """Bytes contradict their checksum or their format. Stop, keep the evidence, run a scrub."""
 
 
 class DiskFailed(LogError):
-    """The local disk refused a read, a write or an fsync. The file's state is unknown until it is reopened."""
+    """The local disk refused a read, a write or an fsync.
+
+    The file's state is unknown until it is reopened.
+    """
 
     @property
     def lacks_room(self) -> bool:
-        """Whether it was for want of space or quota: the disk is as good as before, and may have room later."""
+        """Whether the cause was a lack of space or quota. The disk is healthy then, and may have space later."""
         return self.facts.get("cause") in ("enospc", "edquot")
 
 
 def describe(attempt: str, facts: dict[str, object]) -> str:
-    """One line: the attempt, then ``key=value`` facts; facts that are None are left out."""
+    """One line: the attempt, then ``key=value`` facts without the facts that are None."""
     told = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
     return f"{attempt}: {told}" if told else attempt
 
@@ -127,10 +145,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def forget_locals(error: E) -> E:
-    """`error`, but what the calls that it ended had in hand is let go of, its causes' too; their lines stay told.
+    """Clear the local variables of all frames in the tracebacks of `error` and its causes; return `error`.
 
-    For whoever keeps an error, and where one refers to itself by way of a frame that it came through: a part of a
-    segment is megabytes, and the collector of such circles counts objects, not bytes.
+    The tracebacks keep their lines. Call it for an error that is stored, or that refers to itself through a frame. Such
+    a reference cycle can hold a segment part of megabytes, while Python's cycle collector counts objects, not bytes.
     """
     from traceback import clear_frames
 

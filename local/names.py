@@ -1,8 +1,10 @@
-"""Every file and directory name of the local tier and its inverse, in one place.
+"""Every file and directory name of the local tier, with its inverse.
 
-Kafka's rules: a partition directory is ``<topic>-<partition>`` (the partition is what follows the last dash), a
-segment file is the base offset in 20 digits plus a suffix, and a second suffix tells that the file is on its way
-in (``.cleaned``, ``.swap``) or out (``.deleted``). Source: kafka `LogFileUtils`, `LocalLog`, `Topic`.
+The rules are Kafka's. Source: kafka `LogFileUtils`, `LocalLog`, `Topic`.
+
+- A partition directory is ``<topic>-<partition>``: the partition follows the last dash.
+- A segment file is the base offset in 20 digits plus a suffix.
+- A second suffix marks a file that is not live yet (``.cleaned``, ``.swap``) or is about to be deleted (``.deleted``).
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
-VIEW_CATALOG = "view-catalog"  # ours: what compacted views lie beside the log, see `tiered.read.local_views`
-VIEW_PARTS = "view"  # ours: the directory of their parts
-QUORUM_STATE = "quorum-state"  # a KRaft controller's, in the directory of `__cluster_metadata`
-UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: the first offset, as text
-FENCED_BY = "fenced-by"  # ours: the writer that fenced this log, as text
+VIEW_CATALOG = "view-catalog"  # not a Kafka name: the compacted views of the log, see `tiered.read.local_views`
+VIEW_PARTS = "view"  # not a Kafka name: the directory of the parts of compacted views
+QUORUM_STATE = "quorum-state"  # of a KRaft controller, in the directory of `__cluster_metadata`
+UNCONFIRMED_APPENDS = "unconfirmed-appends"  # not a Kafka name: the first unconfirmed offset, as text
+FENCED_BY = "fenced-by"  # not a Kafka name: the writer that fenced this log, as text
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-CLEANER_REACHES = "cleaner-reach-checkpoint"  # ours, in the same format
+CLEANER_REACHES = "cleaner-reach-checkpoint"  # not a Kafka name; same format
 CLEANER_HISTORY = "cleaner-history.jsonl"
 META_PROPERTIES = "meta.properties"
 LOCK = ".lock"
@@ -49,7 +51,7 @@ _SEGMENT_FILE = re.compile(r"([0-9]{20})((?:\.[a-z]+)+)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicPartition:
-    """One log's name. Raises InvalidRequest where Kafka would refuse the topic or the partition."""
+    """The name of one log. Raises InvalidRequest if Kafka refuses the topic or the partition."""
 
     topic: str
     partition: int
@@ -64,12 +66,15 @@ class TopicPartition:
 
     @property
     def directory(self) -> str:
-        """``orders-3``: the partition's directory below a log dir."""
+        """The partition's directory name below a log directory: ``orders-3``."""
         return f"{self.topic}-{self.partition}"
 
 
 def check_topic(topic: str) -> str:
-    """The topic unchanged. Raises InvalidRequest for a name Kafka refuses (so no path can hide in it)."""
+    """Return the topic unchanged.
+
+    Raises InvalidRequest if Kafka refuses the name, so it cannot contain a path.
+    """
     if not topic or topic in (".", "..") or len(topic) > TOPIC_LENGTH_MAX or not _TOPIC.fullmatch(topic):
         allowed = "a-z A-Z 0-9 . _ - and at most 249 of them, not '.' or '..'"
         raise InvalidRequest("naming a topic, not a legal name", topic=repr(topic), allowed=allowed)
@@ -77,7 +82,10 @@ def check_topic(topic: str) -> str:
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:
-    """The inverse of `TopicPartition.directory`; None for anything else, ``-delete`` and ``-future`` included."""
+    """The inverse of `TopicPartition.directory`.
+
+    None for any other name, including ``-delete`` and ``-future``.
+    """
     topic, dash, digits = name.rpartition("-")
     if not dash or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
         return None
@@ -88,18 +96,24 @@ def parse_partition_directory(name: str) -> TopicPartition | None:
 
 
 def future_directory(partition: TopicPartition, mark: str) -> str:
-    """``orders-3.<32 hex>-future``: a copy on its way in; never cut, as Kafka has it."""
+    """``orders-3.<32 hex>-future``: a future replica. As in Kafka, a long name is not shortened."""
     return f"{partition.directory}.{mark}{FUTURE_DIRECTORY}"
 
 
 def deleted_directory(partition: TopicPartition, mark: str) -> str:
-    """``orders-3.<32 hex>-delete``: on its way out; a long topic is cut so that the name fits a file system."""
+    """``orders-3.<32 hex>-delete``: a directory to be deleted.
+
+    A long topic is shortened to fit the file system's limit.
+    """
     tail = f"-{partition.partition}.{mark}{DELETED_DIRECTORY}"
     return partition.topic[: NAME_LENGTH_MAX - len(tail)] + tail
 
 
 def parse_marked_directory(name: str) -> tuple[TopicPartition, str, str] | None:
-    """``(orders/3, "<32 hex>", "-future")``; None for anything else. The topic of a ``-delete`` may have been cut."""
+    """``(orders/3, "<32 hex>", "-future")``; None for any other name.
+
+    The topic of a ``-delete`` may be shortened.
+    """
     found = _MARKED_DIRECTORY.fullmatch(name)
     partition = parse_partition_directory(found[1]) if found else None
     return (partition, found[2], found[3]) if found and partition else None
@@ -111,16 +125,16 @@ def segment_file(base_offset: int, suffix: str) -> str:
 
 
 def parse_segment_file(name: str) -> tuple[int, str] | None:
-    """``(42, ".log.swap")`` for ``00000000000000000042.log.swap``; None when it is no segment file."""
+    """``(42, ".log.swap")`` for ``00000000000000000042.log.swap``; None if the name is not a segment file."""
     digits, suffix = name[:20], name[20:]
     if suffix in SEGMENT_SUFFIXES and len(digits) == 20 and digits.isascii() and digits.isdigit():
-        return int(digits), suffix  # nearly all of a large directory
+        return int(digits), suffix  # nearly all files of a large directory
     found = _SEGMENT_FILE.fullmatch(name)
     return (int(found[1]), found[2]) if found else None
 
 
 def new_topic_id() -> str:
-    """A fresh topic id as Kafka prints it: 22 characters of URL-safe base64, never starting with a dash."""
+    """A new topic id in Kafka's notation: 22 characters of URL-safe base64. It never starts with a dash."""
     import uuid
 
     while True:
@@ -134,7 +148,7 @@ def encode_uuid(value: uuid.UUID) -> str:
 
 
 def check_topic_id(text: str) -> str:
-    """The id unchanged. Raises InvalidRequest unless it is 22 characters of URL-safe base64."""
+    """Return the id unchanged. Raises InvalidRequest unless it is 22 characters of URL-safe base64."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
         raise InvalidRequest("reading a topic id, not 22 characters of url-safe base64", topic_id=repr(text))
     return text

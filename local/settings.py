@@ -1,4 +1,4 @@
-"""What one log needs to know of its topic's settings: Kafka's names with underscores, Kafka's defaults, parsed."""
+"""The settings that a log takes from its topic: Kafka's names with underscores, Kafka's defaults, parsed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DAY_MS = 24 * 60 * 60 * 1000
 class LogSettings:
     """Sizes in bytes, times in ms. Source of names and defaults: kafka `LogConfig`.
 
-    None is no limit. A log by itself takes every record time; topics limit it as Kafka does
+    None means no limit. The log itself accepts every record timestamp; the topic's defaults limit it as in Kafka
     (`tiered.config.properties`).
 
-    `compression` is the codec of batches that this log encodes itself; batches that arrive ready-made keep theirs.
-    A compacted log refuses records without key unless it `drops_keyless`: then its cleaner drops and counts them.
-    `batch_bytes` is ours: about how many bytes of records go into one batch when many are appended at once.
+    `compression` is the codec of batches that this log encodes. A batch that arrives encoded keeps its own codec. A
+    compacted log refuses records without a key unless `drops_keyless` is set: then its cleaner removes and counts them.
+    `batch_bytes` is not a Kafka setting: the approximate record bytes per batch when many records are appended at once.
     """
 
     segment_bytes: int = 1 << 30
@@ -47,6 +47,6 @@ class LogSettings:
 
     @property
     def roll_ms(self) -> int:
-        """The age at which a segment rolls: a compacted log's records wait no longer than their lag allows."""
+        """The age at which a segment rolls. A compacted log rolls no later than its maximum compaction lag."""
         lag = self.max_compaction_lag_ms if self.is_compacted else None
         return self.segment_ms if lag is None else min(self.segment_ms, lag)

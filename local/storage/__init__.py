@@ -1,8 +1,7 @@
-"""The only door to the disk.
+"""All access to the local disk.
 
-Every file that the project reads, writes, syncs, renames or deletes passes a `Storage`. Tests put another one in its
-place (`tests/crash`). `observed_storage` counts and times, `throttle` limits bytes per second. Start with
-`storage.Storage`.
+Every file that the project reads, writes, syncs, renames or deletes passes through a `Storage`. Tests replace it
+(`tests/crash`). `observed_storage` counts and times, `throttle` limits bytes per second. Start with `storage.Storage`.
 """
 
 from local.storage.storage import (

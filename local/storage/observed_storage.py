@@ -1,7 +1,7 @@
-"""A `Storage` that tells what is written and how long the disk takes to make it durable.
+"""A `Storage` that reports appended bytes and the duration of syncs to an observer.
 
-Two things are told, from whichever thread does them: bytes appended to a file, and each sync of a file with the seconds
-it took and the error it ended with. Everything else goes through untouched, and nothing is kept here.
+The calling thread reports two events: bytes appended to a file, and each sync of a file with its seconds and its error.
+All other calls pass through unchanged. This storage stores no figures itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from local.storage.storage import Body, FileFacts, Space, Storage, StorageFile
 
 
 class DiskObserver(Protocol):
-    """Who is told. Must be quick, thread safe, and never raise."""
+    """Receives the events. Must be quick and thread safe, and must never raise."""
 
     def appended(self, path: str, size_bytes: int) -> None: ...
 
@@ -23,7 +23,7 @@ class DiskObserver(Protocol):
 
 
 class ObservedStorage:
-    """See the module text. Thread safe as the storage below it is."""
+    """See the module text. As thread safe as the storage below it."""
 
     def __init__(self, inner: Storage, observer: DiskObserver) -> None:
         self._inner = inner

@@ -1,16 +1,16 @@
-"""The only door to the disk. Everything else in this project that touches a local file comes through here.
+"""All access to the local disk: the `Storage` interface, and its implementation for a real disk.
 
-Why a door: the order of these calls is the crash safety of the log. A test hands in another `Storage` that cuts any
-one call before or after its effect, forgets what was not synced, and checks what a restart finds.
+The order of these calls is the crash safety of the log. A test therefore passes another `Storage`: it fails any one
+call before or after its effect, discards what was not synced, and checks the state after a restart.
 
-Promises of every implementation:
+Guarantees of every implementation:
 
-* `append` and `replace`d bytes are durable only after `sync` of the file; a name (created, renamed, unlinked) only
-  after `sync_directory` of its directory.
-* A `sync` that failed is never retried: the file's state is unknown (the kernel may have dropped the pages).
-* All errors are `NotFound`, `AccessDenied`, `Conflict` (lock held) or `DiskFailed`, each naming the path.
+* Bytes from `append` and `replace_file` are durable only after `sync` of the file. A created, renamed or unlinked name
+  is durable only after `sync_directory` of its directory.
+* A failed `sync` is never retried: the file's state is unknown, because the kernel may have dropped the pages.
+* All errors are `NotFound`, `AccessDenied`, `Conflict` (the lock is held) or `DiskFailed`, each with the path.
 
-Files are 0600 and directories 0700. Paths are plain strings.
+Files have mode 0600 and directories 0700. Paths are plain strings.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from local.errors import AccessDenied, Conflict, DiskFailed, NotFound
 from local.names import TEMPORARY
 
 Body = bytes | bytearray | memoryview
-_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python's mmap has no name for
+_POPULATE_READ = 22  # MADV_POPULATE_READ: Python's mmap does not define it
 
 
 class FileFacts(NamedTuple):
-    """What a directory tells of a file."""
+    """File metadata from a directory listing."""
 
     size_bytes: int
     modified_ms: int
 
 
 class Space(NamedTuple):
-    """Bytes of a file system; `free_bytes` is what is left for us. Paths with the same `device` share them."""
+    """Bytes of a file system; `free_bytes` is what this process may use.
+
+    Paths with the same `device` share the space.
+    """
 
     free_bytes: int
     total_bytes: int
@@ -48,52 +51,56 @@ class Space(NamedTuple):
 
 
 class StorageFile(Protocol):
-    """An open file that grows at its end. Not thread safe, but for `read`."""
+    """An open file that grows at its end. Only `read` is thread safe."""
 
     def append(self, data: Body) -> None:
-        """Write all of `data` at the end. After an error any prefix of it may be there."""
+        """Write all of `data` at the end. After an error, any prefix of `data` may be in the file."""
         ...
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes ``[start, start + length)``, fewer where the file ends."""
+        """Bytes ``[start, start + length)``; fewer at the end of the file."""
         ...
 
     def size(self) -> int: ...
 
     def truncate(self, size: int) -> None:
-        """Cut to `size` bytes; not durable before `sync`."""
+        """Shorten the file to `size` bytes. Not durable before `sync`."""
         ...
 
     def sync(self) -> None:
-        """Contents and length are on the platter when this returns."""
+        """Make contents and length durable."""
         ...
 
     def close(self) -> None: ...
 
 
 class Storage(Protocol):
-    """The calls the local tier needs; see the module text for what they promise."""
+    """The disk operations of the local tier. The module text lists their guarantees."""
 
     def create(self, path: str) -> StorageFile:
-        """A new empty file, or an existing one emptied."""
+        """Create an empty file, or empty the existing one."""
         ...
 
     def open(self, path: str) -> StorageFile:
-        """An existing file, to read and to append to. Raises NotFound."""
+        """Open an existing file to read and append. Raises NotFound if it does not exist."""
         ...
 
     def open_reader(self, path: str) -> StorageFile:
-        """An existing file, to read only. Raises NotFound."""
+        """Open an existing file to read. Raises NotFound if it does not exist."""
         ...
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        """Part of a file, or all of it; fewer bytes where it ends. Raises NotFound."""
+        """Read a file from `start`; `length` None reads to the end.
+
+        Returns fewer bytes at the end of the file.
+        Raises NotFound if the file does not exist.
+        """
         ...
 
     def map(self, path: str) -> memoryview:
-        """All of a file, read-only, without copying. The caller releases it before the file shrinks.
+        """Map all of a file, read-only, without a copy. The caller releases the map before the file shrinks.
 
-        Raises NotFound, and DiskFailed when a part of it cannot be read.
+        Raises NotFound if the file does not exist, DiskFailed if a part of it cannot be read.
         """
         ...
 
@@ -104,59 +111,64 @@ class Storage(Protocol):
     def modified_ms(self, path: str) -> int: ...
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        """What `modified_ms` will say; nothing that a crash must keep."""
+        """Set the time that `modified_ms` returns. It need not survive a crash."""
         ...
 
     def space(self, path: str) -> Space | None:
-        """Of the file system that `path` lies on; None where nothing is known about it."""
+        """The space of the file system of `path`; None if it is unknown."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted. Raises NotFound."""
+        """Names in a directory, sorted. Raises NotFound if the directory does not exist."""
         ...
 
     def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
-        """The files in a directory, one pass over it, in no order; what vanishes meanwhile is left out or not.
+        """The files of a directory in one pass, unordered.
 
-        Of files whose names end otherwise than `endings` nothing is asked: each costs a call. Raises NotFound when
-        there is no such directory.
+        A file deleted during the pass may be missing or present.
+        Only names that end with one of `endings` are returned: the metadata of each file costs a call.
+        Raises NotFound if the directory does not exist.
         """
         ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
-        """Create it and its missing parents, durably. No error when it exists."""
+        """Create the directory and its missing parents, durably. No error if it exists."""
         ...
 
     def make_directories(self, paths: Sequence[str]) -> None:
-        """As `make_directory` of each; those above them are synced once, when all of theirs are made."""
+        """Like `make_directory` for each path, but each parent is synced once, after all its children exist."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; an existing target is replaced."""
+        """Atomic; replaces an existing target."""
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a file; no error when it is gone already."""
+        """Delete a file. No error if it does not exist."""
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Remove an empty directory; no error when it is gone already."""
+        """Delete an empty directory. No error if it does not exist."""
         ...
 
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> StorageFile:
-        """Hold `path` against every other process until the file is closed. Raises Conflict when it is held."""
+        """Hold `path` against all other processes until the file is closed.
+
+        Raises Conflict if another process holds it.
+        """
         ...
 
 
 def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = True) -> None:
-    """Put `body` at `path` so that a crash leaves the old content or the new one, whole and durable.
+    """Replace the content of `path`: a crash leaves the whole old content or the whole new content.
 
-    Order of effects: write aside, sync it, rename over, sync the directory. Only after the last is it durable: without
-    `syncs_name` that is left to the caller, who has more names to sync there.
+    Order of effects: write a temporary file, sync it, rename it to `path`, sync the directory. The content is durable
+    only after the last step. Without `syncs_name` the caller syncs the directory, because it has more names to sync
+    there.
     """
     aside = storage.create(path + TEMPORARY)
     try:
@@ -178,7 +190,7 @@ def parent(path: str) -> str:
 
 
 class DiskFile:
-    """One file descriptor. `O_APPEND`, so that a write can land nowhere else."""
+    """One file descriptor, opened with `O_APPEND`: every write lands at the end."""
 
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
@@ -190,7 +202,7 @@ class DiskFile:
         with _translated("writing to a file", self._path):
             while rest:
                 written = os.write(self._fd, rest)
-                if not written:  # a file system may say so instead of ENOSPC: asking again for ever would hold the log
+                if not written:  # some file systems return 0 instead of ENOSPC: a retry would loop for ever
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 rest = rest[written:]
 
@@ -217,7 +229,7 @@ class DiskFile:
 
 
 class DiskStorage:
-    """The real disk."""
+    """The `Storage` of a real disk."""
 
     def create(self, path: str) -> StorageFile:
         return DiskFile(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW)
@@ -285,7 +297,7 @@ class DiskStorage:
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    if error.errno == errno.ELOOP:  # a link to itself is no file
+                    if error.errno == errno.ELOOP:  # a link to itself is not a file
                         continue
                     raise
                 if stat.S_ISREG(told.st_mode):
@@ -350,7 +362,10 @@ def _make(path: str) -> None:
 
 
 def _mode(path: str) -> int | None:
-    """None only when there is nothing: what a failing disk does not tell is an error, and no absence."""
+    """The mode of a path; None only if the path does not exist.
+
+    An error of the disk is raised, not reported as absence.
+    """
     with _translated("looking for a file", path):
         try:
             return os.stat(path).st_mode
@@ -360,7 +375,7 @@ def _mode(path: str) -> int | None:
 
 @contextmanager
 def _translated(attempt: str, path: str) -> Iterator[None]:
-    """Foreign errors become ours here and nowhere else."""
+    """Translate OSErrors into the project's errors. No other place translates disk errors."""
     try:
         yield
     except FileNotFoundError:
@@ -391,13 +406,15 @@ if sys.version_info >= (3, 13):
 else:
 
     def _mapped(fd: int, size: int) -> mmap.mmap:
-        return mmap.mmap(fd, size, prot=mmap.PROT_READ)  # holds a copy of the descriptor as long as it lives
+        return mmap.mmap(fd, size, prot=mmap.PROT_READ)  # holds a duplicate of the descriptor until it is unmapped
 
 
 def _fault_in(mapped: mmap.mmap) -> None:
-    """Read every page now, where a bad sector is an error of this call: met later it would end the process (SIGBUS).
+    """Read every page now: a bad sector raises here.
 
-    A page that is dropped from memory and cannot be read again still would. Linux before 5.14 does not know the advice.
+    A later read of the page would end the process with SIGBUS.
+    SIGBUS remains possible for a page that the kernel evicts and cannot read again.
+    Linux before 5.14 does not support the advice.
     """
     try:
         mapped.madvise(_POPULATE_READ)
@@ -407,7 +424,10 @@ def _fault_in(mapped: mmap.mmap) -> None:
 
 
 def _read_fully(fd: int, start: int, length: int) -> bytes:
-    """pread until `length` bytes or the end of the file; one read may give less than asked for."""
+    """Call pread until `length` bytes are read or the file ends.
+
+    One pread may return fewer bytes than requested.
+    """
     first = os.pread(fd, length, start)
     if len(first) in (0, length):
         return first

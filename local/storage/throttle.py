@@ -1,9 +1,9 @@
-"""A limit in bytes per second that several threads share: a token bucket that may run into debt.
+"""A limit in bytes per second, shared by several threads: a token bucket that may run into debt.
 
-Whoever moved bytes takes them from the bucket and sleeps until the debt, its own and everybody's before it, is paid
-back. So over any time the total is at most the rate times that time, plus one bucket, plus what each thread took last.
-The bucket holds what `BURST_SECONDS` allow: after a rest nobody may make up for all of it at once. Kafka's `Throttler`
-measures windows of 300 ms instead and forgets the excess of a window.
+A thread takes tokens for the bytes it has moved, and sleeps until the debt of all threads up to then is paid.
+In any interval the total is at most: rate times interval, plus one bucket, plus the last take of each thread.
+The bucket holds `BURST_SECONDS` of the rate, so an idle time allows only a small burst. Kafka's `Throttler` instead
+measures windows of 300 ms and ignores the excess of earlier windows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BURST_SECONDS = 0.3
 
 
 class Throttle:
-    """`rate` in bytes per second, None for no limit. Thread safe. `clock` and `sleep` are in seconds."""
+    """`rate` is in bytes per second, None for no limit. Thread safe. `clock` and `sleep` are in seconds."""
 
     def __init__(
         self,
@@ -33,7 +33,10 @@ class Throttle:
         self._filled_at = clock()
 
     def take(self, size_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """`size_bytes` were moved: return when that is paid for, or soon after `should_stop` says so."""
+        """Account for `size_bytes` already moved.
+
+        Return once they are paid for, or soon after `should_stop` is true.
+        """
         if self._rate is None:
             return
         due = self._due(size_bytes, self._rate)
@@ -41,12 +44,12 @@ class Throttle:
             self._sleep(min(left, BURST_SECONDS))
 
     def count(self, size_bytes: int) -> None:
-        """`size_bytes` are moved out of turn: whoever takes next pays for them."""
+        """Account for `size_bytes` moved without waiting: the next `take` pays for them."""
         if self._rate is not None:
             self._due(size_bytes, self._rate)
 
     def _due(self, size_bytes: int, rate: float) -> float:
-        """Take the tokens; when the debt will be paid back."""
+        """Take the tokens; return the clock time at which the debt is paid."""
         with self._lock:
             now = self._clock()
             filled = self._tokens + (now - self._filled_at) * rate
