@@ -1,10 +1,22 @@
-"""A directory of logs, held by one process: lock, identity, checkpoints, clean-shutdown marker, the open logs.
+"""One log directory, held by one process: lock, identity, checkpoints, clean marker, open logs.
 
-Order of effects at open: lock → read the marker → remove it, durably → read checkpoints → load the logs (trusting
-them only if the marker was there). At close: seal every log → write the checkpoints → write the marker → unlock. The
-marker vouches for bytes that are already durable, and never outlives the first write (O8). A crash at any point
-leaves no marker, and the next open recovers from the recovery points, which are only ever written after the bytes
-below them were synced.
+Order of effects at open:
+
+1. Lock the directory.
+2. Read the clean-shutdown marker, then delete it durably.
+3. Read the checkpoints.
+4. Load the logs; trust their files only if the marker existed.
+
+Order of effects at close:
+
+1. Close every log.
+2. Write the checkpoints.
+3. Write the marker.
+4. Unlock.
+
+The marker is written only for bytes that are already durable, and is deleted before the first write (O8).
+A crash at any point leaves no marker: the next open recovers every log from its recovery point.
+A recovery point is written only after the bytes below it were synced.
 """
 
 from __future__ import annotations
@@ -27,15 +39,15 @@ _CLEAN_MARKER = b'{"version":0,"brokerEpoch":-1}'
 
 
 class LogDirectory:
-    """The logs below one root. One process at a time: a second one gets Conflict."""
+    """The logs below one root. Only one process may hold it: a second process gets Conflict."""
 
     def __init__(
         self, storage: Storage, root: str, *, read_only: bool = False, like: MetaProperties | None = None
     ) -> None:
-        """Take the directory; logs are opened with `open_log`. Raises Conflict, AccessDenied, DiskFailed, Corrupt.
+        """Lock the directory and read its checkpoints; `open_log` opens logs.
 
-        With `read_only` nothing is locked or written, and logs are seen as they are now. `like` is whose directory a
-        new one becomes (`local.logdirs.log_dirs`).
+        With `read_only` nothing is locked or written, and logs are seen as they are now. A new directory gets the
+        cluster id and node id of `like` (`local.logdirs.log_dirs`). Raises Conflict, AccessDenied, DiskFailed, Corrupt.
         """
         self.storage = storage
         self.root = root
@@ -45,7 +57,7 @@ class LogDirectory:
         self.identity = like
         self._lock: StorageFile | None = None
         self._files = threading.Lock()
-        self._is_refused = False  # checkpoints are due that the disk had no room for
+        self._is_refused = False  # checkpoints are due because the disk had no room for them
         self._raised: dict[TopicPartition, int] = {}
         try:
             if not read_only:
@@ -67,17 +79,18 @@ class LogDirectory:
         return sorted(p for p in found if p and self.storage.is_directory(self.path(p)))
 
     def topic_id(self, partition: TopicPartition) -> str:
-        """Raises NotFound for a partition that is not here."""
+        """The topic id of a partition. Raises NotFound if the partition is not in this directory."""
         found = checkpoints.read_topic_id(self.storage, self.path(partition))
         if found is None:
             raise NotFound("finding a partition", partition=partition, directory=self.root)
         return found
 
     def create(self, partition: TopicPartition, topic_id: str, *, is_opened_next: bool = False) -> None:
-        """An empty directory for a new partition; durable on return. Raises InvalidRequest when it is another's.
+        """Create an empty directory for a new partition, durable on return.
 
-        With `is_opened_next` it is durable, name and all, once its log was opened: the log's first segment syncs the
-        names in the directory anyway. A crash before that leaves an empty partition, or no id, which is written anew.
+        With `is_opened_next` the directory and its name are durable only after its log was opened: the first segment of
+        the log syncs the names anyway. A crash before that leaves an empty partition with or without a topic id; a
+        missing topic id is written again. Raises InvalidRequest if the directory belongs to another topic id.
         """
         directory = self.path(partition)
         self.storage.make_directory(directory)
@@ -97,9 +110,10 @@ class LogDirectory:
         is_tiered: bool = False,
         is_new: bool = False,
     ) -> Log:
-        """The log of `partition`, loaded and recovered as its checkpoints say; the same object on a second call.
+        """Load the log of `partition`, recovered from its checkpoints. A second call returns the same object.
 
-        One that `is_new` came after the last shutdown, which vouches for nothing in it.
+        `is_new` means that the log was put here after the last shutdown: the clean-shutdown marker says nothing about
+        it.
         """
         if partition in self.logs:
             return self.logs[partition]
@@ -116,10 +130,10 @@ class LogDirectory:
             read_only=self.read_only,
         )
         if settings.is_compacted:
-            # A checkpoint past the log's end (the log is not the one it was written for) vouches for nothing.
+            # A checkpoint past the log end was written for another log and is not trusted.
             known = self._cleaner_offsets.get(partition, 0)
             log.cleaner_offset = known if known <= log.next_offset else 0
-        # Whatever the policy is now: what a pass has taken stays gone.
+        # Set it under every policy: records below the reach may have been removed by an earlier cleaner pass.
         log.cleaner_reach = min(self._cleaner_reaches.get(partition, 0), log.next_offset)
         log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
@@ -137,9 +151,9 @@ class LogDirectory:
         cleaner_offset: int = 0,
         cleaner_reach: int = 0,
     ) -> Log:
-        """The log of files that were put here whole and durably up to `recovery_point`, as if they always had been.
+        """Open a log whose files were put here complete and durable up to `recovery_point`.
 
-        What is above it is recovered. The checkpoints are written by `close`. Raises as `open_log`.
+        Bytes above `recovery_point` are recovered. `close` writes the checkpoints. Raises as `open_log`.
         """
         self.forget(partition)
         self._recovery_points[partition], self._log_starts[partition] = recovery_point, log_start_offset
@@ -147,7 +161,7 @@ class LogDirectory:
         return self.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered, is_new=True)
 
     def forget(self, partition: TopicPartition) -> None:
-        """What the checkpoints say of a partition that was here and moved, or went, holds for no other one."""
+        """Drop the checkpoints of a moved or deleted partition: they do not apply to a later one."""
         self.logs.pop(partition, None)
         for known in (
             self._recovery_points,
@@ -159,7 +173,7 @@ class LogDirectory:
             known.pop(partition, None)
 
     def write_checkpoints(self) -> None:
-        """Recovery points, log starts, cleaner offsets and reaches of all open logs; each file replaced whole."""
+        """Write recovery points, log starts, cleaner offsets and reaches; each file is replaced whole."""
         with self._files:
             points = self._told(self._recovery_points, lambda name, log: log.recovery_point)
             self._write(names.RECOVERY_POINTS, points)
@@ -168,8 +182,11 @@ class LogDirectory:
         self.write_cleaner_offsets()
 
     def try_checkpoints(self) -> DiskFailed | None:
-        """As `write_checkpoints`, after an effect that stands without them. A disk without room is no error of that
-        effect: what it said is returned, and the checkpoints are due until they are written."""
+        """Like `write_checkpoints`, after an effect that is complete without checkpoints.
+
+        A disk without room is not an error of that effect: this function returns the DiskFailed, and the checkpoints
+        are due until they are written. Other errors are raised.
+        """
         try:
             self.write_checkpoints()
         except DiskFailed as error:
@@ -183,19 +200,19 @@ class LogDirectory:
         return None
 
     def write_cleaner_offsets(self) -> None:
-        """After a cleaning, once its swaps are durable."""
+        """Call it after a cleaning, once its swaps are durable."""
         with self._files:
             self._write(names.CLEANER_OFFSETS, self._told(self._cleaner_offsets, lambda name, log: log.cleaner_offset))
 
     def write_cleaner_reaches(self) -> None:
-        """Before the first swap of a cleaning."""
+        """Call it before the first swap of a cleaning."""
         with self._files:
             known = self._told(self._cleaner_reaches, lambda name, log: log.cleaner_reach or None)
             if known or self.storage.exists(join(self.root, names.CLEANER_REACHES)):
                 self._write(names.CLEANER_REACHES, known)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
-        """The log starts, those in `raised` as they are about to be: written down before readers are told."""
+        """Write the log starts; `raised` holds new log starts that are written before readers see them."""
         with self._files:
             for name, offset in (raised or {}).items():
                 self._raised[name] = max(offset, self._raised.get(name, 0))
@@ -204,11 +221,15 @@ class LogDirectory:
             self._write(names.LOG_START_OFFSETS, starts)
 
     def close(self, *, is_clean: bool = True) -> None:
-        """Seal, checkpoint, mark clean, unlock. Raises DiskFailed when records of a log may not be durable.
+        """Close every log, write the checkpoints, mark the directory clean, unlock it.
 
-        Without room to seal a log, for the checkpoints, or for the marker, the marker is left out: the records are
-        durable, and the next start recovers. `is_clean` False: a partition here was not opened, so the next start has
-        to recover. Nothing happens to one that was let go of: it may be another's by now.
+        | state | effect |
+        |---|---|
+        | no room to close a log, for checkpoints or marker | no marker: records are durable, the next open recovers |
+        | `is_clean` False: a partition here was not opened | no marker: the next open recovers |
+        | the lock was released before | nothing: another process may hold the directory |
+
+        Raises DiskFailed if records of a log may not be durable.
         """
         if self.read_only:
             self.abandon()
@@ -234,27 +255,32 @@ class LogDirectory:
             _log.warning("not marked clean, the next start recovers: directory=%s error=%s", self.root, error)
 
     def abandon(self) -> None:
-        """Let go of files and the lock without writing anything, as a crash would."""
+        """Release files and lock without writing anything, as a crash would."""
         for _, log in self._open_logs():
             log.release()
         self._unlock()
 
     def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
-        """A copy: logs are opened while checkpoints are written."""
+        """A copy, because logs are opened while checkpoints are written."""
         return list(self.logs.items())
 
     def _start_of(self, name: TopicPartition, log: Log) -> int:
-        """Whoever writes between a raise that was noted and the log's own must not take it back. A note above the log's
-        end is of a log that was truncated since: a start that finds it would throw away what came there."""
+        """The log start to write: the larger of the log's own and the noted raise.
+
+        A write between a noted raise and the log's own raise must not lower the start. A noted raise above the log end
+        belongs to a log that was truncated since. It is dropped: the next open would delete the records appended there.
+        """
         if self._raised.get(name, 0) > log.next_offset:
-            self._raised.pop(name, None)  # whoever forgets the log may have been faster
+            self._raised.pop(name, None)  # `forget` may have removed it in another thread
         return max(log.log_start_offset, self._raised.get(name, 0))
 
     def _told(
         self, read: Mapping[TopicPartition, int], of: Callable[[TopicPartition, Log], int | None]
     ) -> dict[TopicPartition, int]:
-        """Of open logs what they say now, of others what was `read`, and that first: a log that is opened meanwhile
-        would be neither, and what is written knew nothing of it."""
+        """The current offsets of open logs, and the offsets read at open of all other logs.
+
+        The unopened logs are read first: a log opened during this call would otherwise be in neither group.
+        """
         known = self._unopened(read)
         for name, log in self._open_logs():
             if (offset := of(name, log)) is not None:
@@ -262,9 +288,12 @@ class LogDirectory:
         return known
 
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """What was read at the start of partitions that are here and not open: it holds until they are opened.
+        """The offsets read at the directory's open, of partitions that are here and not open.
 
-        One that is here only under the name of a move (`local.logdirs.log_moves`) may get its own back.
+        They are valid until the log is opened.
+
+        A partition that exists only as ``-future`` or ``-delete`` is included: a move may restore its name
+        (`local.logdirs.log_moves`).
         """
         absent = {name: offset for name, offset in list(read.items()) if name not in self.logs}
         if not absent:
@@ -299,6 +328,6 @@ class LogDirectory:
         return checkpoints.read_offsets(self.storage, join(self.root, name))
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        if self._lock is None:  # a task that waited for something while it was closed: it may be another's by now
+        if self._lock is None:  # a late task after `close`: another process may hold the directory
             raise DiskFailed("writing checkpoints, the directory was let go of", directory=self.root)
         checkpoints.write_offsets(self.storage, join(self.root, name), offsets)

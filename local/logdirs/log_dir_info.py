@@ -1,4 +1,4 @@
-"""Facts about one log directory at a moment, frozen: what a policy is told that chooses among several."""
+"""Facts about one log directory at one moment, for a policy that chooses a directory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDirFacts:
-    """`partition_count` has moves on their way in with it. `free_bytes` and `total_bytes` are those of the file system,
-    None where they are not known. A cordoned directory is in use and takes nothing new (KIP-1066)."""
+    """Facts about one log directory.
+
+    `partition_count` includes the moves into this directory. `free_bytes` and `total_bytes` are those of the file
+    system; None if unknown. A cordoned directory stays in use and gets no new partitions (KIP-1066).
+    """
 
     path: str
     partition_count: int

@@ -1,21 +1,21 @@
-"""Several log directories of one node, usually a disk each: where each partition is, and what a lost disk takes along.
+"""Several log directories of one node, usually one disk each: placement and offline directories.
 
-With one directory this is that `LogDirectory` and nothing more: its errors are its own. With several:
+With one directory this class adds nothing to `LogDirectory`: its errors are raised unchanged. With several:
 
-* A disk that fails takes only its own directory **offline** (`local.logdirs.offline_detection`): whoever wants
-  something of it is refused with the cause, everything else goes on. So does one that cannot be opened at the start: it
-  is not there, not ours to write, or does not answer. Offline lasts until the next start.
-* All of them are one node's: another cluster or node id, one directory id twice, or a directory that another process
-  holds, is an error for the whole, and nothing was written by then.
-* A partition is in one directory. One that is found in two is refused, and both copies stay as they are (Kafka ends the
-  whole process: "Duplicate log directories found"). The ``-future`` copy of a move is no duplicate.
-* A partition that is nowhere to be found while a directory is offline is taken to be there: it is refused, and not
-  begun anew elsewhere.
+* A failed disk takes only its own directory **offline** (`local.logdirs.offline_detection`). Calls that need it raise
+  its cause; all other directories stay usable. A directory also is offline if it cannot be opened at the start: it is
+  missing, not writable, or does not answer. It stays offline until the next start.
+* All directories belong to one node. A second cluster id or node id, a directory id used twice, or a directory held by
+  another process is an error for all of them. It is raised before anything is written.
+* A partition is in one directory. A partition found in two is refused, and both copies stay unchanged. (Kafka stops the
+  process: "Duplicate log directories found".) The ``-future`` copy of a move is not a duplicate.
+* If a partition is found nowhere while a directory is offline, it is assumed to be in the offline directory. It is
+  refused, and not created elsewhere.
 
-The first start makes directories that are missing. Later a missing one is offline, for its disk may not be mounted: a
-new one is made by hand.
+The first start creates missing directories. At a later start a missing directory is offline, because its disk may not
+be mounted: the operator creates a new directory by hand.
 
-Somewhat longer than its neighbours: what happens to a partition in one of several directories is said here alone.
+This module is longer than its neighbours: it holds all rules for partitions in several directories.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ OnOffline = Callable[[str, LogError], None]
 
 
 class _Doomed(NamedTuple):
-    """A directory that waits to be removed, since when, and for how long; half removed it no longer tells its topic."""
+    """A directory that waits to be deleted: its start time, its delay, its path.
+
+    `topic_id` is stored here because a partly deleted directory no longer contains it.
+    """
 
     since_ms: int
     delay_ms: int
@@ -64,8 +67,11 @@ class LogDirectories:
     def __init__(
         self, storage: Storage, roots: Sequence[str], *, read_only: bool = False, cordoned: Collection[str] = ()
     ) -> None:
-        """Take every directory. Raises Conflict, InvalidRequest, Corrupt for the whole; the error of a single directory
-        when there is but one, or when none of several is left."""
+        """Lock and load every directory.
+
+        Raises Conflict, InvalidRequest, Corrupt for all directories together. The error of one directory is raised if
+        it is the only directory, or if none of several is left.
+        """
         assert roots, "at least one directory"
         self.roots = tuple(roots)
         self.read_only = read_only
@@ -87,11 +93,11 @@ class LogDirectories:
             self.abandon()
             raise
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- the directories and their partitions ----------------------------------------------------------------------
 
     @property
     def offline(self) -> Mapping[str, LogError]:
-        """Directories that cannot be used, and why."""
+        """Offline directories, each with its cause."""
         return self._offline
 
     @property
@@ -99,16 +105,19 @@ class LogDirectories:
         return [each for root, each in self._directories.items() if root not in self._offline]
 
     def places(self) -> list[tuple[Storage, str]]:
-        """Every root with the storage to reach it; for one that is offline that refuses."""
+        """Every root with its storage. The storage of an offline root refuses every call."""
         return [(self._storages[root], root) for root in self.roots]
 
     def first_online(self) -> tuple[Storage, str]:
-        """Where the node keeps what it needs once and can find out again."""
+        """The first online root: the place for data that the node needs once and can rebuild."""
         root = next((root for root in self.roots if root not in self._offline), self.roots[0])
         return self._storages[root], root
 
     def root_of(self, partition: TopicPartition) -> str | None:
-        """The directory that holds it, online or not; None where it is not known. Raises Corrupt when two do."""
+        """The directory that holds the partition, online or not; None if unknown.
+
+        Raises Corrupt if two directories hold it.
+        """
         roots = self._where.get(partition, ())
         if len(roots) > 1:
             raise Corrupt(
@@ -119,7 +128,10 @@ class LogDirectories:
         return roots[0] if roots else None
 
     def of(self, partition: TopicPartition) -> LogDirectory:
-        """Raises NotFound, Corrupt for a duplicate, DiskFailed when its directory is offline."""
+        """The directory of a partition.
+
+        Raises NotFound if no directory has it, Corrupt if two have it, DiskFailed if its directory is offline.
+        """
         self.check_online(partition)
         root = self.root_of(partition)
         if root is None:
@@ -131,7 +143,7 @@ class LogDirectories:
         return not self._offline or not any(root in self._offline for root in self._where.get(partition, ()))
 
     def check_online(self, partition: TopicPartition) -> None:
-        """Raises DiskFailed when the partition's directory is offline."""
+        """Raises DiskFailed if the partition's directory is offline."""
         root = None if self.is_online(partition) else self.root_of(partition)
         if root is not None:
             raise offline(root, self._offline[root], partition=partition)
@@ -144,15 +156,16 @@ class LogDirectories:
         return sorted(name for name, roots in list(self._where.items()) if root in roots)
 
     def facts(self) -> list[LogDirFacts]:
-        """What there is to choose from, in the order of configuration.
+        """All directories to choose from, in the configured order.
 
-        Directories of one file system have one figure of free bytes: writes between two looks at it would choose.
+        Directories of one file system get the same `free_bytes`, read once: with two reads, writes between them would
+        decide the choice.
         """
         spaces: dict[int, Space] = {}
         return [self._facts(root, spaces) for root in self.roots]
 
     def topic_id(self, partition: TopicPartition) -> str | None:
-        """The topic id of the partition's directory; None when there is none anywhere. Raises what `of` raises."""
+        """The topic id in the partition's directory; None if no directory has the partition. Raises as `of`."""
         if self.root_of(partition) is None:
             return None
         directory = self.of(partition)
@@ -161,11 +174,12 @@ class LogDirectories:
     # -- partitions ----------------------------------------------------------------------------------------------
 
     def place(self, partitions: Sequence[TopicPartition], choose: Choose) -> dict[TopicPartition, LogError]:
-        """Directories for partitions of new topics, where `choose` says; durable on return, each root synced once.
+        """Create the directories of partitions of new topics in the roots that `choose` returns.
 
-        What comes back are those that nothing can be made for: no directory is fit, it is in two, or its disk refused
-        (then it belongs there all the same, `create` says why). Their logs must not be opened. A partition that is
-        somewhere stays there.
+        Durable on return; each root is synced once. A partition that already has a directory stays there. Returns the
+        partitions without a usable directory, each with its error; the caller must not open their logs. The causes: no
+        directory is suitable, the partition is in two directories, or the disk refused. In the last case the partition
+        belongs to that directory all the same, and `create` raises the error.
         """
         facts = {each.path: each for each in self.facts()}
         chosen: dict[str, list[TopicPartition]] = {}
@@ -190,11 +204,12 @@ class LogDirectories:
         return refused
 
     def create(self, partition: TopicPartition, topic_id: str, choose: Choose, *, is_new: bool = True) -> None:
-        """An empty directory for a partition, where `choose` says. Durable once its log was opened.
+        """Create an empty directory for a partition in the root that `choose` returns.
 
-        Raises DiskFailed when no directory is fit, and for a partition that is not `is_new` (it may have records) while
-        a directory is offline. When the disk fails in the middle the partition belongs there all the same: something of
-        it may be on that disk, and begun in another directory it would be there twice one day.
+        It is durable once its log was opened. If the disk fails during the call, the partition belongs to that
+        directory all the same: a part of it may be on that disk, and a second directory elsewhere would become a
+        duplicate. Raises DiskFailed if no directory is suitable. Also raises DiskFailed if a directory is offline and
+        the partition is not `is_new`, because it may have records there.
         """
         self.check_online(partition)
         root = self.root_of(partition)
@@ -212,7 +227,10 @@ class LogDirectories:
     def open_log(
         self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False
     ) -> Log:
-        """As `LogDirectory.open_log`, wherever the partition is. A read-only one that is nowhere is seen as empty."""
+        """Like `LogDirectory.open_log`, in the directory of the partition.
+
+        In a read-only open, a partition that is in no directory is seen as empty.
+        """
         if self.read_only and self.root_of(partition) is None:
             self._check_not_away(partition)
             directory = self.online[0]
@@ -229,11 +247,11 @@ class LogDirectories:
         delay_ms: int,
         progress: Progress = lambda done, all_: None,
     ) -> None:
-        """Move an open log to another directory while it goes on (`local.logdirs.log_moves`); the old files go
-        `delay_ms` later.
+        """Move an open log to another directory while it accepts appends (`local.logdirs.log_moves`).
 
-        Nothing else may change the log's directory meanwhile (a cleaning, a copy). Raises InvalidRequest for a
-        directory that is not ours or where it is already, DiskFailed for one without room or that is offline.
+        The old files are deleted `delay_ms` later. No other task (cleaning, copy) may change the log's directory during
+        the move. Raises InvalidRequest if `root` is not configured or already holds the partition. Raises DiskFailed if
+        `root` has no room or is offline.
         """
         source = self.of(partition)
         if root not in self.roots or root == source.root:
@@ -261,8 +279,11 @@ class LogDirectories:
         source.try_checkpoints()
 
     def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
-        """Take a partition away: its log, if open, lets go of its files, its directory becomes a ``-delete``, durably,
-        and goes `delay_ms` later, as Kafka does. No error where there is none. Raises what `of` raises, DiskFailed."""
+        """Rename a partition's directory to ``-delete``, durably; delete it `delay_ms` later.
+
+        Releases its log.
+        As in Kafka. No error if the partition is in no directory. Raises as `of`, and DiskFailed.
+        """
         if self._is_closed or self.root_of(partition) is None:
             return
         directory = self.of(partition)
@@ -274,22 +295,23 @@ class LogDirectories:
         directory.try_checkpoints()
 
     def remove_leftovers(self, topic: str, topic_id: str) -> None:
-        """At a start: the ``-delete`` directories of a topic that was deleted. Those of others stay."""
+        """At the start: delete the ``-delete`` directories of a deleted topic. Other topics' directories stay."""
         for each in [each for each in self._leftovers if each.is_deleted_topics(topic, topic_id)]:
             remove_tree(each.storage, each.root, each.path)
             self._leftovers.remove(each)
 
     def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
-        """Whether nothing of that topic's partition is in any directory any more, its files' delay included.
+        """Whether no directory holds files of the topic's partition, including files that wait for deletion.
 
-        False once they were let go of: then it is for another to say."""
+        False once the directories were closed: another process may hold them.
+        """
         waiting = any(each.topic_id == topic_id for each in self._doomed)
         return not (self._is_closed or self._offline or waiting or self.topic_id(partition) == topic_id)
 
     def remove_deleted(self, now_ms: int) -> None:
-        """Remove what moved and deleted logs left behind and whose time has come; what the disk refuses is tried again.
+        """Delete the ``-delete`` directories after their delay; retry later if the disk refuses.
 
-        What was given up at a time which is still to come waits its delay from now on: the clock was wrong then.
+        If a directory's start time is in the future, the clock was wrong then: its delay starts now.
         """
         with self._changing:
             waiting = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._doomed]
@@ -301,17 +323,23 @@ class LogDirectories:
             except LogError as error:
                 still.append(due._replace(since_ms=now_ms, delay_ms=max(due.delay_ms, _AGAIN_MS)))
                 _log.warning("left what a move left behind: path=%s error=%s", due.path, error)
-            with self._changing:  # only now: until then nobody may forget whose it is
+            with self._changing:  # only after the deletion: `is_gone` needs the topic id until then
                 self._doomed = [each for each in self._doomed if each is not due] + still
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- checkpoints and close -------------------------------------------------------------------------------------
 
     def write_checkpoints(self) -> None:
-        """Of every directory that is online. A disk that fails meanwhile goes offline; other errors are raised last."""
+        """Write the checkpoints of every online directory.
+
+        A directory becomes offline if its disk fails here. Another error is raised after all directories were tried.
+        """
         self._for_each(LogDirectory.write_checkpoints)
 
     def try_checkpoints(self) -> DiskFailed | None:
-        """As `write_checkpoints`; a directory without room is no error: what the first one said (`LogDirectory`)."""
+        """Like `write_checkpoints`, but a lack of room is not an error.
+
+        Returns the first such DiskFailed (see `LogDirectory.try_checkpoints`).
+        """
         refused: list[DiskFailed] = []
 
         def written(each: LogDirectory) -> None:
@@ -322,9 +350,9 @@ class LogDirectories:
         return refused[0] if refused else None
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
-        """Seal, checkpoint, mark clean, unlock, each on its own. Raises the first error when all is done.
+        """Close each directory separately (`LogDirectory.close`). Raises the first error after all are closed.
 
-        A directory that holds an `unrecovered` partition is not marked clean: its next start has to look at that one.
+        A directory with an `unrecovered` partition is not marked clean: its next open must recover that partition.
         """
         self._is_closed = True
         held = {root for name in unrecovered for root in self._where.get(name, ())}
@@ -336,12 +364,12 @@ class LogDirectories:
                     self._directories[root].abandon()
 
     def abandon(self) -> None:
-        """Let go of files and locks without writing anything, as a crash would."""
+        """Release files and locks without writing anything, as a crash would."""
         self._is_closed = True
         for directory in self._directories.values():
             directory.abandon()
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- private ---------------------------------------------------------------------------------------------------
 
     def _watched(self, storage: Storage, root: str) -> WatchedStorage:
         def on_failure(error: LogError) -> None:
@@ -353,7 +381,7 @@ class LogDirectories:
         return WatchedStorage(storage, root, on_failure)
 
     def _check_not_away(self, partition: TopicPartition) -> None:
-        """Raises DiskFailed for a partition that is nowhere, while it may be somewhere all the same."""
+        """Raises DiskFailed if a directory is offline: it may hold the partition that was found nowhere."""
         if self._offline:
             raise DiskFailed(
                 "finding a partition, it is in no directory that is online",
@@ -362,7 +390,7 @@ class LogDirectories:
             ).with_code(ErrorCode.DIRECTORY_OFFLINE)
 
     def _check_no_leftover(self, partition: TopicPartition, topic_id: str) -> None:
-        """Raises Conflict where all that is left of a partition stands under the name of a move."""
+        """Raises Conflict if a ``-future`` or ``-delete`` directory is the only copy of the partition."""
         for each in self._leftovers:
             if each.partition == partition and each.is_of(topic_id):
                 raise Conflict(
@@ -377,7 +405,7 @@ class LogDirectories:
         known = self._look_at_all() if is_one_of_several else {}
         like = _agreed(known)
         if like is None and self._offline:
-            # Whose the others are to be only the lost one could tell.
+            # Only the offline directory could name the cluster and the node of the others.
             raise next(iter(self._offline.values()))
         for root in self.roots:
             if root not in self._offline:
@@ -394,7 +422,7 @@ class LogDirectories:
         self._settle_moves()
 
     def _settle_moves(self) -> None:
-        """Finish or undo what a crash cut off; what is nobody's second copy is left alone, and remembered."""
+        """Finish or undo interrupted moves; store the leftovers that stay, because no second copy is proven."""
         found = [self._try(each.root, self._find_leftovers) for each in self.online]
         leftovers = [leftover for some in found for leftover in some or ()]
         self._leftovers = leftovers if self.read_only else settle(leftovers, self._where, self._storages)
@@ -404,7 +432,7 @@ class LogDirectories:
         return {root: identity for root, identity in found if identity is not None}
 
     def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
-        """Whose it is; None when it went offline."""
+        """Lock and load one directory; return its identity, None if it went offline."""
         taken = self._try(root, lambda root: self._take(root, like))
         if taken is None:
             return None
@@ -415,12 +443,15 @@ class LogDirectories:
     def _found_in(
         self, root: str, where: Mapping[TopicPartition, tuple[str, ...]]
     ) -> dict[TopicPartition, tuple[str, ...]]:
-        """`where`, and what lies in this directory."""
+        """`where` with the partitions of this directory added."""
         return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
 
     def _look_until_same(self) -> None:
-        """Beside their owner, who may move a partition from a directory that was listed to one that was not yet, or the
-        other way round: what counts is what two looks in a row find."""
+        """Find the partitions of a read-only open: repeat until two passes in a row agree.
+
+        The process that holds the directories may move a partition between them during a pass. Without a repetition the
+        pass could miss the partition or find it twice.
+        """
         for _ in range(_LOOKS_MAX):
             found: dict[TopicPartition, tuple[str, ...]] = {}
             for each in self.online:
@@ -430,7 +461,7 @@ class LogDirectories:
                 return
 
     def _try(self, root: str, act: Callable[[str], _T]) -> _T | None:
-        """`act`, or None when it took the directory offline."""
+        """Call `act`; None if its error took the directory offline."""
         try:
             return act(root)
         except (NotFound, AccessDenied, DiskFailed) as error:
@@ -462,7 +493,7 @@ class LogDirectories:
         return self._directories[root].partitions()
 
     def _facts(self, root: str, spaces: dict[int, Space]) -> LogDirFacts:
-        """`spaces` are those of the file systems that were looked at, by device; this one is added."""
+        """Facts of one directory. `spaces` caches the space of each file system by device."""
         space: Space | None = None
         if root not in self._offline and self._try(root, self._is_there):
             space = self._try(root, lambda root: self._storages[root].space(root))
@@ -490,7 +521,7 @@ class LogDirectories:
 
 
 def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
-    """What all of them say of the node. Raises InvalidRequest where two contradict each other."""
+    """The identity that all directories share. Raises InvalidRequest if two contradict each other."""
     like: MetaProperties | None = None
     ids: dict[str, str] = {}
     for root, found in known.items():

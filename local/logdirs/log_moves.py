@@ -1,28 +1,32 @@
-"""Moving a log from one log directory to another while it goes on taking appends: Kafka's ``-future`` way.
+"""Move a log to another log directory while it accepts appends, with Kafka's ``-future`` directories.
 
-`S` is the directory it is in, `T` the one it goes to, `h` 32 hex digits drawn for this move. Order of effects:
+`S` is the source directory, `T` the target, `h` 32 hex digits drawn for this move. Order of effects:
 
-1. ``T/<topic>-<p>.<h>-future`` is made and filled, segment by segment and synced, until little is missing; then the
+1. Create ``T/<topic>-<p>.<h>-future``. Copy and sync segment by segment until few bytes are missing. Then copy the
    parts of compacted views (`local.log.view_directory`).
-2. Writers wait from here on. The active segment is sealed, the rest is copied, all of it durable, names too.
-3. The log's checkpoints are written in `T` (recovery point, log start, cleaner offset).
-4. ``S/<topic>-<p>`` becomes ``S/<topic>-<p>.<h>-delete``, durably.
-5. ``T/<topic>-<p>.<h>-future`` becomes ``T/<topic>-<p>``, durably. Writers go on, there.
-6. The ``-delete`` directory goes, when readers had their time; and the checkpoints of `S` forget the log.
+2. Appends wait from here on. Close the active segment, copy the rest, and make all of it durable, names included.
+3. Write the log's checkpoints in `T` (recovery point, log start, cleaner offset).
+4. Rename ``S/<topic>-<p>`` to ``S/<topic>-<p>.<h>-delete``, durably.
+5. Rename ``T/<topic>-<p>.<h>-future`` to ``T/<topic>-<p>``, durably. Appends continue in `T`.
+6. After a delay for readers, delete the ``-delete`` directory. Remove the log from the checkpoints of `S`.
 
-| a crash after | found at the start | what is done |
+| a crash after | found at the start | effect |
 |---|---|---|
-| 1, 2, 3 | the log in `S`, a ``-future`` | the ``-future`` goes; stale checkpoint entries in `T` with the next write |
-| 4 | no log, a ``-delete`` and a ``-future`` with the same `h` | the switch is finished: step 5 |
-| 5 | the log in `T`, a ``-delete`` | the ``-delete`` goes |
-| 6, in the middle | the log in `T`, part of a ``-delete`` | the rest of it goes |
+| 1, 2, 3 | the log in `S`, a ``-future`` | delete the ``-future``; the next write drops stale checkpoint lines in `T` |
+| 4 | no log, a ``-delete`` and a ``-future`` with the same `h` | finish the switch: step 5 |
+| 5 | the log in `T`, a ``-delete`` | delete the ``-delete`` |
+| part of 6 | the log in `T`, part of a ``-delete`` | delete the rest |
 
-At every point exactly one directory counts. A ``-future`` or ``-delete`` is removed only where the log itself is found
-in a directory that is online, and after that name was made durable; whatever else is found is left alone. Before step 4
-any error ends the move and the log goes on in `S`; so does a batch whose checksum is wrong, which is not carried over.
-An error at 4 or 5 leaves the log unusable until the next start, which knows what became of the names. Source: kafka
-`ReplicaAlterLogDirsThread`, `LogManager.replaceCurrentWithFutureLog` (which renames the other way round: a crash in
-between leaves two live copies).
+At every point exactly one directory is valid. A ``-future`` or ``-delete`` is deleted only if the log itself is found
+in an online directory, and after that name was made durable. Any other leftover stays unchanged.
+
+| error | effect |
+|---|---|
+| before step 4, including a batch with a wrong checksum | the move ends, the log continues in `S` |
+| in step 4 or 5 | the log is unusable until the next start, which reads the names |
+
+Source: kafka `ReplicaAlterLogDirsThread`, `LogManager.replaceCurrentWithFutureLog`. Kafka renames in the other order:
+a crash between its renames leaves two live copies.
 """
 
 from __future__ import annotations
@@ -43,19 +47,22 @@ from local.segment.segment import Segment
 from local.storage import Storage, StorageFile, join
 
 CHUNK_BYTES = 4 << 20
-# With less than this missing writers can wait for the rest; and after so many rounds they have to.
+# Below LITTLE_BYTES missing bytes, appends may wait for the rest. After ROUNDS_MAX passes they must wait.
 LITTLE_BYTES = 1 << 20
 ROUNDS_MAX = 20
 _NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY, names.VIEW_PARTS)
 
-# Bytes copied so far, and the bytes of the log; a plain callable that may take its time (but not move or close).
+# Bytes copied so far, bytes of the log. The callback may be slow, but must not move or close the log.
 Progress = Callable[[int, int], None]
 
 
 def move_log(
     log: Log, source: LogDirectory, target: LogDirectory, *, progress: Progress = lambda done, all_: None
 ) -> str:
-    """Steps 1 to 5; the path of the ``-delete`` directory, which the caller removes. Raises DiskFailed, Corrupt."""
+    """Steps 1 to 5. Returns the path of the ``-delete`` directory; the caller deletes it.
+
+    Raises DiskFailed, Corrupt.
+    """
     partition = log.partition
     mark = uuid.uuid4().hex
     future = join(target.root, names.future_directory(partition, mark))
@@ -64,7 +71,7 @@ def move_log(
     is_switching = False
 
     def bring_the_rest(segments: Sequence[Segment]) -> None:
-        copy.catch_up(segments, lambda done, all_: None)  # nobody else's code while writers wait
+        copy.catch_up(segments, lambda done, all_: None)  # no callback of the caller while appends wait
         copy.side_files(source.storage)
         target.write_checkpoints()
 
@@ -75,7 +82,7 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
-        log.write_checkpoints = target.write_checkpoints  # a truncation lowers what vouches for it in its own place
+        log.write_checkpoints = target.write_checkpoints  # a truncation lowers the checkpoints of the new directory
 
     try:
         target.storage.make_directory(future)
@@ -96,7 +103,10 @@ def move_log(
 
 
 def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
-    """Let go of a log and give its directory a ``-delete`` name, durably; that path. The checkpoints forget it."""
+    """Release a log and rename its directory to ``-delete``, durably; return the new path.
+
+    The log is also removed from the checkpoints.
+    """
     log = directory.logs.get(partition)
     if log is not None:
         log.release()
@@ -108,7 +118,7 @@ def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
 
 
 def remove_tree(storage: Storage, root: str, path: str) -> None:
-    """Remove a partition's directory, durably; no error when it is gone already."""
+    """Delete a partition's directory, durably. No error if it does not exist."""
     if storage.is_directory(path):
         remove_view_files(storage, path)
         for name in storage.list(path):
@@ -124,11 +134,12 @@ def _relocate(
     prepare: Callable[[Sequence[Segment]], None],
     switch: Callable[[], None],
 ) -> None:
-    """Steps 2 to 5, under the log's own lock: a part of the log, written down with the rest of the move.
+    """Steps 2 to 5, under the log's lock.
 
-    `prepare` brings over what is missing of the segments, all sealed now; when it fails the log goes on where it is.
-    `switch` gives the directories their names; when it fails the log is unusable until it is reopened. Readers of the
-    old segments get the new view and start over.
+    This is part of `Log`, but placed here with the rest of the move. `prepare` copies the missing bytes of the
+    segments, which are all closed here. If `prepare` fails, the log continues in its old directory. `switch` renames
+    the directories; if `switch` fails, the log is unusable until it is reopened. Readers of the old segments get the
+    new view and restart.
     """
     from local.log import loading
 
@@ -153,7 +164,10 @@ def _relocate(
 
 @dataclass(slots=True)
 class _Copied:
-    """How much of a segment is there; `segment` tells it from another one with the same base (after a cleaning)."""
+    """The copied part of a segment.
+
+    `segment` identifies it: a cleaning can create another with the same base offset.
+    """
 
     segment: Segment
     size_bytes: int = 0
@@ -161,7 +175,10 @@ class _Copied:
 
 
 class _Copy:
-    """The directory that is being filled. A segment that was dropped, replaced or cut meanwhile is taken back."""
+    """The ``-future`` directory during the copy.
+
+    Files of segments that were dropped, replaced or truncated are deleted.
+    """
 
     def __init__(self, log: Log, storage: Storage, directory: str) -> None:
         self._log = log
@@ -171,7 +188,7 @@ class _Copy:
         self._cuts = log._cuts
 
     def catch_up(self, segments: Sequence[Segment], progress: Progress) -> int:
-        """Copy what is missing of `segments`, synced on return; how many bytes that were."""
+        """Copy and sync the missing bytes of `segments`; return the number of bytes copied."""
         self._forget_what_changed(segments)
         total = sum(segment.size_bytes for segment in segments)
         done = before = sum(each.size_bytes for each in self._copied.values())
@@ -179,15 +196,18 @@ class _Copy:
             try:
                 self._copy_segment(segment)
             except NotFound:
-                # Dropped or replaced since: the next round, or the last one, sees the segments that are there then.
+                # The segment was dropped or replaced. A later pass reads the current segments.
                 break
             done = sum(each.size_bytes for each in self._copied.values())
             progress(done, total)
         return done - before
 
     def side_files(self, source: Storage) -> None:
-        """What is no segment: lineage, topic id, producer snapshots, the catalog of views and parts of views that came
-        meanwhile. Then the names are durable, too."""
+        """Copy the other files, then make all names durable.
+
+        Other files: leader epochs, topic id, producer snapshots, the catalog of compacted views, and the view parts
+        created since step 1.
+        """
         copy_view_files(source, self._log.directory, self._storage, self._directory)
         for name in source.list(self._log.directory):
             parsed = names.parse_segment_file(name)
@@ -212,7 +232,7 @@ class _Copy:
         path = self._path(segment.base_offset, LOG)
         is_begun = self._storage.exists(path)
         if known.size_bytes < size_bytes or not is_begun:
-            known.has_indexes = False  # a roll that failed has opened the segment again: they went on, too
+            known.has_indexes = False  # a failed roll reactivates the segment, so its indexes grow again
             file = self._storage.open(path) if is_begun else self._storage.create(path)
             try:
                 self._append(file, segment, known, size_bytes)
@@ -230,7 +250,10 @@ class _Copy:
             known.has_indexes = True
 
     def _append(self, file: StorageFile, segment: Segment, known: _Copied, size_bytes: int) -> None:
-        """Batches that were checked: the source goes away afterwards, and a wrong byte would be all that is left."""
+        """Append checked batches.
+
+        The source is deleted after the move: a wrong byte would become the only copy.
+        """
         from local.records.batch_runs import BatchRuns
 
         walk = BatchRuns(segment.read, size_bytes, start=known.size_bytes, chunk_bytes=CHUNK_BYTES)

@@ -1,5 +1,7 @@
-"""At the start: what moves between log directories left behind, finished or undone (table in
-`local.logdirs.log_moves`)."""
+"""Finish or undo, at the start, the moves between log directories that a crash interrupted.
+
+The table of crash states is in `local.logdirs.log_moves`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A ``-future`` or ``-delete`` directory. Whose it is a ``-delete`` of a long topic tells only by its `mark`."""
+    """A ``-future`` or ``-delete`` directory.
+
+    Of a ``-delete`` with a shortened topic name, only `mark` identifies the move that it belongs to.
+    """
 
     storage: Storage
     root: str
@@ -33,14 +38,14 @@ class Leftover:
         return join(self.root, self.name)
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether it may hold that topic's records; a ``-future`` gets its topic id last."""
+        """Whether the directory may hold records of that topic. A ``-future`` gets its topic id last."""
         try:
             return checkpoints.read_topic_id(self.storage, self.path) == topic_id
         except Corrupt:
             return not self.is_future
 
     def is_deleted_topics(self, topic: str, topic_id: str) -> bool:
-        """Whether it is what the deletion of that topic left; half removed, it tells by its name alone."""
+        """Whether the directory remains from the deletion of that topic. Without a topic id, its name decides."""
         if self.is_future or not self.storage.is_directory(self.path):
             return False
         try:
@@ -51,7 +56,7 @@ class Leftover:
 
 
 def find_leftovers(storage: Storage, root: str) -> list[Leftover]:
-    """Those of one directory, in order of their names."""
+    """The leftovers of one directory, ordered by name."""
     found = []
     for name in storage.list(root):
         parsed = parse_marked_directory(name)
@@ -67,9 +72,9 @@ def find_leftovers(storage: Storage, root: str) -> list[Leftover]:
 def settle(
     leftovers: Sequence[Leftover], where: dict[TopicPartition, tuple[str, ...]], storages: Mapping[str, Storage]
 ) -> list[Leftover]:
-    """Finish or undo; what is left alone. `where` says which roots hold each log, and is told of those come to life.
+    """Finish or undo moves; return the leftovers that stay.
 
-    A disk that fails here has its leftovers left alone.
+    `where` maps each log to its roots; a log whose move is finished here is added. If a disk fails, its leftovers stay.
     """
     sources = {each.mark: each for each in leftovers if not each.is_future}
     alone = []
@@ -88,8 +93,11 @@ def settle(
 
 
 def _finish_switch(source: Leftover, future: Leftover) -> None:
-    """Step 5. The ``-delete`` name is made durable first: else a power cut could bring the old name back, beside the
-    new one."""
+    """Step 5 of a move.
+
+    The ``-delete`` name is made durable first: otherwise a power failure could restore the old name as a second live
+    copy.
+    """
     source.storage.sync_directory(source.root)
     future.storage.rename(future.path, join(future.root, future.partition.directory))
     future.storage.sync_directory(future.root)
@@ -99,7 +107,10 @@ def _finish_switch(source: Leftover, future: Leftover) -> None:
 def _discard(
     leftover: Leftover, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
 ) -> bool:
-    """Remove it if the log itself is there, in one directory; its name is made durable before. False otherwise."""
+    """Delete a leftover if the log itself is in exactly one directory. Returns False if it stays.
+
+    The log's own name is made durable before the deletion.
+    """
     roots = where.get(leftover.partition, ())
     if len(roots) != 1:
         return False
@@ -113,7 +124,10 @@ def _discard(
 
 
 def _is_copy_of(leftover: Leftover, storage: Storage, path: str) -> bool:
-    """By the topic id; one without is half removed."""
+    """Whether both hold the same topic id.
+
+    A leftover without a topic id is partly deleted and counts as a copy.
+    """
     try:
         mine = checkpoints.read_topic_id(leftover.storage, leftover.path)
         return mine is None or mine == checkpoints.read_topic_id(storage, path)

@@ -1,8 +1,8 @@
-"""A `Storage` that notices when its disk fails, for one of several log directories.
+"""A `Storage` of one of several log directories that takes itself offline when its disk fails.
 
-The first `DiskFailed` that speaks of the disk itself is told to `on_failure` and takes the storage offline: from then
-on every call is refused with that cause, so nothing more is written to (or believed of) a disk in an unknown state. A
-full disk, a lack of descriptors or of memory is no such failure: the call fails, the disk is as good as before.
+The first `DiskFailed` with a cause in the disk itself is passed to `on_failure` and takes the storage offline.
+From then on every call raises that cause: nothing is written to, or read from, a disk in an unknown state.
+A full disk, or a lack of descriptors or memory, is not such a failure: the call fails and the disk stays usable.
 Source: kafka `LogDirFailureChannel`, which takes a directory offline at any IOException.
 """
 
@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from local.errors import DiskFailed, ErrorCode, LogError
 from local.storage import Body, FileFacts, Space, Storage, StorageFile
 
-# Causes (names of errno values) that say nothing about the disk's health.
+# Causes (errno names) that do not indicate a failed disk.
 PASSING = frozenset({"enospc", "edquot", "emfile", "enfile", "enomem", "eintr", "eagain", "efbig", "enametoolong"})
 
 _P = ParamSpec("_P")
@@ -24,7 +24,10 @@ OnFailure = Callable[[LogError], None]
 
 
 class WatchedStorage:
-    """See the module text. Thread safe as the storage below it is; `on_failure` is called once, from any thread."""
+    """See the module text.
+
+    As thread safe as the storage below it; `on_failure` is called once, from any thread.
+    """
 
     def __init__(self, inner: Storage, root: str, on_failure: OnFailure) -> None:
         self.failure: LogError | None = None
@@ -34,7 +37,7 @@ class WatchedStorage:
         self._failing = threading.Lock()
 
     def fail(self, error: LogError) -> None:
-        """Take it offline for `error`; told once."""
+        """Take the storage offline because of `error`. Only the first call reports to `on_failure`."""
         with self._failing:
             is_first = self.failure is None
             self.failure = self.failure or error
@@ -42,7 +45,10 @@ class WatchedStorage:
             self._on_failure(error)
 
     def call(self, act: Callable[_P, _T], *args: _P.args, **more: _P.kwargs) -> _T:
-        """`act`, refused once the disk has failed, and watched. Raises what it raises."""
+        """Call `act` and watch for a disk failure.
+
+        Raises DiskFailed if the storage is offline, or the error of `act`.
+        """
         if self.failure is not None:
             raise offline(self._root, self.failure)
         try:
@@ -142,6 +148,6 @@ class _WatchedFile:
 
 
 def offline(directory: str, why: LogError, **facts: object) -> DiskFailed:
-    """The answer to whoever wants something from a directory that is offline."""
+    """The error for a call that needs an offline directory."""
     error = DiskFailed("using a log directory that is offline", **facts, directory=directory, because=repr(str(why)))
     return error.with_code(ErrorCode.DIRECTORY_OFFLINE)
