@@ -1,7 +1,7 @@
 """The object-store protocol and its implementations.
 
-`protocol` has the verbs and what each promises; `open_store` opens a store by its URL; there is one module for each
-store (files, HDFS, memory, S3 by s3fs, S3 by obstore). Wrappers: `middleware`.
+`protocol` has the operations and their guarantees. `open_store` opens a store by its URL. Each store has one module:
+files, HDFS, memory, S3 by s3fs, S3 by obstore. Wrappers are in `middleware`.
 """
 
 from remote.store.protocol import (

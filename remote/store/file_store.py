@@ -1,12 +1,16 @@
-"""An object store in a directory: ``file://``. For one machine or a shared file system; every promise is durable.
+"""An object store in a directory: ``file://``. For one machine or a shared file system; durable.
 
-fsspec's local file system is not used: its create looks and then writes, which is a race, and it never syncs. This one
-stands on `local.storage.storage`, the project's door to the disk.
+fsspec's local file system is not used: its create checks and then writes, which is a race, and it never syncs. This
+store uses `local.storage.storage`, the project's access to the disk.
 
-Order of effects of a write: a new file aside (``<root>/~aside/<ulid>``), written, synced; then rename over the target,
-or for create-if-absent a hard link, which fails when the name is taken; then the target's directory is synced. A crash
-leaves the target untouched, or whole; and maybe a file aside, which no listing shows and which may be removed by hand
-while no writer runs.
+Order of effects of a write:
+
+1. Write and sync a temporary file (``<root>/~aside/<ulid>``).
+2. Rename it over the target. For create-if-absent make a hard link instead, which fails if the name is taken.
+3. Sync the target's directory.
+
+A crash leaves the target untouched or complete, and maybe a temporary file. No listing shows temporary files. They may
+be removed by hand while no writer runs.
 
 The root itself is never created: a mistyped path must not look like an empty store.
 """
@@ -42,7 +46,7 @@ from remote.store.protocol import (
     read_each,
 )
 
-ASIDE = "~aside"  # no topic's name holds a tilde
+ASIDE = "~aside"  # no topic name contains a tilde
 
 
 class FileStore:
@@ -57,7 +61,7 @@ class FileStore:
 
     @property
     def url(self) -> str:
-        return f"file://{quote(os.fsencode(self._root))}"  # opens again, whatever the directory's name
+        return f"file://{quote(os.fsencode(self._root))}"  # quoted, so that any directory name opens again
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -105,7 +109,7 @@ class FileStore:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         self._check_root("listing objects")
-        # Sorted by path components is not sorted by key ("a-b" and "a/b"), hence the sort over all.
+        # Order by path components is not key order ("a-b" and "a/b"), so all keys are sorted.
         directory = prefix.rpartition("/")[0]
         found = [info for info in self._walk(directory) if info.key.startswith(prefix) and info.key > start_after]
         yield from sorted(found, key=lambda info: info.key)
@@ -144,7 +148,7 @@ class FileStore:
         with self._translated("storing an object", key):
             file = self._storage.create(aside)
         try:
-            for body in bodies:  # outside the translation: a source's own errors stay what they are
+            for body in bodies:  # outside the translation: errors of the source stay unchanged
                 with self._translated("storing an object", key):
                     file.append(body)
             with self._translated("storing an object", key):
@@ -169,13 +173,14 @@ class FileStore:
         return f"{self._root.rstrip('/')}/{key}"
 
     def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
-        """All files below, in no order, without those that were deleted meanwhile. A link is gone through once.
+        """Yield all files below, in no order, without files deleted during the walk.
 
-        `above` are the places that the walk is inside of: a link to one of them would never end.
+        Symbolic links are followed. `above` are the real paths of the enclosing directories: a link to one of them
+        would never end.
         """
         if not above and self._is_lost(directory):
             return
-        place = self._place(directory, above) if above else ""  # told once the walk goes deeper: most do not
+        place = self._place(directory, above) if above else ""  # the root: only if the walk descends
         if place in above:
             return
         names = self._names(directory)
@@ -194,14 +199,14 @@ class FileStore:
                     yield self.head(key)
 
     def _place(self, directory: str, above: tuple[str, ...]) -> str:
-        """Where a directory inside others is, behind all links."""
+        """Return the real path of a directory inside others."""
         path = f"{self._root}/{directory}"
         if os.path.islink(path):
             return os.path.realpath(path)
         return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
 
     def _is_lost(self, key: str) -> bool:
-        """Whether it is a link that leads nowhere: to itself, or to what is not there."""
+        """Whether the key is a broken symbolic link: to itself, or to a missing target."""
         path = f"{self._root}/{key}"
         return os.path.islink(path) and not os.path.exists(path)
 

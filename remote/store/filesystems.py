@@ -1,6 +1,6 @@
-"""Fresh file systems of fsspec, for the stores that are built on its clients: the one door to fsspec itself.
+"""Fresh fsspec file systems for the stores: the only use of fsspec itself.
 
-The stores catch the errors that come out of them and translate; nothing here does.
+The stores translate the errors; nothing here does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
-    """A fresh fsspec file system, its client built: never a shared one, so closing it takes nothing from anybody else.
+    """Return a fresh fsspec file system with its client built.
 
-    Left to itself it would build the client in its first request. Errors are the library's; the caller translates.
+    It is never shared, so closing it affects no other store. By default fsspec builds the client in its first request.
+    Errors are the library's; the caller translates them.
     """
     import fsspec
 
@@ -22,7 +23,10 @@ def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noq
 
 
 def make_hdfs_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """As `make_filesystem`, for HDFS. `authority` is ``host:port``, a nameservice, or "" for the default one."""
+    """As `make_filesystem`, for HDFS.
+
+    `authority` is ``host:port``, a nameservice, or "" for the default one.
+    """
     import fsspec
 
     host, _, port = authority.partition(":")

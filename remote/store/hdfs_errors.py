@@ -1,8 +1,14 @@
-"""Foreign errors of the HDFS client become ours here, and nowhere else.
+"""Translation of the HDFS client's errors into this project's errors; the only place for it.
 
-The client raises Python's own classes for a missing and for a taken name, OSError for a connection, and RuntimeError
-with the Java class of the NameNode's exception for the rest: that class decides, and it alone is told. A panic of its
-Rust code is no Exception; it is caught too, since one strange answer of a server must not end the process.
+The client raises three kinds of errors:
+
+- Python's classes for a missing and for a taken name;
+- OSError for a connection;
+- RuntimeError for the rest, with the Java class of the NameNode's exception. The class decides, and only the class is
+  reported.
+
+A panic of its Rust code is not an Exception. It is caught too, because one odd answer of a server must not end the
+process.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from contextlib import contextmanager
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
 
 _JAVA_CLASS = re.compile(r'RPCError\("([\w.$]+)"')
-_NOT_A_DIRECTORY = "(is not a directory)"  # a name below a file's: the NameNode calls it a lack of permission
+_NOT_A_DIRECTORY = "(is not a directory)"  # a name below a file: the NameNode calls it a missing permission
 _DENIED = {
     "AccessControlException", "AccessTokenException", "AuthenticationException", "AuthorizationException",
     "InvalidToken", "SaslException", "SecurityException",
@@ -28,9 +34,9 @@ _REFUSED = {
 
 @contextmanager
 def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
-    """Raises ours, told as `attempt` with `facts`, for whatever the client raises inside.
+    """Raise this project's error, with `attempt` and `facts`, for any error of the client.
 
-    `options` are the names of the client's options, told where it is one of them that is wrong.
+    `options` are the names of the client's options, reported if one of them is wrong.
     """
     try:
         yield
@@ -48,7 +54,7 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
 
 
 def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, object]) -> LogError:
-    """Ours for one of the client's."""
+    """Return this project's error for an error of the client."""
     name = java_class(error)
     if isinstance(error, FileNotFoundError) or (name == "AccessControlException" and _NOT_A_DIRECTORY in str(error)):
         return NotFound(f"{attempt}, there is none", **facts)
@@ -60,17 +66,17 @@ def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, obje
         return InvalidRequest(f"{attempt}, the store refuses the request", **facts, cause=name)
     if isinstance(error, OSError):
         return Unavailable(f"{attempt}, the store cannot be reached", **facts, cause=type(error).__name__)
-    # Safe mode, a standby NameNode, no DataNode left, a quota that is used up, a broken pipeline.
+    # Safe mode, a standby NameNode, no DataNode left, an exhausted quota, a broken pipeline.
     return Unavailable(f"{attempt}, the store is busy or in trouble", **facts, cause=name or _variant(error))
 
 
 def java_class(error: BaseException) -> str:
-    """The NameNode's exception without its package, "" where there is none."""
+    """Return the NameNode's exception without its package, "" without one."""
     found = _JAVA_CLASS.match(str(error))
     return re.split(r"[.$]", found[1])[-1] if found else ""
 
 
 def _variant(error: BaseException) -> str:
-    """The client's own name for what happened: the first word of its text, which holds no secret."""
+    """Return the client's name of the error: the first word of its text, which holds no secret."""
     found = re.match(r"\w+", str(error))
     return found[0] if found else type(error).__name__

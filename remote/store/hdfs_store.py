@@ -1,20 +1,26 @@
-"""The HDFS store: ``hdfs://namenode:8020/directory``, over hdfs-native, which is fsspec's client for it once installed.
+"""The HDFS store: ``hdfs://namenode:8020/directory``, over hdfs-native, fsspec's client for HDFS.
 
-What fsspec's layer lacks is asked of the client below it (`filesystem.client`): a rename that does not overwrite,
-hsync, ranges. Its own `pipe_file(mode="create")` looks and then writes, which is a race, and is not used.
+fsspec's layer lacks three things: a rename that does not overwrite, hsync, and ranges. These use the client below it
+(`filesystem.client`). fsspec's `pipe_file(mode="create")` checks and then writes, which is a race, and is not used.
 
-Order of effects of a write: a new file aside (``<root>/~aside/<ulid>``), written, hsynced after every part so that the
-bytes are on the DataNodes' disks, closed; then one rename at the NameNode, which is atomic: over the target, or for
-create-if-absent failing when the name is taken. A crash leaves the target untouched, or whole, and maybe a file aside,
-which no listing shows. Files aside that are older than ASIDE_AGE_MAX_MS by the NameNode's clock are removed at a
-process's first write, names of ours alone. Directories are made as needed and left behind empty; they are no objects.
+Order of effects of a write:
 
-A rename whose answer was lost and which the client repeats finds its source gone. That is Unavailable: tried again as a
-whole, a create then meets its own object and says AlreadyExists, as `ObjectStore.put_if_absent` has it.
+1. Write a temporary file (``<root>/~aside/<ulid>``), with an hsync after every part, so that the bytes are on the
+   DataNodes' disks.
+2. Close it.
+3. Rename it at the NameNode, which is atomic: over the target, or for create-if-absent failing if the name is taken.
+
+A crash leaves the target untouched or complete, and maybe a temporary file, which no listing shows. The first write of
+a process removes temporary files older than ASIDE_AGE_MAX_MS by the NameNode's clock, and only files with this store's
+names. Directories are created as needed and stay when empty; they are no objects.
+
+A rename whose answer was lost, and which the client repeats, finds its source missing. The store raises Unavailable. A
+retry of the whole create then meets its own object and raises AlreadyExists, as documented in
+`ObjectStore.put_if_absent`.
 
 The root itself is never created: a mistyped path must not look like an empty store. Kerberos, high availability and
-nameservices come from the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings beside them. A client must
-not be used in a forked child, so every process makes its own at its first request.
+nameservices are configured by the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings in addition. A
+client must not be used in a forked child, so every process makes its own at its first request.
 """
 
 from __future__ import annotations
@@ -48,15 +54,15 @@ from remote.store.protocol import (
 
 log = logging.getLogger(__name__)
 
-# Clients of a parent process. Letting one go in the forked child waits for ever for threads that only the parent has.
+# Clients of a parent process. Dropping one in a forked child waits for ever for threads that only the parent has.
 _inherited: list[Any] = []
 
-READ_CONCURRENCY = 4  # ranges in flight for one get_ranges
-ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes that long; one that did would fail and be tried again
-# Ours below whatever the user sets: left alone the client tries a dead NameNode for three minutes. A single NameNode is
-# not tried again by the client; its tries are for a failover between two of them.
-# `remote.store.middleware.retrying_store` does the rest. Times in ms. What cannot be set is in
-# docs/reference/stores.md.
+READ_CONCURRENCY = 4  # concurrent ranges of one get_ranges
+ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes this long; a longer one would fail and be retried
+# Defaults below the user's options: with the client's own defaults a dead NameNode costs three minutes. The client does
+# not retry a single NameNode; its tries are for a failover between two of them.
+# `remote.store.middleware.retrying_store` does the rest. Times in ms. docs/reference/stores.md lists the settings that
+# are not available.
 _ATTEMPTS = "dfs.client.failover.max.attempts"
 _DEFAULTS = {
     _ATTEMPTS: "3",
@@ -67,8 +73,10 @@ _DEFAULTS = {
 
 
 class HdfsStore:
-    """See `remote.store.protocol.ObjectStore`. `authority` is ``host:port``, a nameservice, or "" for the default
-    one."""
+    """See `remote.store.protocol.ObjectStore`.
+
+    `authority` is ``host:port``, a nameservice, or "" for the default one.
+    """
 
     def __init__(self, authority: str, root: str, options: Mapping[str, object] | None = None) -> None:
         self._authority = authority
@@ -106,7 +114,7 @@ class HdfsStore:
         aside = f"{self._aside}/{new_ulid(0)}"
         file = self._create(attempt, key, aside)
         try:
-            for body in bodies:  # outside the translation: a source's own errors stay what they are
+            for body in bodies:  # outside the translation: errors of the source stay unchanged
                 with self._door(attempt, key=key):
                     file.write(body)
                     file.hsync()
@@ -158,7 +166,10 @@ class HdfsStore:
             log.warning("leaving a file aside behind: path=%s cause=%s", aside, error)
 
     def _sweep_once(self, written: str) -> None:
-        """Remove what killed writers left aside. Best effort; `written`, new, tells the NameNode's time."""
+        """Remove temporary files of killed writers, best effort.
+
+        The time of the new file `written` is the NameNode's current time.
+        """
         with self._lock:
             if self._is_swept:
                 return
@@ -196,7 +207,7 @@ class HdfsStore:
         def read(asked: tuple[int, int]) -> bytes:
             start, length = asked
             facts = {"store": self.url, "key": key, "start": start, "length": length}
-            if length and start + length > size_bytes:  # the client panics there
+            if length and start + length > size_bytes:  # the client would panic
                 raise Corrupt(f"{attempt}, it ends before", **facts, size_bytes=size_bytes)
             with self._door(attempt, key=key):
                 body = bytes(reader.read_range(start, length)) if length else b""
@@ -231,11 +242,14 @@ class HdfsStore:
         yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Files below `directory` (``""`` or ending in ``/``) in key order; one directory's names are in memory."""
+        """Yield the files below `directory` (``""`` or ending in ``/``) in key order.
+
+        The names of one directory are in memory.
+        """
         for name, status in self._children("listing objects", directory):
             key = directory + name
             if status.isdir:
-                # Every key in there begins with `key`, and "0" comes behind "/".
+                # Every key below begins with `key`, and "0" sorts after "/".
                 is_past = key[:-1] + "0" > start_after
                 if is_past and (key.startswith(prefix) or prefix.startswith(key)):
                     yield from self._walk(key, prefix, start_after)
@@ -243,7 +257,10 @@ class HdfsStore:
                 yield _info(key, status)
 
     def _children(self, attempt: str, directory: str) -> Sequence[tuple[str, Any]]:
-        """(name, status) of what lies in a directory; a directory's name has its slash, so sorted keys are in order."""
+        """Return (name, status) of a directory's entries, sorted in key order.
+
+        The name of a directory ends with a slash, so the sort is in key order.
+        """
         path = f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"
         try:
             with self._door(attempt, prefix=directory or None):
@@ -251,7 +268,7 @@ class HdfsStore:
         except NotFound:
             self._check_root(attempt)
             return []
-        if len(found) == 1 and found[0].path == path:  # a file has itself
+        if len(found) == 1 and found[0].path == path:  # a file lists itself
             return []
         named = [(status.path.rpartition("/")[2] + "/" * status.isdir, status) for status in found]
         return sorted((each for each in named if directory or each[0] != f"{ASIDE}/"), key=lambda each: each[0])
@@ -263,7 +280,7 @@ class HdfsStore:
                 with self._door("deleting an object", key=key):
                     self._client.delete(path, recursive=False)
             except NotFound:
-                continue  # below a file
+                continue  # a name below a file
             except InvalidRequest as error:
                 if error.facts.get("cause") != "PathIsNotEmptyDirectoryException":  # a directory is no object
                     raise
@@ -311,7 +328,10 @@ class HdfsStore:
 
 
 def _settings(options: Mapping[str, object]) -> dict[str, str]:
-    """Hadoop settings as the client wants them. Raises InvalidRequest for one that is no plain value."""
+    """Return the Hadoop settings as the client needs them.
+
+    Raises InvalidRequest for a value that is not plain.
+    """
     for name, value in options.items():
         if not isinstance(value, str | int | float | bool):
             raise InvalidRequest("opening a store, an option is not a Hadoop setting", option=name)

@@ -1,6 +1,6 @@
-"""The object store in memory: the reference that the others are compared with, and what unit tests use.
+"""The object store in memory: the reference for the other stores, used in unit tests.
 
-Every verb is atomic under one lock. It forgets everything with the process.
+Every operation is atomic under one lock. The objects are lost with the process.
 """
 
 from __future__ import annotations

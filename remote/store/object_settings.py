@@ -1,4 +1,4 @@
-"""What an S3 store is told with each object it is given: its storage class, its encryption on the server."""
+"""Settings that an S3 store sends with each object: storage class and server-side encryption."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from local.errors import InvalidRequest
 
 ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
-OPTIONS = ("sse", "sse_kms_key_id")  # of a store opened by its address alone
+OPTIONS = ("sse", "sse_kms_key_id")  # of a store opened by its URL alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSettings:
-    """None leaves it to the bucket. `encryption` is S3's name for it, ``AES256`` or ``aws:kms``.
+    """Object settings; None uses the bucket's defaults.
 
-    `storage_class` is for what is uploaded, segments; indexes and heads are small, read often and replaced soon, which
-    the cheaper classes charge for.
+    `encryption` is S3's name, ``AES256`` or ``aws:kms``. `storage_class` applies to uploads, which are segments.
+    Indexes and manifests are small, read often and replaced soon, and cheaper classes charge extra for that.
     """
 
     storage_class: str | None = None
@@ -23,18 +23,18 @@ class ObjectSettings:
     kms_key_id: str | None = None
 
     def of_small(self) -> dict[str, object]:
-        """Parameters of S3's requests that create a small object."""
+        """Return the parameters of S3 requests that create a small object."""
         given = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key_id}
         return {name: value for name, value in given.items() if value is not None}
 
     def of_upload(self) -> dict[str, object]:
-        """And of those that create a segment."""
+        """Return the parameters of S3 requests that create a segment."""
         return self.of_small() | ({"StorageClass": self.storage_class} if self.storage_class is not None else {})
 
     def or_of(self, options: dict[str, object]) -> ObjectSettings:
-        """With the encryption that `options` ask for where nothing else says one; OPTIONS are taken out of them.
+        """Return these settings, with the encryption of `options` if they have none.
 
-        Raises InvalidRequest for a value that is none.
+        OPTIONS are removed from `options`. Raises InvalidRequest for a wrong value.
         """
         sse, kms_key_id = (options.pop(name, None) for name in OPTIONS)
         if sse is None and kms_key_id is None:

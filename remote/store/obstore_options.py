@@ -1,8 +1,8 @@
-"""From the options of s3fs to those of obstore: one set of names for both clients, and one meaning.
+"""Translation of s3fs options into obstore options: one set of names with one meaning.
 
-botocore says what the options mean for s3fs: where the endpoint is, in which region, whether the bucket is in the
-host's name, which credentials. The same is asked of it here, once a store and process, and told to obstore. What has no
-counterpart is `untranslatable`: such a store is left to s3fs.
+For s3fs, botocore interprets the options: the endpoint, the region, whether the bucket is in the host's name, the
+credentials. This module gets the same answers from botocore, once per store and process, and passes them to obstore.
+Options without a counterpart are `untranslatable`: such a store uses s3fs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from local.errors import AccessDenied, ErrorCode
 from remote.store.object_settings import ObjectSettings
 
 CREDENTIALS_KEPT = timedelta(minutes=5)  # botocore renews ten minutes before the end
-REQUEST_TIMEOUT_READS = 4  # a whole request, an 8 MiB part at most, has the time of so many reads
+REQUEST_TIMEOUT_READS = 4  # time limit of a request, an 8 MiB part at most, in read timeouts
 
-# Nothing but what `settings` reads, or what has no effect on obstore's side.
+# Only options that `settings` reads, or that have no effect in obstore.
 _OPTIONS = {
     "anon", "client_kwargs", "config_kwargs", "endpoint_url", "key", "max_concurrency", "profile", "secret", "token",
 }  # fmt: skip
@@ -30,15 +30,18 @@ _CLIENT_KWARGS = {"endpoint_url", "region_name"}
 _CONFIG_KWARGS = {"connect_timeout", "max_pool_connections", "proxies", "read_timeout", "retries", "s3"}
 _S3 = {"addressing_style"}
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_EXPRESS_SUFFIX = "--x-s3"  # directory buckets want sessions of their own
-# Read by botocore alone, or meant for other hosts than the options say: obstore's TLS and proxies would not follow.
+_EXPRESS_SUFFIX = "--x-s3"  # directory buckets need sessions of their own
+# Variables that botocore alone reads, or that concern other hosts: obstore's TLS and proxies would differ.
 _TLS_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How obstore reaches a bucket. `config` may hold secrets, so it is in no representation; times in seconds."""
+    """How obstore reaches a bucket; times in seconds.
+
+    `config` may hold secrets, so no representation shows it.
+    """
 
     endpoint: str
     config: Mapping[str, Any]
@@ -54,7 +57,10 @@ def is_installed() -> bool:
 
 
 def untranslatable(bucket: str, options: Mapping[str, object]) -> list[str]:
-    """What obstore would not do as s3fs does: names of options, never values; of the environment and the bucket too."""
+    """Return what obstore would not do as s3fs does: names, never values.
+
+    The names are of options, of environment variables, or ``bucket``.
+    """
     found = [*_unknown(options)]
     if not _PLAIN_BUCKET.fullmatch(bucket) or bucket.endswith(_EXPRESS_SUFFIX):
         found.append("bucket")
@@ -79,7 +85,10 @@ def _unknown(options: Mapping[str, object]) -> Iterator[str]:
 
 
 def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
-    """What the options mean. Raises AccessDenied without credentials, and what botocore raises for wrong options."""
+    """Return the meaning of the options.
+
+    Raises AccessDenied without credentials, and botocore's errors for wrong options.
+    """
     import botocore.session
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -110,7 +119,10 @@ class _Seen(Exception):
 
 
 def _address(client: Any, bucket: str) -> str:  # noqa: ANN401
-    """Where a request for an object would go. A presigned URL would not tell: those have the global endpoint."""
+    """Return the URL of a request for an object.
+
+    A presigned URL would not do: it has the global endpoint.
+    """
 
     def see(request: Any, **_: object) -> None:  # noqa: ANN401
         raise _Seen(request.url)
@@ -136,7 +148,10 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
 
 
 class _Provider:
-    """botocore's credentials for obstore, which asks again in time; botocore renews those that expire by itself."""
+    """botocore's credentials for obstore.
+
+    obstore asks again before they expire, and botocore renews expiring credentials by itself.
+    """
 
     def __init__(self, found: Any) -> None:  # noqa: ANN401
         self._found = found
@@ -154,7 +169,7 @@ class _Provider:
 
 def client_options(found: Settings) -> dict[str, Any]:
     return {
-        "allow_http": found.endpoint.startswith("http://"),  # typed so by the user
+        "allow_http": found.endpoint.startswith("http://"),  # the user wrote the URL this way
         "connect_timeout": timedelta(seconds=found.connect_timeout_s),
         "read_timeout": timedelta(seconds=found.read_timeout_s),
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_READS * found.read_timeout_s),
@@ -162,6 +177,6 @@ def client_options(found: Settings) -> dict[str, Any]:
 
 
 def encryption(objects: ObjectSettings) -> dict[str, str]:
-    """What the server is told of encryption, with every object."""
+    """Return the encryption parameters that go with every object."""
     given = {"server_side_encryption": objects.encryption, "sse_kms_key_id": objects.kms_key_id}
     return {name: value for name, value in given.items() if value is not None}

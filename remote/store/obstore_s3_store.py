@@ -1,19 +1,22 @@
-"""The S3 store where bytes matter, over obstore: puts, uploads, gets and ranges by a Rust client that needs no GIL.
+"""The S3 store over obstore: puts, uploads, gets and ranges by a Rust client without the GIL.
 
-Listings and deletes stay s3fs's: obstore cuts prefixes at slashes, and names at their last one. But for listings of
-heads, with which every look begins: s3fs and all that it stands on take a process a quarter of a second to load.
-Of obstore its own functions are used and not its fsspec face, which has no create-if-absent and adds a copy; both are
+Listings and deletes use s3fs, because obstore cuts prefixes at slashes and names at their last slash. Listings of
+manifests are the exception, because every read-only open begins with one: s3fs and its dependencies take a process a
+quarter of a second to load.
+
+obstore's own functions are used, not its fsspec interface, which has no create-if-absent and adds a copy. Both are
 measured in `tests/bench/bench_stores.py`.
 
-What obstore is kept from doing: retrying (one layer, `remote.store.middleware.retrying_store`), but for the parts of an
-upload, which only the client can send again by themselves: those it tries as often and as long as the policy says.
-Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
+obstore does not retry (one layer does, `remote.store.middleware.retrying_store`), except parts of an upload. Only the
+client can send a single part again; it retries them within the limits of the policy. Every request is signed over the
+SHA-256 of its body, so S3 refuses a body that differs.
 
-A large upload has UPLOAD_PARTS parts in memory and one more, so no more than `uploads_max` should be under way at once;
-`remote.store.middleware.deadline_store` sees to it. They are invisible until completed; obstore aborts one that fails.
+A large upload has UPLOAD_PARTS + 1 parts in memory, so at most `uploads_max` should run at once;
+`remote.store.middleware.deadline_store` enforces that. Uploads are invisible until completed; obstore aborts a failed
+one.
 
-obstore's threads do not live in a forked child, and there it hangs. A process that was forked after obstore was used
-goes on with s3fs.
+obstore's threads do not survive a fork, and a forked child would hang. A process forked after the first use of obstore
+uses s3fs.
 """
 
 from __future__ import annotations
@@ -53,9 +56,9 @@ from remote.store.s3_answers import BROKE_OFF, of_answer
 from remote.store.s3_store import READ_CONCURRENCY, S3Store, object_info
 
 UPLOAD_PARTS = 4
-LIST_PAGE = 1000  # keys that S3 gives for one LIST
+LIST_PAGE = 1000  # keys in one LIST response of S3
 
-# Of the client's texts only these are read: they hold what the server said, and that may hold access keys.
+# Only these parts of the client's texts are read: the texts hold the server's answer, which may hold access keys.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
@@ -70,8 +73,10 @@ _used_by: int | None = None  # the process that first used obstore, this one or 
 
 
 class ObstoreS3Store(S3Store):
-    """See `remote.store.protocol.ObjectStore` and `S3Store`; options that are `untranslatable` must not be among those
-    given."""
+    """See `remote.store.protocol.ObjectStore` and `S3Store`.
+
+    The options must not contain any that are `untranslatable`.
+    """
 
     uploads_max = 2
 
@@ -140,12 +145,12 @@ class ObstoreS3Store(S3Store):
             self._settle(key, sent, error)
 
     def _settle(self, key: str, sent: _Counted, error: LogError) -> None:
-        """The answer may be lost of an upload that is complete. Raises the error if it is not."""
+        """Settle an upload whose answer may be lost: return if it is complete, else raise the error."""
         whole = sent.is_whole and error is not sent.error
         if whole and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:
             return
         if isinstance(error, Unavailable) and error is not sent.error:
-            # The client has tried its parts again; the whole is too much to begin anew.
+            # The client retried its parts already; the whole upload is too large to start over.
             raise error.restated(error.attempt, **{**error.facts, "attempts": self._policy.attempts_max}) from None
         raise error
 
@@ -193,7 +198,7 @@ class ObstoreS3Store(S3Store):
         return ObjectInfo(key=key, size_bytes=int(found["size"]), modified_ms=modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Of heads by obstore, as long as it knows their names; what else lies there is s3fs's to name."""
+        """List manifests by obstore while it accepts their names; list all other objects by s3fs."""
         clients = self._obstore() if prefix.endswith(HEADS) else None
         if clients is None:
             yield from super().list(prefix, start_after=start_after)
@@ -208,8 +213,11 @@ class ObstoreS3Store(S3Store):
         yield from super().list(prefix, start_after=start_after)
 
     def _page(self, pages: Iterator[Sequence[Any]], prefix: str) -> Sequence[ObjectInfo] | None:
-        """The next ones, none at the end. None where there are names that obstore would cut or refuse: with an empty
-        component, or of what may be a folder's mark, an empty object."""
+        """Return the next entries, none at the end.
+
+        None if obstore would cut or refuse a name: a name with an empty component, or an empty object, which may be a
+        folder marker.
+        """
         nothing: Sequence[Any] = ()
         try:
             with self._at("listing objects", None, prefix=prefix):
@@ -236,7 +244,7 @@ class ObstoreS3Store(S3Store):
         return self._root + check_key(key)
 
     def _obstore(self) -> _Clients | None:
-        """The clients, made at the first request; None in a process where obstore would hang."""
+        """Return the clients, made at the first request; None in a process where obstore would hang."""
         if not _may_use_obstore():
             return None
         with self._lock:
@@ -245,19 +253,19 @@ class ObstoreS3Store(S3Store):
                 with self._door("opening a store"):
                     found = settings(self._bucket, self._options)
                     self._clients = _Clients(found, self._policy, encryption(self._objects))
-                self._was_refused = was_refused  # nobody was asked anything yet
+                self._was_refused = was_refused  # no request has been sent yet
             return self._clients
 
     @contextmanager
     def _at(self, attempt: str, key: str | None, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
-        """Around every call of obstore: its errors become ours, a source's own pass."""
+        """Translate errors of obstore in every call; errors of a source pass through."""
         told, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
             self._was_refused = False
         except BaseException as error:
             if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
-                # What the client says then is of the abort: gone already, or parts that stay.
+                # The client's error is then about the abort: already aborted, or parts that remain.
                 if not isinstance(error, FileNotFoundError):
                     log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, type(error).__name__)
                 raise sent.error from None
@@ -269,12 +277,15 @@ class ObstoreS3Store(S3Store):
             raise self._worth_a_try(_translate(error, attempt, told, endpoint), made) from None
 
     def _drop_clients(self) -> None:
-        self._clients = None  # its threads end when nobody has it any more
+        self._clients = None  # its threads end with the last reference
         super()._drop_clients()
 
 
 class _Clients:
-    """obstore's functions, and two clients of a bucket: `once` never tries again, `patient` is for parts of uploads."""
+    """obstore's functions, and two clients of a bucket.
+
+    `once` never retries. `patient` retries, for parts of uploads.
+    """
 
     def __init__(self, found: Settings, policy: RetryPolicy, more: Mapping[str, str]) -> None:
         import obstore
@@ -299,11 +310,11 @@ class _Clients:
 
 
 class _NoPathError(Exception):
-    """A name of an object that obstore does not take for one."""
+    """An object name that obstore does not accept."""
 
 
 class _Counted:
-    """Parts on their way: how many bytes were given, whether all of them, and what their source raised."""
+    """The parts of an upload, with the bytes given so far, completeness, and the source's error."""
 
     def __init__(self, parts: Iterator[Body]) -> None:
         self._parts = parts
@@ -331,7 +342,10 @@ def _may_use_obstore() -> bool:
 
 
 def _is_obstores(error: BaseException) -> bool:
-    """Its own classes, Python's for a missing name, for a range that is none, and a panic of its Rust code."""
+    """Whether the error comes from obstore.
+
+    These are its own classes, Python's for a missing name and a wrong range, and a panic of its Rust code.
+    """
     import obstore.exceptions
 
     return isinstance(error, OSError | ValueError | obstore.exceptions.BaseError) or (
@@ -340,7 +354,10 @@ def _is_obstores(error: BaseException) -> bool:
 
 
 def _translate(error: BaseException, attempt: str, facts: dict[str, object], endpoint: str | None) -> LogError:
-    """Ours: a code says more than a status, a status more than the class. The client's text goes no further."""
+    """Return this project's error for an error of obstore.
+
+    A code is preferred to a status, a status to the class. The client's text is not passed on.
+    """
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status or code:

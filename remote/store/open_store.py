@@ -7,12 +7,14 @@
 | ``file:///absolute/directory`` | `store.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.store.memory_store`; one store per name in this process |
 
-Options of S3 that are ours: ``client`` says which client is used, ``s3fs``, ``obstore``, or ``auto``, the default:
-obstore, the faster one, where it is installed and all other options have a meaning for it. ``sse`` and
-``sse_kms_key_id`` are the encryption on the server of all that is written, where `objects` say none: a bucket whose
-policy refuses what is not encrypted takes pins and heads from a reader or a job, too.
+S3 options of this project:
 
-Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
+- ``client``: ``s3fs``, ``obstore`` or ``auto``, the default. ``auto`` chooses obstore, the faster client, if it is
+  installed and supports all other options.
+- ``sse`` and ``sse_kms_key_id``: server-side encryption of all writes, unless `objects` has one. A bucket whose policy
+  refuses unencrypted objects then accepts pins and manifests from a reader or a job too.
+
+Options may hold secrets. Only the client gets them: they are not in URLs, errors or representations.
 """
 
 from __future__ import annotations
@@ -49,11 +51,10 @@ def open_store(
     policy: RetryPolicy | None = None,
     objects: ObjectSettings = BUCKETS_OWN,
 ) -> ObjectStore:
-    """The store at `url`, with deadlines and the one retry layer around it. Nothing is asked of it yet.
+    """Return the store at `url`, with deadlines and the one retry layer. No request is sent yet.
 
-    `objects` are for an S3 store, and refused for another.
-
-    Raises InvalidRequest for a URL or an option that is none, or when the scheme's library is not installed.
+    `objects` are for an S3 store, and rejected for any other. Raises InvalidRequest for a wrong URL or option, or if
+    the scheme's library is not installed.
     """
     parts = check_url(url)
     shown = _shown(parts)
@@ -74,13 +75,13 @@ def open_store(
 
 
 def check_url(url: str) -> SplitResult:
-    """The parts of a store's URL; nothing is opened. Raises InvalidRequest for what can be none."""
+    """Return the parts of a store's URL without opening it. Raises InvalidRequest for a wrong one."""
     parts = _split(url)
     shown = _shown(parts)
     if parts.username is not None or parts.password is not None:
         raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
     if not parts.scheme and not parts.netloc:
-        # Its scheme is missing, so it is a path or the bare name of a bucket.
+        # The scheme is missing: a path or the bare name of a bucket.
         hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
         raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
@@ -99,7 +100,7 @@ def _shown(parts: SplitResult) -> str:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-    except ValueError:  # the text of the error holds the url, which may hold a secret
+    except ValueError:  # the error's text holds the url, which may hold a secret
         scheme = url.partition("://")[0] if "://" in url else None
         raise InvalidRequest("opening a store, not a store's url", scheme=scheme, schemes=",".join(SCHEMES)) from None
     if "\0" in parts.path or "%00" in parts.path:
@@ -108,7 +109,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _unescaped(path: str) -> str:
-    """The path as the operating system has it; any bytes may be escaped."""
+    """Return the path as the operating system has it; any bytes may be escaped."""
     return os.fsdecode(unquote_to_bytes(path))
 
 

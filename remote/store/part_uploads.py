@@ -1,8 +1,8 @@
-"""Sending the parts of large uploads side by side: a bounded number at once, over all uploads of a store together.
+"""Concurrent sending of the parts of large uploads, bounded over all uploads of a store.
 
-Whatever the size of a segment and however many are copied at once, `parts_max` parts are being sent, and each upload
-holds one more, which it made while it waited for its turn. So an upload never waits for memory that only itself could
-free, and the next part is there as soon as a place is.
+For any size of segments and any number of copies, `parts_max` parts are sent at once. Each upload holds one more part,
+made while it waits for a slot. So an upload never waits for memory that only it could free, and the next part is ready
+when a slot is free.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from remote.store.protocol import Body
 
-PARTS_MAX = 8  # in flight: a fast link is full with 4; S3's latency wants 8 to 16, each of which holds 8 MiB
+PARTS_MAX = 8  # in flight: 4 fill a fast link; S3's latency needs 8 to 16, each with 8 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentPart:
-    """A part that the store has: its number, from 1, and what the store calls it."""
+    """A part that the store has accepted: its number, from 1, and the store's tag for it."""
 
     number: int
     tag: str
@@ -27,17 +27,20 @@ class SentPart:
 
 
 class PartSender:
-    """Thread safe; one for a store, so that all uploads of it share the places. Threads live as long as an upload."""
+    """Sends parts for all uploads of one store, which share its slots. Thread safe.
+
+    Threads live as long as an upload.
+    """
 
     def __init__(self, parts_max: int = PARTS_MAX) -> None:
         self._parts_max = parts_max
         self._places = threading.BoundedSemaphore(parts_max)
 
     def send(self, parts: Iterable[Body], send_one: Callable[[int, Body], SentPart]) -> list[SentPart]:
-        """What `send_one(number, body)` answered for every part, in order; the calls go side by side.
+        """Return the answer of `send_one(number, body)` for every part, in order; calls run concurrently.
 
-        Raises what `parts` or the first failing call raises; by then no call is under way any more, and no more parts
-        were asked for than had been.
+        Raises the error of `parts` or of the first failing call. At that point no call is running, and no further part
+        was requested.
         """
         under_way: list[Future[SentPart]] = []
         has_failed = threading.Event()

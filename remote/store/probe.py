@@ -1,7 +1,7 @@
-"""The start-up probe: does this store really have what the commit protocol stands on?
+"""The start-up probe: whether a store has the guarantees that the commit protocol needs.
 
-Some servers that speak S3 take ``If-None-Match`` and overwrite all the same. A store that fails this probe allows a
-single declared writer at most: two could both commit.
+Some S3-compatible servers accept ``If-None-Match`` and overwrite anyway. A store that fails this probe allows at most
+one declared writer: two writers could both commit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from remote.store.protocol import ObjectStore
 
 log = logging.getLogger(__name__)
 
-RACERS = 4  # creates of one name at the same time
+RACERS = 4  # concurrent creates of one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGuarantees:
-    """What was seen to hold. `create_if_absent`: a second create of one name was refused and changed nothing.
+    """The guarantees that the probe observed.
 
-    `one_winner`: of RACERS creates of one name at the same time at most one was answered with success, and what lies
-    there is its body. An implementation that looks first and writes then fails here, most of the time.
+    `create_if_absent`: a second create of one name was refused and changed nothing. `one_winner`: of RACERS concurrent
+    creates at most one succeeded, and the object has its body. An implementation that checks and then writes fails
+    here, most of the time.
     """
 
     create_if_absent: bool
@@ -39,19 +40,20 @@ class StoreGuarantees:
 
 
 def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
-    """Create a fresh key twice, look, and remove it. Raises what the store raises when it cannot be written to.
+    """Create a fresh key twice, read it, and remove it.
 
-    `is_racing` also creates one at the same time from several threads; otherwise that is taken as given.
+    Raises the store's errors if it cannot be written to. `is_racing` also creates a key from several threads at once;
+    otherwise `one_winner` is assumed.
 
-    Nothing is removed unless the first create was answered. One whose answer was lost may leave its object behind,
-    which no reader looks at; asking a store that does not answer to delete would only double the wait.
+    The key is removed only if the first create was answered. A create with a lost answer may leave its object behind,
+    which no reader reads. A delete request to a store that does not answer would only double the wait.
 
-    Not looked at, for nothing here stands on it: conditional overwrites (`If-Match`) and empty bodies, which
-    `remote.store.protocol.check_body` refuses before any request.
+    Not probed, because no code needs them: conditional overwrites (`If-Match`), and empty bodies, which
+    `remote.store.protocol.check_body` rejects before any request.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"
-    with suppress(AlreadyExists):  # a lost answer: nobody else knows the name
+    with suppress(AlreadyExists):  # a lost answer: no other writer knows the name
         store.put_if_absent(key, first)
     try:
         try:
@@ -69,7 +71,10 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_rac
 
 
 def _has_one_winner(store: ObjectStore, key: str) -> bool:
-    """Several creates at once. None that was answered may be missing in the end, so at most one was answered."""
+    """Whether concurrent creates have at most one winner.
+
+    No body of a successful create may be missing in the end, so at most one create may succeed.
+    """
     bodies = [b"tiered probe by %d\n" % number for number in range(RACERS)]
     together = threading.Barrier(RACERS)
 

@@ -1,7 +1,7 @@
-"""What S3 is told once, by a person who may: the lifecycle of a bucket, and inline policies of users and roles.
+"""One-time S3 settings, made by an authorized person: bucket lifecycle, and inline IAM policies.
 
-Rules and policies are compared by what they say, whatever the order; rules and policies of other names are left as they
-are. Requests are not tried again: whoever asks sits in front of it.
+Rules and policies are compared by content, in any order. Rules and policies with other names stay unchanged. Requests
+are not retried: an operator is waiting for the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rule = Mapping[str, object]
 
 
 def split_bucket(url: str) -> tuple[str, str]:
-    """(bucket, prefix) of ``s3://bucket/prefix``. Raises InvalidRequest for another url."""
+    """Return (bucket, prefix) of ``s3://bucket/prefix``. Raises InvalidRequest for another url."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
         raise InvalidRequest("setting up a bucket, only S3 has such settings", url=url)
@@ -27,7 +27,10 @@ def split_bucket(url: str) -> tuple[str, str]:
 
 
 def bucket_rules(url: str, options: Mapping[str, object]) -> list[dict[str, object]]:
-    """The lifecycle rules that the bucket has, all of them. Raises AccessDenied, Unavailable, NotFound for a bucket."""
+    """Return all lifecycle rules of the bucket.
+
+    Raises AccessDenied, Unavailable, or NotFound without a bucket.
+    """
     bucket, _ = split_bucket(url)
     client = boto3_client("s3", options)
     try:
@@ -40,13 +43,13 @@ def bucket_rules(url: str, options: Mapping[str, object]) -> list[dict[str, obje
 
 
 def missing_rules(wanted: Sequence[Rule], found: Sequence[Rule]) -> list[Rule]:
-    """Those of `wanted` that the bucket does not have, or has with other words."""
+    """Return the rules of `wanted` that the bucket lacks, or has with other content."""
     known = {rule.get("ID"): rule for rule in found}
     return [rule for rule in wanted if not _is_same(rule, known.get(rule["ID"]))]
 
 
 def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -> None:
-    """The bucket has these rules, and those of other names that it had."""
+    """Write these rules, and leave rules with other names unchanged."""
     names = {rule["ID"] for rule in wanted}
     others = [rule for rule in bucket_rules(url, options) if rule.get("ID") not in names]
     bucket, _ = split_bucket(url)
@@ -58,7 +61,10 @@ def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -
 
 
 def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[str, Any] | None:
-    """The policy `name` of ``user/NAME`` or ``role/NAME``; None where there is none. Raises InvalidRequest."""
+    """Return the policy `name` of ``user/NAME`` or ``role/NAME``; None without one.
+
+    Raises InvalidRequest.
+    """
     kind, owner = _owner(whose)
     client = boto3_client("iam", options)
     try:
@@ -71,7 +77,7 @@ def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[
 
 
 def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], options: Mapping[str, object]) -> None:
-    """``user/NAME`` or ``role/NAME`` has this policy under that name."""
+    """Give ``user/NAME`` or ``role/NAME`` this policy under that name."""
     kind, owner = _owner(whose)
     client = boto3_client("iam", options)
     with translated("writing a policy", options=options, whose=whose):
@@ -87,5 +93,5 @@ def _owner(whose: str) -> tuple[str, str]:
 
 
 def _is_same(rule: Rule, other: Rule | None) -> bool:
-    """By the fields that we set: the server may add some of its own."""
+    """Compare only the fields of this project: the server may add others."""
     return other is not None and all(other.get(name) == value for name, value in rule.items())

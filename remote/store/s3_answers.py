@@ -1,7 +1,7 @@
-"""What a server of S3 answers, as errors of ours; and the door round its clients, which loads nothing if all is well.
+"""Translation of S3 server answers into errors; loads no client library while calls succeed.
 
-The server's own texts are not passed on, only its error codes: texts can hold access keys. A code says more than a
-status. What the client stack itself raises is told apart by `remote.store.s3_errors`.
+The server's texts are not passed on, only its error codes: texts can hold access keys. A code is preferred to a status.
+`remote.store.s3_errors` translates errors of the client stack itself.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 
 BROKE_OFF = "the answer broke off"
-KEYS_TOLD = 3  # of those that a delete refuses
+KEYS_TOLD = 3  # at most this many of the keys that a delete refuses
 
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _UNAVAILABLE = {
     "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "InternalFailure", "OperationAborted",
     "RequestLimitExceeded", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException",
     "TooManyRequests",
-    # The body did not arrive as it was sent: once more.
+    # The body arrived changed: send it again.
     "BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
 }  # fmt: skip
 _DENIED = {
@@ -31,9 +31,9 @@ _DENIED = {
 
 @contextmanager
 def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
-    """Raises ours, told as `attempt` with `facts`, for whatever the client stack raises inside.
+    """Raise this project's error, with `attempt` and `facts`, for any error of the client stack.
 
-    `options` are the names of the client's options, told where it is one of them that is wrong.
+    `options` are the names of the client's options, reported if one of them is wrong.
     """
     try:
         yield
@@ -44,14 +44,15 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
 
         if not isinstance(error, (*FOREIGN_ERRORS, *OPTION_ERRORS)):
             raise
-        # What the client says of options shows their values, also as the cause in a traceback.
+        # The client's errors about options show their values, also as a cause in a traceback.
         raise translate(error, attempt, facts, options) from (None if is_about_options(error) else error)
 
 
 def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, object]) -> LogError | None:
-    """Ours for what one DeleteObjects refused: (key, error code) of each; None when that is nothing.
+    """Return the error for the refusals of one DeleteObjects; None without a refusal.
 
-    The answer as a whole is a 200. A refusal that trying again does not mend is told before one that it may.
+    `refused` holds (key, error code). The response as a whole is a 200. A permanent refusal is reported before one that
+    a retry may resolve.
     """
     kinds: dict[type[LogError], list[tuple[str, str]]] = {}
     for key, code in refused:
@@ -65,7 +66,7 @@ def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, o
 
 
 def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:
-    """Ours for what a server answered: its error code, "" for none, and the HTTP status."""
+    """Return this project's error for a server's answer: error code ("" for none) and HTTP status."""
     facts = {**facts, "cause": code or status}
     if code == "NoSuchBucket":
         return NotFound(f"{attempt}, the bucket does not exist", **facts)

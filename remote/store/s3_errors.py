@@ -1,7 +1,7 @@
-"""Foreign errors of the S3 client stack (s3fs, botocore, aiohttp) become ours here, loaded once there is one.
+"""Translation of errors of the S3 client stack (s3fs, botocore, aiohttp); loaded on the first error.
 
-The server's own texts are not passed on, only its error codes: texts can hold access keys. The order of the tests
-matters: a code says more than a status, a status more than an exception's class.
+The server's texts are not passed on, only its error codes: texts can hold access keys. The order of the tests matters:
+a code is preferred to a status, a status to an exception's class.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest,
 from remote.store.s3_answers import BROKE_OFF, of_answer
 
 FOREIGN_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
-# What Python says of a wrong option's name, type or value; the client checks most of them by using them.
+# Python's errors for a wrong name, type or value of an option; the client detects most of them only in use.
 OPTION_ERRORS = (TypeError, ValueError, AttributeError, KeyError)
 
 _CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)
 _BROKEN = (aiohttp.ClientPayloadError, boto.IncompleteReadError, boto.ResponseStreamingError)
 # The same options would fail again, so waiting does not help.
 _CONFIGURATION = (
-    boto.BaseEndpointResolverError,  # no or unknown region among them
+    boto.BaseEndpointResolverError,  # includes a missing or unknown region
     boto.ConfigNotFound,
     boto.ConfigParseError,
     boto.EndpointProviderError,
@@ -46,12 +46,12 @@ _CONFIGURATION = (
     boto.UnknownSignatureVersionError,
     boto.UnsupportedS3ConfigurationError,
     boto.UnsupportedSignatureVersionError,
-    boto.ValidationError,  # an invalid region among them
+    boto.ValidationError,  # includes an invalid region
 )
 
 
 def translate(error: BaseException, attempt: str, facts: dict[str, object], options: Iterable[str] = ()) -> LogError:
-    """Ours for one of FOREIGN_ERRORS or OPTION_ERRORS."""
+    """Return this project's error for one of FOREIGN_ERRORS or OPTION_ERRORS."""
     if isinstance(error, LogError):
         return error
     code, status = _answer(error)
@@ -78,16 +78,16 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
 
 
 def is_about_options(error: BaseException) -> bool:
-    """Whether it is the options that are wrong: what the client says of them shows their values."""
+    """Whether the options are wrong: the client's text then shows their values."""
     if isinstance(error, OPTION_ERRORS) and not isinstance(error, FOREIGN_ERRORS):
         return True
-    if type(error) is boto.HTTPClientError:  # wraps whatever came up while a request was made
+    if type(error) is boto.HTTPClientError:  # wraps any error during a request
         return isinstance(getattr(error, "kwargs", {}).get("error"), (*OPTION_ERRORS, FileNotFoundError))
     return isinstance(error, _CONFIGURATION)
 
 
 def _endpoint(error: BaseException) -> str | None:
-    """Scheme, host and port of the server that did not answer, where the client says so."""
+    """Return scheme, host and port of the server that did not answer, if the client reports them."""
     url = getattr(error, "kwargs", {}).get("endpoint_url")
     if not isinstance(url, str):
         return None
@@ -96,7 +96,7 @@ def _endpoint(error: BaseException) -> str | None:
 
 
 def _answer(error: BaseException) -> tuple[str, int]:
-    """(error code, HTTP status) of the server's answer; ("", 0) when there was none."""
+    """Return (error code, HTTP status) of the server's answer; ("", 0) without one."""
     for each in (error, error.__cause__):
         response = getattr(each, "response", None)
         if isinstance(response, dict):

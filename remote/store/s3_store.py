@@ -1,21 +1,24 @@
-"""The S3 store, over s3fs: every verb is one request where S3 has one for it.
+"""The S3 store, over s3fs: every operation is one request where S3 has one for it.
 
-What s3fs is kept from doing: retrying (one layer, `remote.store.middleware.retrying_store`), caching listings, reading
-ahead, asking HEAD before GET, and guessing whether a missing key is a directory. Every body and every part is sent with
-the CRC32 that botocore adds by default; S3 refuses a body that differs. The user's `config_kwargs` can turn that off.
+s3fs does not retry (one layer does, `remote.store.middleware.retrying_store`), cache listings, read ahead, send HEAD
+before GET, or test whether a missing key is a directory. Every body and every part is sent with the CRC32 that botocore
+adds by default, and S3 refuses a body that differs. The user's `config_kwargs` can disable the CRC32.
 
-Large uploads go up in parts, each retried by itself; `remote.store.part_uploads` bounds what is in memory of them. They
-are invisible until completed. An upload that fails is aborted, as stubbornly as a part is sent; what a killed process
-or an outage leaves is for `remote.store.unfinished_uploads` and a lifecycle rule (abort incomplete multipart uploads).
-A completion whose answer was lost is settled by the size of what is there; names are never used twice, so it can only
-be ours.
+Large uploads:
 
-A file system must not be used in a forked child, so every process makes its own at its first request. Its client is
-built then too, so wrong options show there, as InvalidRequest that names them and shows no value.
+- They are sent in parts, each retried alone. `remote.store.part_uploads` bounds their memory. They are invisible until
+  completed.
+- A failed upload is aborted, with as many retries as a part. Uploads left by a killed process or an outage are removed
+  by `remote.store.unfinished_uploads` or a lifecycle rule (abort incomplete multipart uploads).
+- A completion with a lost answer is settled by the size of the object. Names are never reused, so the object can only
+  be this upload.
 
-A client reads keys of a file or a profile once. Where they are refused after a while, they may have been replaced: the
-client is made anew, and the call told to be tried again (Unavailable). A client that is as young as that was refused
-for good.
+A file system must not be used in a forked child, so every process makes its own at its first request. The client is
+built at that time too, so wrong options raise InvalidRequest there. The error has their names and no values.
+
+A client reads the keys in a file or a profile once. If they are refused later, they may have been replaced: the client
+is rebuilt, and the call raises Unavailable so that it is retried. The refusal of a client younger than CLIENT_AGE_MIN_S
+is final.
 """
 
 from __future__ import annotations
@@ -55,18 +58,21 @@ from remote.store.s3_answers import refusal, translated
 log = logging.getLogger(__name__)
 
 DEADLINES = Deadlines()  # of one request of a large upload
-READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
+READ_CONCURRENCY = 8  # concurrent ranges of one get_ranges
 DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
-CLIENT_AGE_MIN_S = 10.0  # a younger client is not made anew
-# Refusals that other credentials would not mend.
+CLIENT_AGE_MIN_S = 10.0  # a younger client is not rebuilt
+# Refusals that other credentials would not resolve.
 _NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
 
 
 class S3Store:
-    """See `remote.store.protocol.ObjectStore`. `options` are s3fs's; `policy` is for the parts of large uploads."""
+    """See `remote.store.protocol.ObjectStore`.
 
-    uploads_max: int | None = None  # large uploads that may be under way at once; None for any number
+    `options` are s3fs's. `policy` is for the parts of large uploads.
+    """
+
+    uploads_max: int | None = None  # concurrent large uploads; None for any number
 
     def __init__(
         self,
@@ -86,10 +92,10 @@ class S3Store:
         self._watchdog = watchdog or Watchdog()
         self._small, self._large = objects.of_small(), objects.of_upload()
         self._sender = PartSender()
-        self._lock = threading.RLock()  # a client that cannot be made is given up while it is being made
+        self._lock = threading.RLock()  # reentrant: a client that cannot be made is dropped while it is being made
         self._filesystem: Any = None
         self._pid = 0
-        self._was_refused = False  # since a call was last answered
+        self._was_refused = False  # since the last answered call
         self._clients_made, self._made_s = 0, time.monotonic()
 
     def __repr__(self) -> str:
@@ -126,16 +132,16 @@ class S3Store:
             raise
 
     def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
-        """One PUT without a condition."""
+        """Send one PUT without a condition."""
         try:
             self._call("storing an object", "put_object", key, Body=body, **settings)
         except AlreadyExists as error:
             self._settle_put(key, body, error)
 
     def _settle_put(self, key: str, body: Body, error: AlreadyExists) -> None:
-        """A PUT that asked for no condition was answered with 412, and may have won: the object tells.
+        """Settle a 412 for a PUT without a condition: the PUT may have succeeded, so compare the object.
 
-        Raises Unavailable where no object is there, the error where another one is.
+        Raises Unavailable if there is no object, the error if there is another one.
         """
         try:
             found = self.get(key)
@@ -156,7 +162,7 @@ class S3Store:
         try:
             self._patient("completing an upload", "complete_multipart_upload", key, **names)
         except (AlreadyExists, NotFound, Unavailable):
-            # Gone, no answer, or a condition that was not asked for: an earlier try may have completed it.
+            # No upload, no answer, or an unrequested condition: an earlier try may have completed it.
             if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
                 raise
 
@@ -164,7 +170,7 @@ class S3Store:
         try:
             self._patient("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
         except NotFound:
-            return  # an earlier try did it, and its answer was lost
+            return  # an earlier try aborted it, and its answer was lost
         except LogError as error:
             log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, error)
 
@@ -261,8 +267,8 @@ class S3Store:
     # --- the client --------------------------------------------------------------------------------------------------
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
-        """As `_call`, with a deadline, tried again by itself: the parts of an upload are too much to begin anew."""
-        limit_s = DEADLINES.of(PART_BYTES)  # to complete an upload of many parts takes S3 minutes
+        """As `_call`, with a deadline and retries of its own: an upload is too large to start over."""
+        limit_s = DEADLINES.of(PART_BYTES)  # S3 takes minutes to complete an upload of many parts
         facts = {"store": self.url, "key": key}
 
         def watched() -> dict[str, Any]:
@@ -278,7 +284,7 @@ class S3Store:
 
     @contextmanager
     def _door(self, attempt: str, **facts: object) -> Iterator[None]:
-        """Around every use of the client, the first one included: that builds it."""
+        """Translate errors in every use of the client, the first one included: it builds the client."""
         made = self._clients_made
         try:
             with translated(attempt, options=self._given, store=self.url, **facts):
@@ -288,22 +294,28 @@ class S3Store:
             raise self._worth_a_try(error, made) from error.__cause__
 
     def _worth_a_try(self, error: LogError, made: int) -> LogError:
-        """Unavailable for a refusal that another client may not meet: others made one since the call began (`made` is
-        how many there had been), or it is time to make one. The error itself for any other."""
+        """Return Unavailable for a refusal that a new client may not meet, else the error itself.
+
+        Either another thread made a new client since the call began (`made` is the number of clients at that time), or
+        it is time to make one.
+        """
         if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
             return error
         with self._lock:
             if made == self._clients_made and time.monotonic() - self._made_s < CLIENT_AGE_MIN_S:
                 return error
             if made == self._clients_made:
-                level = logging.DEBUG if self._was_refused else logging.WARNING  # once, however long it lasts
+                level = logging.DEBUG if self._was_refused else logging.WARNING  # logged once per series of refusals
                 log.log(level, "credentials were refused and are read again: store=%s cause=%s", self.url, error)
                 self._was_refused = True
                 self._drop_clients()
         return Unavailable(f"{error.attempt}; they are read again", **error.facts)
 
     def _drop_clients(self) -> None:
-        """With the lock: the next call makes its client anew. Calls under way end with the one they have."""
+        """Make the next call build a new client; the caller holds the lock.
+
+        Running calls end with their client.
+        """
         self._filesystem = None
         self._clients_made, self._made_s = self._clients_made + 1, time.monotonic()
 
@@ -321,7 +333,7 @@ class S3Store:
 
 
 def _client_options(options: Mapping[str, object]) -> dict[str, object]:
-    """s3fs's options with ours below them: whatever the user says wins, but for the retries."""
+    """Return s3fs's options over this project's defaults: the user's value wins, except for retries."""
     given = options.get("config_kwargs") or {}
     if not isinstance(given, Mapping):
         raise InvalidRequest("opening a store, an option is not a table", option="config_kwargs")
@@ -336,7 +348,7 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
-    """What a listing says of an object."""
+    """Return the facts of a listing about an object."""
     return ObjectInfo(
         key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
     )

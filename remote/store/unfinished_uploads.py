@@ -1,12 +1,11 @@
-"""Uploads in parts that were begun and never completed: parts that cost money and that no listing of objects shows.
+"""Multipart uploads that were never completed: they cost money, and no object listing shows them.
 
-What becomes of them is decided like everything else that is nobody's, by the epoch in the name of the object they would
-have become (`remote.gc.orphans`): the writer of an older epoch is gone, so nobody is going to complete one for anything
-that counts. The door to boto3: only S3 has such uploads. ``file://``, ``hdfs://`` and ``memory://`` have none.
+As for orphans, the epoch in the object's name decides (`remote.gc.orphans`). The writer of an older epoch is fenced, so
+no such upload can become an object that counts.
 
-Every request, a page of a listing too, goes through the one retry layer and has a deadline, as a store's do
-(`remote.store.middleware.retrying_store`, `remote.store.middleware.watchdog`); the client's own retries are turned
-down.
+Only S3 has such uploads: ``file://``, ``hdfs://`` and ``memory://`` have none. This module is the only use of boto3.
+Every request, a page of a listing included, passes the one retry layer and has a deadline, as for a store
+(`remote.store.middleware.retrying_store`, `remote.store.middleware.watchdog`). The client's own retries are disabled.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ _PARTS_MARKS = {"PartNumberMarker": "NextPartNumberMarker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedUpload:
-    """`key` from the store's root; `size_bytes` of the parts that have arrived."""
+    """An unfinished upload.
+
+    `key` is relative to the store's root. `size_bytes` counts the parts that have arrived.
+    """
 
     key: str
     upload_id: str
@@ -50,7 +52,7 @@ class UnfinishedUploads:
         policy: RetryPolicy | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """`options` are those of s3fs. Raises InvalidRequest for a url that is not S3's."""
+        """`options` are s3fs's. Raises InvalidRequest for a url that is not S3's."""
         parts = urlsplit(url)
         if parts.scheme != "s3":
             raise InvalidRequest("looking for unfinished uploads, only S3 has any", url=url)
@@ -62,9 +64,9 @@ class UnfinishedUploads:
         self._known: Any = None
 
     def list(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Those whose key begins with `prefix`, ordered by key; a listing of pages. Sizes are not asked for.
+        """Return the uploads whose key begins with `prefix`, ordered by key, without sizes.
 
-        Raises AccessDenied, Unavailable, NotFound for a bucket that is not there.
+        Several LIST requests. Raises AccessDenied, Unavailable, or NotFound without a bucket.
         """
         attempt, named = "listing unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
         found = []
@@ -76,7 +78,7 @@ class UnfinishedUploads:
         return sorted(found, key=lambda upload: (upload.key, upload.begun_ms))
 
     def size_bytes(self, upload: UnfinishedUpload) -> int:
-        """What its parts take; 0 for one that is gone."""
+        """Return the bytes of its parts; 0 for an upload that no longer exists."""
         attempt, named = "counting the parts of an upload", self._named(upload)
         try:
             pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
@@ -85,14 +87,17 @@ class UnfinishedUploads:
             return self._gone(error)
 
     def abort(self, upload: UnfinishedUpload) -> None:
-        """Give it up; its parts go. One that is gone, or was completed, is no error, and an object stays as it is."""
+        """Abort the upload and delete its parts.
+
+        An upload that no longer exists, or was completed, is no error; a completed object stays.
+        """
         try:
             self._ask("aborting an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
         except NotFound as error:
             self._gone(error)
 
     def _gone(self, error: NotFound) -> int:
-        """Nothing of it is left. Raises the error when it is the bucket that is not there."""
+        """Return 0 for an upload that no longer exists. Raises the error if the bucket is missing."""
         if error.facts.get("cause") == "NoSuchBucket":
             raise error
         return 0
@@ -100,7 +105,10 @@ class UnfinishedUploads:
     def _pages(
         self, attempt: str, method: str, named: Mapping[str, object], marks: Mapping[str, str], **facts: object
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a listing, each asked for by itself; `marks` say where the next one begins, and who tells."""
+        """Yield the pages of a listing, one request each.
+
+        `marks` maps request parameters to the response fields with the start of the next page.
+        """
         place: dict[str, object] = {}
         while True:
             page = self._ask(attempt, method, {**named, **place}, **facts)
@@ -110,7 +118,7 @@ class UnfinishedUploads:
             place = {mark: page[told] for mark, told in marks.items() if page.get(told)}
 
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
-        """One request: tried again where that helps, each try with a deadline."""
+        """Send one request, with retries and a deadline for each try."""
         from remote.store.s3_answers import translated
 
         def once() -> dict[str, Any]:
@@ -131,7 +139,7 @@ class UnfinishedUploads:
 
 
 def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
-    """A client of one of AWS's services by s3fs's options; its own retries are turned down."""
+    """Return a client of an AWS service with s3fs's options; its own retries are disabled."""
     import boto3
     from botocore.config import Config
 
@@ -146,8 +154,10 @@ def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: A
 
 
 def nobodys_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
-    """Those below a partition's prefix that a writer of an epoch below `epoch` began. See
-    `remote.gc.orphans.nobodys`."""
+    """Return the uploads below a partition's prefix begun by a writer of an epoch below `epoch`.
+
+    See `remote.gc.orphans.nobodys`.
+    """
     found = []
     for upload in uploads:
         made_in = parse_epoch(upload.key.removeprefix(prefix)) if upload.key.startswith(prefix) else None
