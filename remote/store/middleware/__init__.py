@@ -1,5 +1,5 @@
-"""Wrappers round any object store.
+"""Wrappers around any object store.
 
 Retries, deadlines, counts, limits in bytes per second, observation, and a store that never overwrites. Each wrapper
-keeps the protocol of `remote.store.protocol`.
+obeys the protocol of `remote.store.protocol`.
 """

@@ -1,13 +1,14 @@
-"""A store none of whose verbs takes longer than its deadline, whatever the client below does
-(`remote.store.middleware.watchdog`).
+"""A store whose operations end by a deadline, even if the client hangs.
 
-| verb | its time |
+The mechanism is `remote.store.middleware.watchdog`.
+
+| operation | time limit |
 |---|---|
-| put, put_if_absent, get_range, get_ranges, get_each | `call_s`, and what its bytes take at RATE_MIN |
+| put, put_if_absent, get_range, get_ranges, get_each | `call_s`, plus the time of its bytes at RATE_MIN |
 | get, head, list_prefixes, delete, a page of a listing | `call_s` |
-| upload | `upload_stall_s` since the store last asked for a part, not counting the making of parts |
+| upload | `upload_stall_s` since the store last requested a part, without the time to make parts |
 
-A part of a large upload has a deadline of its own below that (`remote.store.s3_store`) and is sent again by itself.
+A part of a large upload has a shorter deadline of its own (`remote.store.s3_store`) and is retried alone.
 """
 
 from __future__ import annotations
@@ -28,20 +29,23 @@ from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSo
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-RATE_MIN = 128 << 10  # bytes per second: slower than this is as good as hanging
-LIST_PAGE = 1000  # keys that S3 gives for one LIST
+RATE_MIN = 128 << 10  # bytes per second: a slower transfer counts as a hang
+LIST_PAGE = 1000  # keys in one LIST response of S3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds. `call_s` is above what a client's own timeouts allow for one request, so that those come first."""
+    """Time limits in seconds.
+
+    `call_s` is above the client's own timeouts for one request, so that the client's timeouts fire first.
+    """
 
     call_s: float = 60.0
     upload_stall_s: float = 300.0
     close_s: float = 10.0
 
     def of(self, size_bytes: int) -> float:
-        """For a call that moves so many bytes."""
+        """Return the limit of a call that transfers this many bytes."""
         return self.call_s + size_bytes / RATE_MIN
 
 
@@ -56,7 +60,10 @@ class WatchedStore:
         *,
         uploads_max: int | None = None,
     ) -> None:
-        """`uploads_max` are under way at once, None for any number. The next one waits, which is nobody's hanging."""
+        """At most `uploads_max` uploads run at once, None for any number.
+
+        The next upload waits for a slot. This wait has no deadline, because nothing hangs.
+        """
         self._inner = inner
         self._watchdog = watchdog or Watchdog()
         self._deadlines = deadlines or Deadlines()
@@ -110,7 +117,7 @@ class WatchedStore:
             return list(itertools.islice(infos, LIST_PAGE))
 
         found: list[ObjectInfo] | None = None
-        while found is None or len(found) == LIST_PAGE:  # a shorter one is the last
+        while found is None or len(found) == LIST_PAGE:  # a shorter page is the last
             found = self._run(page, "listing objects", prefix)
             yield from found
 
@@ -119,7 +126,7 @@ class WatchedStore:
         self._run(lambda: self._inner.delete(wanted), "deleting objects", wanted[0] if wanted else None)
 
     def close(self) -> None:
-        """Lets go of a client that does not let itself be closed."""
+        """Close the client, or abandon it if it does not close in time."""
         try:
             self._watchdog.run(self._inner.close, self._deadlines.close_s, "closing a store", store=self.url)
         except Unavailable as error:
@@ -141,7 +148,10 @@ class WatchedStore:
 
 
 class _Parts:
-    """The parts of a source as signs of life; none any more once nobody waits for the upload."""
+    """The parts of a source; each request for a part resets the deadline.
+
+    After the deadline no further part is given.
+    """
 
     def __init__(self, source: UploadSource, pulse: Pulse) -> None:
         self.is_over = False

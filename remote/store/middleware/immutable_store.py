@@ -1,12 +1,12 @@
-"""A store in which nothing is ever overwritten or deleted: for buckets under object lock, and whoever wants it so.
+"""A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
 
-Whoever deletes goes on as always: objects leave the index, wait for the grace time and the pins, and are struck off the
-list. Only the deed is left out, and told in the log; what was let go of is nobody's from then on, so `tiered gc` lists
-it, with its price, for a lifecycle rule or a person to delete. Heads below a boundary count for nothing whether they
-are there or not; probes and pins that have ended stay.
+GC runs as usual: objects are unlinked, wait for the grace period and the pins, and leave the list of pending deletes.
+Only the delete itself is skipped and logged. The objects are orphans from then on. `tiered gc` lists them with their
+price, for a lifecycle rule or a person to delete. Manifests below the GC boundary are void whether they exist or not.
+Probes and expired pins stay.
 
-A `put` creates. The same bytes once more are no error (a lost answer); others are AlreadyExists: a pin cannot be
-renewed, so a long read asks for a pin that is long enough.
+A `put` creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists. So a pin cannot be
+renewed, and a long read must request a long enough pin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class ImmutableStore:
-    """See the module text. `spared` is how many objects were not deleted."""
+    """See the module text. `spared` is the number of objects that were not deleted."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
@@ -69,7 +69,7 @@ class ImmutableStore:
         return self._inner.list(prefix, start_after=start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Nothing is deleted."""
+        """Log the request; delete nothing."""
         wanted = list(keys)
         self.spared += len(wanted)
         if wanted:

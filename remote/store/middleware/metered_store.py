@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
-LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
+LIST_PAGE = 1000  # keys in one LIST response of S3, and in one DeleteObjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """Requests by class, and bytes. Uploads in parts count begin, each part and completion, all in the PUT class.
+    """Requests by billing class, and bytes.
 
-    HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request. `posts` are those of
-    `puts` that begin and complete uploads in parts, `heads` those of `gets` that ask for no body. `data_*` are those of
-    segments' bytes, which may be kept in a storage class of their own; all else is small and in the bucket's.
+    | field | counts |
+    |---|---|
+    | `puts` | PUT class; a multipart upload counts its begin, each part and its completion |
+    | `posts` | the part of `puts` that begins and completes multipart uploads |
+    | `gets` | GET class, with HEAD as S3 bills it |
+    | `heads` | the part of `gets` without a body |
+    | `deletes` | requests; free at S3 |
+    | `data_*` | requests and bytes of segment data, which may have a storage class of their own |
     """
 
     puts: int = 0
@@ -35,22 +40,22 @@ class RequestCounts:
     data_bytes_out: int = 0
 
     def __sub__(self, before: RequestCounts) -> RequestCounts:
-        """What came since `before`."""
+        """Return the counts since `before`."""
         return RequestCounts(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
 
     def __add__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
-# Those of segments' bytes are counted twice.
+# Segment data counts twice: in the total and as data.
 _OF_DATA = {"puts": "data_puts", "gets": "data_gets", "bytes_in": "data_bytes_in", "bytes_out": "data_bytes_out"}
 
 
 class MeteredStore:
-    """See `remote.store.protocol.ObjectStore`. A request is counted when it is made, whatever becomes of it.
+    """See `remote.store.protocol.ObjectStore`. A request counts when it is sent, whatever its result.
 
-    `bytes_in` go into the store, `bytes_out` come out of it and are counted when they arrived. Tries that a store
-    inside makes by itself are not seen; put this one inside a RetryingStore to see them.
+    `bytes_in` go to the store. `bytes_out` come from it, and count on arrival. Retries inside the inner store are
+    invisible; put this wrapper inside a RetryingStore to count them.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -66,14 +71,14 @@ class MeteredStore:
         return self._inner.url
 
     def counts(self) -> RequestCounts:
-        """Everything so far."""
+        """Return the total so far."""
         with self._lock:
             return sum((RequestCounts(**each) for each in self._counts.values()), RequestCounts())
 
     def counts_by_topic(self) -> dict[str, RequestCounts]:
-        """Everything so far, by the directory of the topic in the store (`remote.keys.topic_directory`).
+        """Return the counts so far by topic directory in the store (`remote.keys.topic_directory`).
 
-        What belongs to no topic, such as a listing of the whole store, is under the empty name.
+        Requests of no topic, such as a listing of the whole store, have the empty name.
         """
         with self._lock:
             return {name: RequestCounts(**each) for name, each in self._counts.items()}
@@ -90,7 +95,7 @@ class MeteredStore:
         self._inner.upload(key, UploadSource(parts=lambda: self._counted(key, source)))
 
     def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
-        """The parts; the second one tells that there are a beginning and a completion as well."""
+        """Yield the parts; the second part adds the begin and the completion of a multipart upload."""
         for number, part in enumerate(source.parts()):
             begun = 2 if number == 1 else 0
             self._count(key, puts=1 + begun, posts=begun, bytes_in=len(part))
@@ -148,7 +153,10 @@ class MeteredStore:
         return body
 
     def _count(self, key: str, **more: int) -> None:
-        """`key` may be a prefix as well; keys of one request are of one topic, as all callers have it."""
+        """Add to the counts of a key's topic.
+
+        `key` may be a prefix too. All callers pass keys of one topic per request.
+        """
         name = key.partition("/")[0]
         if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
             more |= {_OF_DATA[what]: count for what, count in more.items() if what in _OF_DATA}

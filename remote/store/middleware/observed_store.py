@@ -1,7 +1,7 @@
-"""A store around whose every call something is done: timed, counted, traced.
+"""A store that runs a context manager around each call: for timing, counting, tracing.
 
-The calls are those that its user makes; tries again, and the requests of an upload in parts, lie inside one of them. Of
-a listing only what comes before its first entry is inside.
+The calls are the user's. Retries, and the requests of a multipart upload, are inside one call. Of a listing only the
+time before its first entry is inside.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from itertools import chain
 from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 OPERATIONS = ("put", "upload", "get", "head", "list", "delete")
-# Called with an operation and its key: of several to be deleted the first, of several that are read at once the last
-# (data comes behind its indexes), of a listing the prefix. What leaves the block by an error was that error; the
-# context must let it pass.
+# Arguments: an operation and its key. A delete passes its first key, a read of several objects the last one (data is
+# after its indexes), a listing the prefix. An exception from the block is the call's error, and the context must let it
+# pass.
 Around = Callable[[str, str], AbstractContextManager[object]]
 
 
 class ObservedStore:
-    """See `remote.store.protocol.ObjectStore`. Thread safe as the store inside and `around` are."""
+    """See `remote.store.protocol.ObjectStore`. As thread safe as the inner store and `around`."""
 
     def __init__(self, inner: ObjectStore, around: Around) -> None:
         self._inner = inner

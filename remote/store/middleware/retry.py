@@ -1,6 +1,6 @@
-"""What follows the first failure of a call to a store: waits and further tries, until one goes well or it is enough.
+"""Retries after the first failure of a store call: waits and further tries, until success or a limit.
 
-The one door for tenacity. See `remote.store.middleware.retrying_store` for what is tried again and what it costs.
+The only use of tenacity. `remote.store.middleware.retrying_store` describes the rules and the cost.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 def try_again(
     policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, begun_s: float, facts: dict[str, object]
 ) -> T:
-    """What `attempt` gives, the next time it does. `first` is what its first try raised, which began at `begun_s` of
-    the monotonic clock. Raises its last Unavailable, with the number of tries. `facts` tell in the log what it is."""
+    """Return the result of the next successful `attempt`.
+
+    `first` is the error of the first try, which began at `begun_s` of the monotonic clock. Raises the last Unavailable,
+    with the number of tries. `facts` describe the call in the log.
+    """
     try:
         found = _tries(policy, attempt, first, begun_s, facts)
         policy.budget.earn()
         return found
     except Unavailable as error:
-        forget_locals(error)  # tenacity keeps every error where the error's own frames refer to it
+        forget_locals(error)  # tenacity stores every error where the error's own frames refer to it
         raise
 
 
@@ -64,7 +67,7 @@ def _tries(
 
 
 class _Stop:
-    """After a try that failed. The budget is asked last: what it gives is used."""
+    """The stop rule after a failed try. The budget is asked last, because asking spends it."""
 
     def __init__(self, policy: RetryPolicy, spent_s: float) -> None:
         self._budget = policy.budget
@@ -76,7 +79,7 @@ class _Stop:
 
 
 class _Telling:
-    """Before a wait: one line in the log for a call that is not soon served, so that waiting is never silent."""
+    """Logs one line before a wait, for a slow call, so that waiting is never silent."""
 
     def __init__(self, after_s: float, facts: dict[str, object]) -> None:
         self._after_s = after_s

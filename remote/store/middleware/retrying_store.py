@@ -1,13 +1,13 @@
-"""The one retry layer: a store that tries again what was merely unavailable, until a deadline.
+"""The one retry layer: a store that retries `Unavailable` until a deadline.
 
-The clients' own retries are turned down (`remote.store.s3_store`); two layers would multiply. Only `Unavailable` is
-tried again, with exponential backoff and full jitter, so that many clients do not come back at once. What finally fails
-says how often it was tried; such an error is never tried again by an outer layer, so nesting is harmless.
+The clients' own retries are disabled (`remote.store.s3_store`), because two layers would multiply. Only `Unavailable`
+is retried, with exponential backoff and full jitter, so that many clients do not return at once. The final error has
+the number of tries. An outer layer never retries such an error, so nesting is harmless.
 
-All calls share a **budget** of tries beyond the first: successes earn them, failures spend them. A store that is down
-is soon asked once for each call and no more, so an outage does not multiply the load that may have caused it.
+All calls share a **budget** of retries: successes earn them, failures spend them. A store that is down soon gets one
+try per call, so an outage does not multiply the load that may have caused it.
 
-A create that is tried again may find its own first attempt and say AlreadyExists: see `ObjectStore.put_if_absent`.
+A retried create may find the object of its own first try and raise AlreadyExists: see `ObjectStore.put_if_absent`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from local.errors import Unavailable
 from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
-LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one request there
-DELETE_PAGE = 1000  # keys of one try, each with a deadline of its own: one DeleteObjects of S3
+LIST_PAGE = 1000  # keys in one LIST response of S3: one page here is one request there
+DELETE_PAGE = 1000  # keys of one try, with a deadline of its own: one DeleteObjects of S3
 
 
 class RetryBudget:
-    """Tries beyond the first: `capacity` of them at once, and `earned` more for every call that succeeds. Thread safe.
+    """The shared budget of retries. Thread safe.
 
-    Source: the retry quotas of gRPC (A6) and of the AWS SDKs.
+    It begins with `capacity`, and every successful call adds `earned`. Source: the retry quotas of gRPC (A6) and of the
+    AWS SDKs.
     """
 
     def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
@@ -44,7 +45,7 @@ class RetryBudget:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Inside, every call is tried once. For one thread."""
+        """Within this context every call is tried once. For one thread."""
         self._is_closed = True
         try:
             yield
@@ -56,7 +57,7 @@ class RetryBudget:
             self._left = min(self._capacity, self._left + self._earned)
 
     def spend(self) -> bool:
-        """One try more, if there is one left."""
+        """Take one retry from the budget, if there is one."""
         with self._lock:
             if self._left < 1 or self._is_closed:
                 return False
@@ -66,25 +67,25 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When to stop trying and how long to wait in between. Seconds.
+    """Limits of retries and waits, in seconds.
 
-    No try begins later than `deadline_s` after the first; one that is under way is cut short by its own deadline
-    (`remote.store.middleware.deadline_store`). A call that took `tell_after_s` so far, the next wait included, says
-    once in the log what it waits for. `sleep` is a seam for tests.
+    No try begins later than `deadline_s` after the first; a running try ends by its own deadline
+    (`remote.store.middleware.deadline_store`). A call that has taken `tell_after_s`, the next wait included, logs once
+    why it waits. `sleep` is replaceable for tests.
     """
 
     attempts_max: int = 8
     deadline_s: float = 30.0
     wait_first_s: float = 0.1
     wait_max_s: float = 5.0
-    tell_after_s: float = 2.0  # about as long as a person watches nothing happen
+    tell_after_s: float = 2.0  # about as long as a person waits without a sign of progress
     sleep: Callable[[float], None] = time.sleep
     budget: RetryBudget = field(default_factory=RetryBudget, repr=False, compare=False)
 
     def call(self, attempt: Callable[[], T], *, verb: str | None = None, key: str | None = None) -> T:
-        """What `attempt` gives, the first time it does. Raises its last Unavailable, with the number of tries.
+        """Return the result of the first successful `attempt`.
 
-        `verb` and `key` tell in the log what is being tried.
+        Raises the last Unavailable, with the number of tries. `verb` and `key` describe the call in the log.
         """
         begun_s = time.monotonic()
         try:
@@ -93,7 +94,7 @@ class RetryPolicy:
             if "attempts" in error.facts:
                 raise
             from remote.store.middleware.retry import (
-                try_again,  # nearly all calls go well, and many a command has no others
+                try_again,  # imported on demand: nearly all calls succeed, and many commands have no others
             )
 
             return try_again(self, attempt, error, begun_s, {"verb": verb, "key": key})
@@ -102,7 +103,7 @@ class RetryPolicy:
 
 
 class RetryingStore:
-    """See `remote.store.protocol.ObjectStore`; every verb under one `RetryPolicy`."""
+    """See `remote.store.protocol.ObjectStore`; every operation runs under one `RetryPolicy`."""
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
         self._inner = inner
@@ -146,7 +147,7 @@ class RetryingStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         listing = _Listing(self._inner, prefix, start_after)
         page = None
-        while page is None or len(page) == LIST_PAGE:  # a shorter one is the last
+        while page is None or len(page) == LIST_PAGE:  # a shorter page is the last
             page = self._policy.call(listing.page, verb="list", key=prefix)
             yield from page
 
@@ -161,7 +162,7 @@ class RetryingStore:
 
 
 class _Listing:
-    """A listing in pages. One that broke off is begun again behind the last page it gave."""
+    """A listing in pages. After an error it restarts after the last page it returned."""
 
     def __init__(self, store: ObjectStore, prefix: str, start_after: str) -> None:
         self._store = store
@@ -170,8 +171,11 @@ class _Listing:
         self._infos: Iterator[ObjectInfo] | None = None
 
     def page(self) -> list[ObjectInfo]:
-        """The next ones, none at the end. Raises what the store raises; calling again tries the same page again."""
-        infos, self._infos = self._infos, None  # an iterator that raised is of no more use
+        """Return the next page, empty at the end.
+
+        Raises the store's errors; another call retries the same page.
+        """
+        infos, self._infos = self._infos, None  # an iterator that raised is unusable
         if infos is None:
             infos = self._store.list(self._prefix, start_after=self._last)
         page = list(itertools.islice(infos, LIST_PAGE))

@@ -1,10 +1,16 @@
-"""A store with limits in bytes per second, one for what goes in and one for what comes out, shared by all threads.
+"""A store with limits in bytes per second, one for each direction, shared by all threads.
 
-What goes in is paid for before it is sent, part by part; what comes out once it is here, for its size is not known
-before. What a partition's index is made of (heads, pages, boundaries, pins: `remote.keys.is_metadata`) goes at once and
-is paid for by those after it: a commit holds its partition up, and would queue behind the segments of all others.
-Listings, deletions and heads of objects cost nothing. Source: Kafka's `remote.log.manager.copy` and `fetch`
-`.max.bytes.per.second` (KIP-956).
+| bytes | when they count |
+|---|---|
+| written | before they are sent, part by part |
+| read | on arrival, because their size is not known earlier |
+| metadata (`remote.keys.is_metadata`: manifests, pages, boundaries, pins) | sent at once; later writes wait for it |
+| listings, deletes, HEADs | never |
+
+Metadata does not wait because a commit blocks its partition, and would queue behind the segments of all other
+partitions.
+
+Source: Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (KIP-956).
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSo
 class ThrottledStore:
     """See `remote.store.protocol.ObjectStore`. Rates in bytes per second, None without limit.
 
-    Belongs around a `RetryingStore`, not into it: waiting for one's turn is no failure and must not look like a hang.
+    It belongs around a `RetryingStore`, not inside: a wait for the throttle is no failure and no hang.
     """
 
     def __init__(

@@ -1,17 +1,22 @@
-"""No call to a store waits for ever: each runs in a thread of its own, and whoever asked is let go at its deadline.
+"""Deadlines for store calls: each runs in a thread of its own, and the caller returns at the deadline.
 
-Clients have timeouts, and yet hang: in a DNS look-up, in a lock of a library, in a mounted file system that went away.
-What has not returned by its deadline is **abandoned**: the caller gets `Unavailable`, the thread stays with the call.
-Abandoned calls are counted, and beyond `abandoned_max` of them none is begun any more, so a store that hangs for good
-costs a bounded number of threads. One that returns after all gives its thread back. The threads are daemons: they do
-not keep the process from ending.
+Clients have timeouts and still hang: in a DNS look-up, in a lock of a library, in an unreachable mounted file system. A
+call that has not returned by its deadline is **abandoned**: the caller gets `Unavailable`, and the thread stays with
+the call. Beyond `abandoned_max` abandoned calls no new call starts, so a store that hangs permanently costs a bounded
+number of threads. A call that returns later frees its thread. The threads are daemons, so they do not delay the end of
+the process.
 
-**An abandoned call may still take effect, at any later time.** That is what every answer that was lost may do as well,
-and it is settled the same way: a create is recognised by the commit id inside, everything else goes under names that
-are used once and always gets the same bytes (`remote.segments.segment_upload_stream`), deleting twice is deleting. An
-upload that was abandoned is given no further part.
+**An abandoned call may still take effect, at any later time.** So may every call with a lost answer, and both are
+settled in the same way:
 
-What a caller pays for it is two changes of threads, some 50 microseconds.
+| call | why a late effect is safe |
+|---|---|
+| create | the commit id inside identifies it |
+| other writes | names are used once and always get the same bytes (`remote.segments.segment_upload_stream`) |
+| delete | it may repeat |
+| upload | an abandoned upload gets no further part |
+
+Cost per call: two thread switches, about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -29,14 +34,14 @@ from local.errors import Unavailable, forget_locals
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-ABANDONED_MAX = 64  # threads that hang calls may hold; each has its stack, and what it was sending
-IDLE_MAX = 16  # threads that are kept for the next call
+ABANDONED_MAX = 64  # threads that hanging calls may hold; each has its stack and its unsent bytes
+IDLE_MAX = 16  # idle threads held for later calls
 
 
 class Pulse:
-    """The time a call may take: until `limit_s` after its last sign of life. Thread safe.
+    """The time limit of a call: `limit_s` after its last sign of progress. Thread safe.
 
-    The first beat is its beginning. While it is paused (the caller's own work is being done) no time counts.
+    The first beat is the start. During a pause, when the caller's own work runs, no time counts.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,13 +56,16 @@ class Pulse:
         self._last = None
 
     def left_s(self) -> float:
-        """Not above 0 when it is over."""
+        """Return the remaining seconds; 0 or less after the limit."""
         last = self._last
         return self._limit_s if last is None else last + self._limit_s - self._clock()
 
 
 class Watchdog:
-    """Thread safe; one for a store. Works in a forked child, which has none of its parent's threads."""
+    """The watchdog of one store. Thread safe.
+
+    It works in a forked child, which has no threads of its parent.
+    """
 
     def __init__(self, *, abandoned_max: int = ABANDONED_MAX) -> None:
         self._abandoned_max = abandoned_max
@@ -65,11 +73,14 @@ class Watchdog:
 
     @property
     def abandoned(self) -> int:
-        """How many calls hang at this moment that nobody waits for any more."""
+        """The number of abandoned calls that still hang."""
         return self._abandoned
 
     def run(self, call: Callable[[], T], limit: float | Pulse, attempt: str, **facts: object) -> T:
-        """What `call` gives or raises. Raises Unavailable, told as `attempt` with `facts`, when its time is over."""
+        """Return or raise the result of `call`.
+
+        Raises Unavailable, with `attempt` and `facts`, after the limit.
+        """
         if self._pid != os.getpid():
             self._begin()
         pulse = limit if isinstance(limit, Pulse) else Pulse(limit)
@@ -106,7 +117,7 @@ class Watchdog:
             return job.is_abandoned
 
     def _returned(self, worker: _Worker, job: _Job[Any]) -> bool:
-        """The worker's call is over; whether the worker is kept."""
+        """Mark a worker's call as finished; return whether the worker stays for later calls."""
         with self._lock:
             job.is_done.set()
             self._abandoned -= job.is_abandoned
@@ -117,7 +128,7 @@ class Watchdog:
 
 
 class _Job(Generic[T]):
-    """A call, and what came of it."""
+    """A call and its result."""
 
     __slots__ = ("_call", "_error", "_value", "is_abandoned", "is_done")
 
@@ -138,7 +149,7 @@ class _Job(Generic[T]):
         self._call = None
 
     def outcome(self) -> T:
-        """Once: an error that was raised here and is kept here would keep itself."""
+        """Return the result, once: a stored error would hold a reference to itself."""
         error, self._error = self._error, None
         if error is not None:
             try:
