@@ -1,13 +1,14 @@
-"""Aiven's envelope encryption: each segment has an AES key of its own, which the manifest holds under an RSA key.
+"""Aiven's envelope encryption: the manifest holds each segment's AES key, wrapped by an RSA key.
 
-| sealed | form |
+| encrypted part | form |
 |---|---|
 | a chunk, or an index | nonce of 12 bytes, ciphertext, tag of 16 bytes: AES-256-GCM |
 | the data key | RSA, OAEP with SHA3-512 for both of its hashes, no label |
 
-The additional data is the manifest's ``aad``, the same for every chunk and index of a segment: it does not say which
-chunk it is, so chunks of one segment that change places open all the same. The CRCs of the batches tell where they
-changed. Private keys are PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionProvider`,
+The additional data is the manifest's ``aad``, the same for every chunk and index of a segment. It does not contain the
+chunk number, so swapped chunks of one segment decrypt without an error. The CRCs of the batches show the swap.
+
+Private keys are PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionProvider`,
 `AesEncryptionProvider`.
 """
 
@@ -30,14 +31,14 @@ _PEM_BYTES_MAX = 1 << 20
 
 
 class AivenCipher:
-    """Opens chunks and indexes of one segment. Thread safe."""
+    """Decrypts chunks and indexes of one segment. Thread safe."""
 
     def __init__(self, gcm: AESGCM, aad: bytes) -> None:
         self._gcm = gcm
         self._aad = aad
 
     def open(self, sealed: Body) -> bytes:
-        """Raises Corrupt for what was not sealed with this key."""
+        """Return the plaintext. Raises Corrupt for bytes not encrypted with this key."""
         from cryptography.exceptions import InvalidTag
 
         view = memoryview(sealed)
@@ -50,7 +51,7 @@ class AivenCipher:
 
 
 class PrivateKeys:
-    """RSA keys by the id that manifests name them by, from files; none is ever shown."""
+    """RSA keys by the key ids of manifests, from files. No representation shows a key."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         """`files`: a path for each key id. Nothing is read yet."""
@@ -61,7 +62,10 @@ class PrivateKeys:
         return f"PrivateKeys({', '.join(sorted(self._files)) or 'no keys'})"
 
     def cipher(self, sealing: Sealing, name: str) -> AivenCipher:
-        """Of the segment of manifest `name`. Raises AccessDenied where the key is missing or another one."""
+        """Return the cipher for the segment of manifest `name`.
+
+        Raises AccessDenied if the key is missing or is a different one.
+        """
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
@@ -88,9 +92,10 @@ class PrivateKeys:
 
 
 def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
-    """OAEP with SHA3-512, which the library does not offer: RFC 8017, 7.1.2. None for what this key did not wrap.
+    """Unwrap a key by OAEP with SHA3-512, which the library lacks: RFC 8017, 7.1.2.
 
-    It tells nobody by its timing more than they have: whoever reads here holds the key.
+    None if this key did not wrap it. The timing is not constant. It leaks nothing new, because the reader holds the
+    private key.
     """
     numbers = key.private_numbers()
     modulus, size = numbers.public_numbers.n, (key.key_size + 7) // 8
@@ -109,7 +114,7 @@ def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
 
 
 def _masked(data: bytes, seed: bytes) -> bytes:
-    """Xored with the mask that MGF1 makes of `seed`; its own inverse."""
+    """Return `data` XORed with the MGF1 mask of `seed`; its own inverse."""
     blocks = -(-len(data) // _HASH_BYTES)
     mask = b"".join(hashlib.sha3_512(seed + number.to_bytes(4, "big")).digest() for number in range(blocks))
     return bytes(one ^ two for one, two in zip(data, mask, strict=False))

@@ -1,8 +1,8 @@
 """Aiven's layout: three objects for each segment, the manifest last, no catalogue.
 
-What there is comes from a listing of each partition, and from the manifests, read side by side. A log without a
-manifest is an upload that was not finished, or a deletion that was: it counts for nothing, and so does a manifest
-without its log. ``key.prefix`` may have changed over the years; several are read as one.
+The segments are found by a listing of each partition and by the manifests, which are read concurrently. A log without a
+manifest is an unfinished upload or a finished deletion. It does not count, nor does a manifest without its log.
+``key.prefix`` may have changed over the years; objects of several prefixes are read as one partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remote.segments.object_encoding import CODECS
 from remote.store import ObjectInfo, ObjectStore
 
 THREADS = 16
-# Its names of the indexes, and the sections of `remote.segments.index_bundle`.
+# Aiven's names of the indexes, and the sections of `remote.segments.index_bundle`.
 _SECTIONS = {
     "offset": "offset",
     "timestamp": "time",
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class AivenFormat:
-    """See `remote.external.external_layout.ForeignFormat`. `prefixes` are pasted before names as they are."""
+    """See `remote.external.external_layout.ForeignFormat`. `prefixes` precede names unchanged."""
 
     layout = Layout.AIVEN
 
@@ -61,7 +61,7 @@ class AivenFormat:
                 if made is not None:
                     self._known[data.key, data.size_bytes] = made
         found = [self._known.get((data.key, data.size_bytes)) for data, _ in whole]
-        self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # it may be mended
+        self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # until repaired
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
@@ -69,7 +69,7 @@ class AivenFormat:
         manifest = decode_manifest(store.get(name), name)
         cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
         if manifest.indexes is None:
-            return ForeignParts(chunks=manifest.chunks, cipher=cipher)  # older than the object that holds them
+            return ForeignParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
         body = _indexes(store, sibling(row.data_key, INDEXES), manifest.indexes)
         sections: dict[str, bytes] = {"txn": b""}
         for kind, where in manifest.indexes.items():
@@ -119,7 +119,7 @@ class AivenFormat:
 
 
 def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, str]]:
-    """(topic, topic id, partition, where its objects are)."""
+    """Yield (topic, topic id, partition, location of its objects)."""
     parent, _, stub = prefix.rpartition("/")
     parent = f"{parent}/" if parent else ""
     for directory in store.list_prefixes(parent):
@@ -132,7 +132,7 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
 
 
 def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]]:
-    """(the log, the manifest) of the segments that are whole, by their names."""
+    """Return (log, manifest) of the complete segments, by their names."""
     logs: dict[str, ObjectInfo] = {}
     manifests: dict[str, ObjectInfo] = {}
     for info in store.list(place):
@@ -150,7 +150,7 @@ def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]
 
 
 def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
-    """A segment of which nothing is known but its name: its manifest makes no sense."""
+    """Return a segment whose manifest is damaged: only its name is known."""
     parsed = parse_aiven_file(data.key.rpartition("/")[2])
     assert parsed is not None, "listed by this name"
     return ForeignSegment(
@@ -164,7 +164,7 @@ def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
 
 
 def _check_place(manifest: Manifest, data: ObjectInfo) -> None:
-    """Raises Corrupt where a manifest is of another object than its name says."""
+    """Raise Corrupt if a manifest belongs to another object than its name says."""
     parsed = parse_aiven_file(data.key.rpartition("/")[2])
     facts = manifest.facts
     if parsed is not None and facts is not None and facts.base_offset != parsed[0]:
@@ -178,6 +178,9 @@ def _index_bytes(indexes: dict[str, IndexRange] | None) -> dict[str, int]:
 
 
 def _indexes(store: ObjectStore, key: str, ranges: dict[str, IndexRange]) -> bytes:
-    """The ``.indexes`` object as far as ranges say that it reaches; it is not written where all of them are empty."""
+    """Return the ``.indexes`` object up to the end of the given ranges.
+
+    It does not exist if all ranges are empty.
+    """
     end = max((each.start + each.length for each in ranges.values()), default=0)
     return store.get_range(key, 0, end) if end else b""

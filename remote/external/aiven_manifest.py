@@ -1,19 +1,20 @@
-"""The ``.rsm-manifest`` of Aiven's plugin: one segment's JSON, which says how its ``.log`` is cut, packed and sealed.
+"""The ``.rsm-manifest`` of Aiven's plugin: JSON with a segment's chunks, compression and encryption.
 
-| field | what is taken from it |
+| field | used for |
 |---|---|
 | ``version`` | must be ``"1"`` |
 | ``chunkIndex`` | ``fixed``: three sizes and the last one; ``variable``: a list of sizes, packed |
-| ``segmentIndexes`` | where each index lies in ``.indexes``, as it is stored; absent before October 2023 |
-| ``compression``, ``encryption`` | chunks are zstd frames; chunks and indexes are sealed (`aiven_encryption`) |
+| ``segmentIndexes`` | position of each index in ``.indexes``, as stored; absent before October 2023 |
+| ``compression``, ``encryption`` | chunks are zstd frames; chunks and indexes are encrypted (`aiven_encryption`) |
 | ``remoteLogSegmentMetadata`` | offsets, leader epochs, times; absent before September 2023 |
 
 The list of a variable chunk index is base64 of a zstd frame of: int32 count; for one chunk its int32 size; for more an
 int32 base, int8 width w, (count - 1) unsigned numbers of w bytes above the base, and the last size as int32, all
 big-endian.
 
-A manifest is somebody else's word: every number is bounded before memory is taken for it. Source:
-Aiven-Open/tiered-storage-for-apache-kafka, `SegmentManifestV1`, `ChunkSizesBinaryCodec`.
+A manifest is untrusted input: every number is bounded before memory is allocated for it.
+
+Source: Aiven-Open/tiered-storage-for-apache-kafka, `SegmentManifestV1`, `ChunkSizesBinaryCodec`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTabl
 from remote.store import Body
 
 MANIFEST_BYTES_MAX = 16 << 20
-CHUNK_SIZES_BYTES_MAX = 10 << 20  # their own bound on the list, unpacked
-CHUNKS_MAX = 1 << 20  # a chunk of 2 KiB in the largest segment there is
+CHUNK_SIZES_BYTES_MAX = 10 << 20  # Aiven's own bound on the unpacked list
+CHUNKS_MAX = 1 << 20  # a chunk of 2 KiB in the largest possible segment
 INDEXES_BYTES_MAX = 256 << 20
-_INT_MAX = 2**31 - 1  # all of its integers are Java's
+_INT_MAX = 2**31 - 1  # all of Aiven's integers are Java's
 _OFFSET_MAX = 2**63 - 2
 EPOCH_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealing:
-    """How chunks and indexes are sealed: `wrapped_key` is the data key under the RSA key `key_id`."""
+    """The encryption of chunks and indexes: `wrapped_key` is the data key, wrapped by RSA key `key_id`."""
 
     key_id: str
     wrapped_key: bytes
@@ -52,9 +53,10 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the plugin was told. `next_offset` is half open; `epochs` ascend, the first begins at `base_offset`.
+    """The segment metadata that Kafka passed to the plugin.
 
-    `epochs_problem` says why they make no sense; then `epochs` is empty, and the batches have to say them.
+    `next_offset` is exclusive. `epochs` ascend, the first begins at `base_offset`. `epochs_problem` says why the epochs
+    are invalid; then `epochs` is empty, and the batches provide them.
     """
 
     base_offset: int
@@ -67,8 +69,11 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`chunks` has no checksums: zeros stand in their place. `indexes` by the plugin's names, None where it is too old
-    to have them, and so `facts`."""
+    """A decoded manifest.
+
+    `chunks` has zeros in place of checksums. `indexes` has the plugin's names. `indexes` and `facts` are None if the
+    manifest is too old to have them.
+    """
 
     chunks: ChunkTable
     indexes: dict[str, IndexRange] | None
@@ -116,12 +121,15 @@ class _Manifest(msgspec.Struct, rename="camel"):
     remote_log_segment_metadata: _Segment | None = None
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _DECODER = msgspec.json.Decoder(_Manifest)
 
 
 def decode_manifest(data: Body, name: str) -> Manifest:
-    """Raises Corrupt, naming the object `name`, for anything that is no such manifest or contradicts itself."""
+    """Decode a manifest.
+
+    Raises Corrupt, with the object `name`, for invalid or contradictory content.
+    """
     if len(data) > MANIFEST_BYTES_MAX:
         raise _corrupt(name, "too large", size_bytes=len(data), size_bytes_max=MANIFEST_BYTES_MAX)
     try:
@@ -167,7 +175,7 @@ def _chunks(found: _Manifest, *, is_sealed: bool, name: str) -> ChunkTable:
 
 
 def _unpacked(text: str, name: str) -> list[int]:
-    """The sizes of a variable chunk index."""
+    """Return the sizes of a variable chunk index."""
     from local.format.compression import Codec, decompress
 
     try:
@@ -211,7 +219,7 @@ def _sealing(told: _Encryption | None, name: str) -> Sealing | None:
             wrapped_key=base64.b64decode(wrapped, validate=True),
             aad=base64.b64decode(told.aad, validate=True),
         )
-    except ValueError as error:  # binascii.Error is one
+    except ValueError as error:  # includes binascii.Error
         raise _corrupt(name, "its data key is none") from error
 
 
@@ -231,7 +239,10 @@ def _facts(told: _Segment, name: str) -> SegmentFacts:
 
 
 def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
-    """The leader epochs, ascending, or none and why: an epoch is no reason to give the records up."""
+    """Return the leader epochs, ascending, or none and the reason.
+
+    An invalid epoch is no reason to drop the records.
+    """
     if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
         return [], "a leader epoch that is no number of 31 bits"
     epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())

@@ -1,15 +1,15 @@
-"""Buckets that others filled: what a layout tells of partitions and segments before a batch is looked at.
+"""Buckets of other software: the facts of a layout about partitions and segments, without any batch.
 
-| layout | who writes it | a segment counts when |
+| layout | writer | a segment counts when |
 |---|---|---|
-| ``aiven`` | Aiven's tiered-storage plugin for Kafka | its ``.rsm-manifest`` is there, which is written last |
-| ``local-tiered-storage`` | Kafka's `LocalTieredStorage` | its log, both indexes, snapshot and epochs are there |
-| ``pinterest`` | Pinterest's uploader | its log and both indexes are there |
-| ``logs`` | a Kafka broker's log directory, or whoever copied one | its ``.log`` is there |
+| ``aiven`` | Aiven's tiered-storage plugin for Kafka | its ``.rsm-manifest`` exists, which is written last |
+| ``local-tiered-storage`` | Kafka's `LocalTieredStorage` | its log, both indexes, snapshot and epochs exist |
+| ``pinterest`` | Pinterest's uploader | its log and both indexes exist |
+| ``logs`` | a Kafka broker's log directory, or a copy of one | its ``.log`` exists |
 
-Everything here is read only. Keys of these segments are whole keys of the store, for the objects of one partition may
-lie in several places (another prefix since, another broker's copy). Nothing of it is checked by a checksum: that the
-bytes are right is told by the CRCs of the batches.
+Everything here is read-only. Keys of these segments are full keys of the store, because the objects of one partition
+may have several locations (a changed prefix, another broker's copy). No layout has checksums: only the CRCs of the
+batches verify the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remote.store import Body, ObjectStore
 
 
 class Layout(Enum):
-    """How a bucket is laid out; TIERED is our own."""
+    """The layout of a bucket; TIERED is this project's own."""
 
     TIERED = "tiered"
     AIVEN = "aiven"
@@ -43,10 +43,10 @@ WORDS = (AUTO, *(each.value for each in Layout))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOptions:
-    """Which layout a bucket has, as asked for: one of WORDS.
+    """The requested layout of a bucket: one of WORDS.
 
-    `prefixes` are what Aiven's ``key.prefix`` was over the years, pasted before each name as they are; `private_keys`
-    the files of its RSA keys by their ids. Picklable; files are read where they are used.
+    `prefixes` are the values of Aiven's ``key.prefix`` over the years, placed before each name unchanged.
+    `private_keys` are the files of its RSA keys by key id. Picklable; files are read where they are used.
     """
 
     layout: str = Layout.TIERED.value
@@ -69,26 +69,34 @@ OURS = LayoutOptions()
 
 @dataclass(frozen=True, slots=True, order=True)
 class ForeignName(RemotePartitionName):
-    """A partition of a foreign bucket. `topic_id` is empty where the layout has none; `places` end in a slash."""
+    """A partition of an external bucket.
+
+    `topic_id` is empty if the layout has none. `places` end in a slash.
+    """
 
     places: tuple[str, ...] = ()
 
     @property
     def prefix(self) -> str:
-        """Tells partitions apart, and no more: keys of foreign segments are whole."""
+        """An identifier of the partition only: keys of external segments are full keys."""
         return f"{self.topic}/{self.topic_id}/{self.partition}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSegment:
-    """A segment as its layout tells of it; None for what only its bytes say.
+    """A segment as described by its layout; None where only its bytes have the fact. Offsets half open.
 
-    Offsets half open. `size_bytes` is of the ``.log`` inside, `stored_bytes` of the object. `stamp_ms` orders copies of
-    the same offsets. `index_bytes` are the sizes of the indexes that lie beside it, by the sections of
-    `remote.segments.index_bundle`, and `index_keys` where they lie as Kafka's own files. A layout that keeps
-    transactions in every segment `tells_transactions`. `snapshot_offset` is where the producer snapshot beside it was
-    taken, None: at its end. A log that a broker may be writing `may_be_torn`. A `finding` tells what makes no sense in
-    what lies beside the log; it `is_blocked` where nothing of the segment can be read for it.
+    | field | meaning |
+    |---|---|
+    | `size_bytes`, `stored_bytes` | size of the ``.log`` content, and of the object |
+    | `stamp_ms` | orders copies of the same offsets |
+    | `index_bytes` | sizes of its index files, by the sections of `remote.segments.index_bundle` |
+    | `index_keys` | keys of its index files, if they are Kafka's own files |
+    | `tells_transactions` | the layout stores transactions with every segment |
+    | `snapshot_offset` | offset of its producer snapshot, None: the segment's end |
+    | `may_be_torn` | a broker may be writing this log |
+    | `finding` | a contradiction in the files that accompany the log |
+    | `is_blocked` | because of it, nothing of the segment can be read |
     """
 
     data_key: str
@@ -111,17 +119,19 @@ class ForeignSegment:
 
 
 class Cipher(Protocol):
-    """Opens what a layout has sealed."""
+    """Decrypts the objects of a layout."""
 
     def open(self, sealed: Body) -> bytes:
-        """Raises Corrupt for what was not sealed so."""
+        """Return the plaintext. Raises Corrupt for bytes not encrypted with this key."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignParts:
-    """What it takes to read one segment: how its object is cut, and Kafka's index files, None for one that is not there
-    (an empty one is bytes). `chunks` has no checksums."""
+    """The inputs to read one segment: the chunks of its object, and Kafka's index files.
+
+    An index is None if it does not exist (an empty one is bytes). `chunks` has no checksums.
+    """
 
     chunks: ChunkTable
     cipher: Cipher | None = None
@@ -133,26 +143,32 @@ class ForeignParts:
 
 
 class ForeignFormat(Protocol):
-    """One layout. All verbs raise Unavailable, AccessDenied, and Corrupt for what contradicts the layout."""
+    """One layout.
+
+    All methods raise Unavailable, AccessDenied, and Corrupt for objects that contradict the layout.
+    """
 
     @property
     def layout(self) -> Layout: ...
 
     def partitions(self, store: ObjectStore) -> list[ForeignName]:
-        """All of them, in order. Raises NotFound when the store's root does not exist."""
+        """Return all partitions, in order. Raises NotFound if the store's root does not exist."""
         ...
 
     def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
-        """Those that are whole, by base offset; several may hold the same offsets."""
+        """Return the complete segments, by base offset; several may hold the same offsets."""
         ...
 
     def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
-        """Of a row made of one of the segments. Raises NotFound when its objects are gone."""
+        """Return the inputs to read an entry made from one of the segments.
+
+        Raises NotFound if its objects no longer exist.
+        """
         ...
 
 
 def uncut(size_bytes: int) -> ChunkTable:
-    """The table of an object that is the segment itself."""
+    """Return the chunk table of a plain object."""
     whole, rest = divmod(size_bytes, CHUNK_BYTES)
     lengths = (CHUNK_BYTES,) * whole + ((rest,) if rest else ())
     return ChunkTable(lengths=lengths, crcs=(0,) * len(lengths))

@@ -1,18 +1,18 @@
-"""Which of several copies of the same offsets are the log's: leader epochs decide, as in Kafka.
+"""Selection among several copies of the same offsets: leader epochs decide, as in Kafka.
 
-A bucket that brokers filled may hold the same offsets more than once: a copy that was tried again, two leaders that
-each copied their own segments, and the records of a leader that lost an unclean election. The metadata that said which
-of them counts lay in a topic of the cluster. What the segments themselves say is enough: each leader epoch has one
-leader, and begins where that leader's log ended. So
+A bucket filled by brokers may hold the same offsets more than once: a retried copy, two leaders that each copied their
+own segments, or the records of a leader that lost an unclean election. A topic of the cluster held the metadata that
+selected among them, and is not available. The segments alone are enough: each leader epoch has one leader, and begins
+where that leader's log ended.
 
-1. the **lineage** is made of all (epoch, start) pairs, those of the checkpoint beside the newest segment included, the
-   lowest start known of each, applied in order of epochs: a later epoch that begins at or below an earlier one's start
-   takes its place;
-2. of a segment those records count that lie in an epoch of the lineage, before the next one of it begins;
-3. of what is left, a segment wholly inside another is not needed; where two overlap, the later one is read from its
-   base on.
+1. The **lineage** has all (epoch, start) pairs, including the checkpoint stored with the newest segment. Each epoch has
+   its lowest known start. Pairs are applied in epoch order: a later epoch that begins at or below an earlier epoch's
+   start replaces it.
+2. Of a segment these records count: the ones in an epoch of the lineage, before the lineage's next epoch begins.
+3. Of the remaining ranges, a segment wholly inside another is not needed. Where two overlap, the later one is read from
+   its base on.
 
-Offsets that no segment holds between two that do are gaps, and are named. Pure functions. Source: kafka
+Offsets between two segments that no segment holds are gaps, and are reported. Pure functions. Source: kafka
 `LeaderEpochFileCache.assign`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
 
@@ -28,8 +28,11 @@ from remote.segment_entry import RemoteSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A segment that holds ``[base_offset, next_offset)``. `epochs` are pairs (epoch, start), the first at the base;
-    none where nobody knows. Of two that say the same the one with the larger `stamp_ms` is newer."""
+    """A segment that holds ``[base_offset, next_offset)``.
+
+    `epochs` are pairs (epoch, start), the first at the base; empty if unknown. Of two otherwise equal copies the one
+    with the larger `stamp_ms` is newer.
+    """
 
     number: int
     base_offset: int
@@ -47,7 +50,10 @@ class Chosen:
 
 
 def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
-    """The epochs of the last leader's log, as far as `copies` tell, and `known`: a checkpoint of that leader's."""
+    """Return the epochs of the last leader's log, as far as `copies` and `known` hold them.
+
+    `known` is a checkpoint of that leader.
+    """
     starts: dict[int, int] = {}
     for epoch, start in chain(known, *(copy.epochs for copy in copies)):
         starts[epoch] = min(start, starts.get(epoch, start))
@@ -58,7 +64,10 @@ def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) ->
 
 
 def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[Chosen]:
-    """What is to be read, ascending by base offset, without overlaps. `known` as `lineage_of` takes it."""
+    """Return the ranges to read, ascending by base offset, without overlaps.
+
+    `known` is as in `lineage_of`.
+    """
     ends = _ends(lineage_of(copies, known))
     found: list[tuple[Copy, int]] = []
     valid = ((copy, _valid_end(copy, ends)) for copy in copies)
@@ -66,7 +75,7 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
         if end <= copy.base_offset:
             continue
         while found and found[-1][0].base_offset == copy.base_offset:
-            found.pop()  # it reaches no further, or is older
+            found.pop()  # it ends earlier, or is older
         if found and end <= found[-1][1]:
             continue
         if found:
@@ -77,18 +86,18 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
 
 
 def gaps(rows: Iterable[RemoteSegment]) -> list[tuple[int, int]]:
-    """The offsets ``[start, end)`` that lie between rows and in none."""
+    """Return the offset ranges ``[start, end)`` between entries that no entry holds."""
     return [(one.next_offset, two.base_offset) for one, two in pairwise(rows) if one.next_offset < two.base_offset]
 
 
 def _ends(lineage: LeaderEpochs) -> dict[int, int | None]:
-    """For each epoch of the lineage where the next one begins; None for the last."""
+    """Return for each epoch of the lineage the start of the next one; None for the last."""
     following = zip_longest(lineage.entries, lineage.entries[1:])
     return {epoch: None if after is None else after[1] for (epoch, _), after in following}
 
 
 def _valid_end(copy: Copy, ends: dict[int, int | None]) -> int:
-    """Up to where it holds records of the lineage, from its base on; its base where none."""
+    """Return the end of the copy's records of the lineage, from its base on; its base if none."""
     reached = copy.base_offset
     for at, (epoch, _) in enumerate(copy.epochs):
         its_end = copy.epochs[at + 1][1] if at + 1 < len(copy.epochs) else copy.next_offset

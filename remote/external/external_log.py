@@ -1,6 +1,6 @@
-"""A foreign partition's rows in the shape of a head, so that whoever reads by heads reads it as one of ours.
+"""An external partition's entries as a manifest, so that readers of manifests can read it.
 
-Nothing of it is in the bucket, and nothing is ever written there. Looking for news means listing the partition again.
+This manifest is not in the bucket, and nothing is ever written there. A refresh lists the partition again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ ListRows = Callable[[dict[str, Finding]], list[RemoteSegment]]
 
 
 class ForeignLog(MetadataLog):
-    """A reader only. `list_rows` lists the bucket: the rows there are now, ascending, without overlaps; it is given a
-    place for what makes no sense, by object."""
+    """A read-only chain of such manifests.
+
+    `list_rows` lists the bucket and returns the current entries, ascending, without overlaps. It adds findings to its
+    argument, by object.
+    """
 
     def __init__(self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: ListRows) -> None:
         super().__init__(store, name.prefix)
@@ -39,17 +42,20 @@ class ForeignLog(MetadataLog):
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """The offsets between rows that none holds, as of the last look."""
+        """The offsets between entries that no entry holds, as of the last listing."""
         return gaps(self._head.segments) if self._head is not None else []
 
     @property
     def findings(self) -> list[Finding]:
-        """What made no sense, by the offsets that it concerns, as of the last look."""
+        """The findings, sorted by the offsets they concern, as of the last listing."""
         return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.path))
 
     def load(self, *, exact: bool = False) -> Head | None:
-        """As the bucket is now; None while it holds no segment. Raises what listing raises."""
-        del exact  # every listing is
+        """Return the current state of the bucket as a manifest; None while no listing has found a segment.
+
+        Raises the errors of the listing.
+        """
+        del exact  # every listing is exact
         findings: dict[str, Finding] = {}
         rows = tuple(self._list_rows(findings))
         with self._lock:
@@ -66,7 +72,7 @@ class ForeignLog(MetadataLog):
             return self._head
 
     def missing(self) -> LogError:
-        """Of another layout: it holds no segment."""
+        """Return the error for a partition of another layout without segments."""
         return NotFound("reading a partition of another layout, it holds no segment", partition=self._name.prefix)
 
     def become_writer(self, *_: object, **__: object) -> Head:

@@ -1,4 +1,4 @@
-"""Every object name of the foreign layouts and its inverse, in one place.
+"""Every object name of the external layouts and its inverse, in one place.
 
 | layout | key |
 |---|---|
@@ -7,8 +7,8 @@
 | ``pinterest`` | ``…/<cluster>/<topic>-<partition>/<base 20>.log .index .timeindex``, ``offset.wm``, ``_metadata`` |
 | ``logs`` | ``…/<topic>-<partition>/<base 20>.log`` and Kafka's index files |
 
-Ids are Kafka's: 22 characters of URL-safe base64 that may begin with a dash, so names are cut by widths and never split
-at dashes. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
+Ids are Kafka's: 22 characters of URL-safe base64 that may begin with a dash. So names are cut by fixed widths and never
+split at dashes. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from remote.keys import TOPIC_ID_LENGTH
 MANIFEST, INDEXES, LOG = ".rsm-manifest", ".indexes", ".log"
 KAFKA_ROOT = "kafka-tiered-storage"
 PINTEREST_MARKS = ("offset.wm", "_metadata")
-# Of LocalTieredStorage, by the sections of `remote.segments.index_bundle`; the transaction index is there if it is not
-# empty.
+# Of LocalTieredStorage, by the sections of `remote.segments.index_bundle`. An empty transaction index has no file.
 KAFKA_FILES = {
     "offset": ".index",
     "time": ".timeindex",
@@ -37,17 +36,17 @@ _OFFSET_MAX = 2**63 - 1
 
 
 def parse_aiven_file(name: str) -> tuple[int, str, str] | None:
-    """(base offset, stem, suffix) of a file's name; None for anything else."""
+    """Return (base offset, stem, suffix) of a file's name; None for anything else."""
     return _parsed(_AIVEN_FILE, name)
 
 
 def parse_kafka_file(name: str) -> tuple[int, str, str] | None:
-    """(base offset, stem, suffix) of a file of LocalTieredStorage; None for anything else."""
+    """Return (base offset, stem, suffix) of a LocalTieredStorage file; None for anything else."""
     return _parsed(_KAFKA_FILE, name)
 
 
 def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
-    """(topic, partition, topic id) of ``orders-3-<topic id>``; None for anything else."""
+    """Return (topic, partition, topic id) of ``orders-3-<topic id>``; None for anything else."""
     if name[-TOPIC_ID_LENGTH - 1 : -TOPIC_ID_LENGTH] != "-":
         return None
     partition = parse_partition_directory(name[: -TOPIC_ID_LENGTH - 1])
@@ -59,7 +58,7 @@ def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
 
 
 def sibling(data_key: str, suffix: str) -> str:
-    """The object beside a ``.log`` with another suffix."""
+    """Return the key of a ``.log`` with another suffix."""
     return data_key.removesuffix(LOG) + suffix
 
 

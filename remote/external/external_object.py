@@ -1,6 +1,6 @@
-"""The bytes of one foreign segment: chunks opened as its layout closed them, no cache, no checksum.
+"""The bytes of one external segment: decoded chunks, without cache and checksum.
 
-What a chunk claims is bounded by what the manifest said of it: no frame, whatever it says, gives more bytes than that.
+The manifest bounds the size of each chunk: no frame decompresses to more bytes, whatever it declares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remote.store import Body, ObjectStore
 
 
 class ForeignObject:
-    """Reads of one segment for whoever goes through it once. Not cached. Thread safe."""
+    """Reads of one segment for a single sequential pass. Not cached. Thread safe."""
 
     def __init__(self, store: ObjectStore, data_key: str, parts: ForeignParts) -> None:
         self._store = store
@@ -24,7 +24,10 @@ class ForeignObject:
         self.size_bytes = parts.chunks.size_bytes
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes ``[position, position + length)``, fewer where the segment ends. Raises Corrupt, NotFound."""
+        """Return bytes ``[position, position + length)``; fewer at the segment's end.
+
+        Raises Corrupt, NotFound.
+        """
         table = self._parts.chunks
         length = min(length, self.size_bytes - position)
         if length <= 0:
@@ -49,7 +52,7 @@ class ForeignObject:
 
 
 def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: Cipher | None) -> bytes:
-    """The segment's bytes of a chunk. Raises Corrupt when it is not what the table says."""
+    """Return a chunk's bytes of the segment. Raises Corrupt if they contradict the table."""
     body: Body = stored
     if table.cipher != PLAIN:
         assert cipher is not None, "a sealed segment comes with its cipher"

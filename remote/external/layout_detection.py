@@ -1,4 +1,4 @@
-"""Which layout a bucket has, by the names in it: told only where all that is found says the same."""
+"""The layout of a bucket by its object names, found only if all names agree."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from remote.external.raw_layouts import KafkaLocalFormat, LogDirectoryFormat, Pi
 from remote.keys import parse_data_key, parse_head_key, parse_partition, parse_topic_directory
 from remote.store import ObjectStore
 
-DIRECTORIES, KEYS = 50, 200  # looked at, and names in each
+DIRECTORIES, KEYS = 50, 200  # the most directories examined, and names in each
 PUFFIN = ".puffin"
 
 
 def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
-    """The layout that was asked for, or that is found; None for our own.
+    """Return the requested or detected layout; None for this project's own.
 
-    Raises InvalidRequest when the object names match no layout, or several. Raises NotFound when the store has no
-    object, or when its root does not exist.
+    Raises InvalidRequest if the object names match no layout, or several. Raises NotFound if the store has no object,
+    or if its root does not exist.
     """
     layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
     match layout:
@@ -45,7 +45,7 @@ def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat 
 
 
 def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout:
-    """By a few listings. Raises as `foreign_format`."""
+    """Detect the layout by a few listings. Raises as `foreign_format`."""
     if prefixes != ("",):
         return Layout.AIVEN
     found = set(_topic_directories(store)) or set(_log_directories(store))
@@ -67,7 +67,7 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
 
 
 def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
-    """What directories at the root say whose names end in an id."""
+    """Yield the layouts of root directories with a topic id at the end of their names."""
     names = store.list_prefixes("")
     if KAFKA_ROOT in names:
         yield Layout.LOCAL_TIERED_STORAGE

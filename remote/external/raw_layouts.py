@@ -1,9 +1,9 @@
-"""Layouts whose objects are Kafka's own files as they were: LocalTieredStorage, Pinterest's, a broker's directory.
+"""Layouts of Kafka's unchanged files: LocalTieredStorage, Pinterest's, a broker's directory.
 
-Names say where segments begin; where they end, and what their indexes lack, is told by the bytes
-(`tiered.read.external_bytes`). A plain directory and Pinterest's bucket may lie anywhere below the url, a few folders
-down, and may hold several copies of one partition (of several brokers, say): those are read as one, and leader epochs
-decide.
+Names contain the base offsets of segments. Their ends, and facts that the indexes lack, come from the bytes
+(`tiered.read.external_bytes`). A plain directory and Pinterest's bucket may be a few folders below the url, and may
+hold several copies of one partition, for example of several brokers. The copies are read as one partition, and leader
+epochs decide.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from remote.external.external_names import KAFKA_FILES, KAFKA_ROOT, parse_kafka_
 from remote.segment_entry import RemoteSegment
 from remote.store import ObjectInfo, ObjectStore
 
-INDEX_BYTES_MAX = 256 << 20  # of one index file; Kafka's are allocated at 10 MiB
+INDEX_BYTES_MAX = 256 << 20  # of one index file; Kafka allocates 10 MiB for each
 DEPTH_MAX, DIRECTORIES_MAX = 5, 10_000
 _FILES = {"offset": OFFSET_INDEX, "time": TIME_INDEX, "txn": TXN_INDEX}
 _log = logging.getLogger(__name__)
 
 
 class KafkaLocalFormat:
-    """Kafka's LocalTieredStorage: a directory for each partition, files for each segment, no mark of completion.
+    """Kafka's LocalTieredStorage: a directory per partition, files per segment, no completion mark.
 
-    It copies a segment's log and indexes one after another, so a segment that lacks one is not whole. The directory
-    ``kafka-tiered-storage`` may be in the url or below it.
+    It copies a segment's log and indexes one after another, so a segment without one of them is incomplete. The url may
+    or may not include the directory ``kafka-tiered-storage``.
     """
 
     layout = Layout.LOCAL_TIERED_STORAGE
@@ -79,10 +79,10 @@ class KafkaLocalFormat:
 
 
 class LogDirectoryFormat:
-    """Directories ``<topic>-<partition>`` of Kafka's segment files, as a broker keeps them.
+    """Directories ``<topic>-<partition>`` of Kafka's segment files, as a broker stores them.
 
-    A log without its indexes counts all the same. Transactions are told where the directory has the broker's producer
-    snapshots; a broker writes a transaction index only where a transaction was aborted.
+    A log without its indexes counts. Transactions are known if the directory has the broker's producer snapshots: a
+    broker writes a transaction index only after an abort.
     """
 
     layout = Layout.LOGS
@@ -116,9 +116,10 @@ class LogDirectoryFormat:
 
 
 class PinterestFormat:
-    """Pinterest's uploader: as a log directory, with neither transactions nor epochs, and whole only with both indexes.
+    """Pinterest's uploader: a log directory without transactions and epochs.
 
-    ``_metadata`` and ``offset.wm`` are hints that may lack segments, and are not read: the listing is the truth.
+    A segment is complete only with both indexes. ``_metadata`` and ``offset.wm`` are hints that may lack segments, and
+    are not read: the listing is authoritative.
     """
 
     layout = Layout.PINTEREST
@@ -145,7 +146,7 @@ class PinterestFormat:
 def _segment(
     log: ObjectInfo, base: int, indexes: Mapping[str, ObjectInfo], *, tells_transactions: bool
 ) -> ForeignSegment | None:
-    """None for an empty log: a broker's active segment before its first record."""
+    """Return the segment of a log; None for an empty log, a broker's active segment without records."""
     if not log.size_bytes:
         return None
     return ForeignSegment(
@@ -161,7 +162,10 @@ def _segment(
 
 
 def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> ForeignParts:
-    """The index files that the row says are there. One that the listing had and that is gone is as if never there."""
+    """Return the index files that the entry names.
+
+    A file deleted since the listing counts as absent.
+    """
     found: dict[str, bytes] = {}
     for section, key in keys.items():
         where = row.indexes.get(section)
@@ -184,7 +188,7 @@ def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> F
 
 
 def _found_partitions(store: ObjectStore) -> list[ForeignName]:
-    """By topic and partition, wherever they lie, with all places that hold some of it."""
+    """Return the partitions by topic and number, each with all its locations."""
     found: dict[TopicPartition, list[str]] = {}
     for place, name in partition_places(store):
         found.setdefault(name, []).append(place)
@@ -192,7 +196,10 @@ def _found_partitions(store: ObjectStore) -> list[ForeignName]:
 
 
 def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]:
-    """Where directories of logs lie, and whose they are. Raises InvalidRequest where they cannot be told."""
+    """Yield the location and name of each log directory.
+
+    Raises InvalidRequest if they cannot be determined.
+    """
     if _has_segments(store, ""):
         name = parse_partition_directory(store.url.rstrip("/").rpartition("/")[2])
         if name is None:
@@ -218,13 +225,16 @@ def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]
 
 
 def _has_segments(store: ObjectStore, place: str) -> bool:
-    """Whether a ``.log`` is among the first names directly there."""
+    """Whether a ``.log`` is among the first 1000 names directly below a location."""
     names = (info.key[len(place) :] for info in islice(store.list(place), 1000))
     return any((parsed := parse_segment_file(name)) is not None and parsed[1] == LOG for name in names)
 
 
 def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
-    """The segment files directly at a place, by base offset and suffix; those on their way in or out left out."""
+    """Return the segment files directly below a location, by base offset and suffix.
+
+    Temporary files and files marked for deletion are left out.
+    """
     found: dict[int, dict[str, ObjectInfo]] = {}
     for info in store.list(place):
         parsed = parse_segment_file(info.key[len(place) :])
@@ -234,7 +244,10 @@ def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
 
 
 def _next_snapshot(snapshots: set[int], base: int, following: int | None) -> int | None:
-    """The offset of the snapshot at the end of a segment: of the last one, that of any offset behind it."""
+    """Return the offset of the snapshot at a segment's end.
+
+    For the last segment any later snapshot will do; the newest is used.
+    """
     if following is not None:
         return following if following in snapshots else None
     return max((offset for offset in snapshots if offset > base), default=None)
