@@ -1,8 +1,8 @@
-"""The sound entries of a manifest that readers refuse: for a scrub, which reports each contradiction and goes on.
+"""The sound entries of a manifest that readers reject, for a scrub.
 
-Nothing is served, written or deleted by a salvaged manifest. An entry that the decoder refuses, or that contradicts
-itself or an entry before it, is left out, with its place as a `Contradiction`. Without a sound identity and sound
-numbers of the manifest itself nothing is salvaged.
+A scrub reports each contradiction and continues. A salvaged manifest never serves reads, writes or deletes. An entry is
+left out, with its place as a `Contradiction`, if the decoder rejects it, or if it contradicts itself or an earlier
+entry. If the manifest's own identity or numbers are not sound, nothing is salvaged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS: dict[Part, type] = {
     Part.UNLINKED_PAGES: UnlinkedPage,
     Part.JOBS: JobNote,
 }
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _HEAD = msgspec.json.Decoder(Head)
@@ -37,14 +37,14 @@ _ENTRIES: dict[Part, msgspec.json.Decoder[Any]] = {part: msgspec.json.Decoder(ki
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """`head` has the sound entries, None where the manifest itself is not sound; `found` is what was left out."""
+    """`head` has the sound entries, None if the manifest itself is not sound; `found` has the others."""
 
     head: Head | None
     found: tuple[Contradiction, ...]
 
 
 def salvage_head(data: Body, prefix: str) -> Salvage:
-    """See the module text. Raises Corrupt where not even the JSON can be read."""
+    """Salvage a manifest, see the module text. Raises Corrupt if not even the JSON can be read."""
     found: list[Contradiction] = []
     try:
         fields = _FIELDS.decode(decode_line(data))
@@ -61,7 +61,7 @@ def salvage_head(data: Body, prefix: str) -> Salvage:
     wrong = list(contradictions(head, prefix))
     head = _without(head, wrong)
     left = contradiction(head)
-    # An entry that was left out may be what a view or a mark of the cleaner leans on: then nothing more is wrong.
+    # A view or a cleaner mark may depend on an entry that was left out: then this is no further contradiction.
     if left is not None and not found and not wrong:
         wrong.append(Contradiction(part=Part.WHOLE, what=left))
     is_sound = all(each.part not in (Part.TOPIC, Part.WHOLE) for each in wrong)
@@ -69,7 +69,7 @@ def salvage_head(data: Body, prefix: str) -> Salvage:
 
 
 def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[Any]:
-    """The entries of one list that the decoder takes."""
+    """Return the entries of one list that the decoder accepts."""
     entries = []
     for at, each in enumerate(_LIST.decode(raw)):
         try:
@@ -80,7 +80,7 @@ def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[A
 
 
 def _key(raw: msgspec.Raw) -> str | None:
-    """The object that a refused entry names, where it names one."""
+    """Return the object that a rejected entry names, None if it names none."""
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -90,7 +90,7 @@ def _key(raw: msgspec.Raw) -> str | None:
 
 
 def _ascending(part: Part, entries: Iterable[Any], reached: int, found: list[Contradiction]) -> tuple[list[Any], int]:
-    """Those that ascend and never overlap, from `reached` on; and where the last one ends."""
+    """Return the entries that ascend without overlap from `reached` on, and the end of the last one."""
     kept = []
     for each in entries:
         is_finished = not isinstance(each, RemoteSegment) or each.state is SegmentState.COPY_FINISHED

@@ -1,21 +1,29 @@
-"""Everything below one partition's prefix listed, decoded and held against itself: is the bucket what it says it is?
+"""A consistency check of everything in the bucket below one partition's prefix.
 
-Looked at, in this order, so that a writer at work meanwhile is no finding: the listing, then the heads, then what the
-newest head names.
+The order of reads is: the listing, the manifests, the objects that the newest manifest names. So a concurrent writer
+causes no finding.
 
-* heads: each decodes, lies under its own name, is this partition's and follows its parent; none is missing in between;
-  none forgets an object that its parent held responsible, or names again what a former one gave up for deletion.
-* rows of the newest head, the log's and those of its compacted views: the objects are there, have the recorded sizes
-  and the names that go with the row; what a head says of a page is what its rows sum up to. `check_partition` looks
-  inside them as well (`remote.fetch.segment_check`): indexes decode; every chunk has its CRC; and whatever the caller's
-  `LookInside` wants of the bytes. `survey_partition` leaves that to others, who may do it row by row, anywhere.
-* unlinked objects: no row names them any more. That one is gone already is as it should be.
+| subject | checks |
+|---|---|
+| manifests | each decodes, has its own name, belongs to this partition and follows its parent; none is missing |
+| manifest chain | none drops an object that its parent listed; none names an unlinked object again |
+| entries of the newest manifest, of log and views | their objects exist, with the sizes and names of the entry |
+| pages | the manifest's summary of a page agrees with its entries |
+| pending deletes | no entry names them; a deleted one is no finding |
 
-All of that is damage (CORRUPT). A hole between two rows above the log start is a WARNING, as is an object whose name
-is not ours: it belongs to somebody, and is never touched. What no head names is told as INFO with its bytes: uploads of
-an older epoch, which can never be named any more, and those of the present one, whose writer may be about to name them.
+`check_partition` also reads inside segments (`remote.fetch.segment_check`): indexes decode, every chunk has its CRC,
+and the caller's `LookInside` checks the bytes. `survey_partition` does not: other callers may check entries one by one,
+anywhere.
 
-Memory: the heads' rows, one name for each object, one range of a segment.
+Severities:
+
+- CORRUPT: every failed check above.
+- WARNING: a hole between two entries above the log start, or an object with an unknown name. It belongs to other
+  software and is never touched.
+- INFO: objects that no manifest names, with their bytes. Uploads of an older epoch can never be named. The writer of
+  the present epoch may be about to name its uploads.
+
+Memory: the entries of the manifests, one name for each object, one range of a segment.
 """
 
 from __future__ import annotations
@@ -62,13 +70,13 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectInfo, ObjectStore
 
 T = TypeVar("T")
-OTHERS_MAX = 3  # objects asked for to tell one refused object from a store that refuses all
-# What a store may answer of one object while it serves others.
+OTHERS_MAX = 3  # objects read to distinguish one refused object from a store that refuses all
+# Errors that a store may raise for one object while it serves others.
 UNREADABLE = (AccessDenied, InvalidRequest, NotFound, Unavailable)
 
 
 class ObjectKind(Enum):
-    """What an object below the prefix is, by its name and the newest head."""
+    """The kind of an object below the prefix, by its name and the newest manifest."""
 
     HEAD = "head"
     SEGMENT = "segment"
@@ -86,8 +94,15 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """`objects` by full key; `head` is the newest one that decodes; `rows` those whose objects are there, whole by
-    size: what is worth a look inside; `suspects` are all other rows."""
+    """The result of a check.
+
+    | field | content |
+    |---|---|
+    | `objects` | kinds by full key |
+    | `head` | the newest manifest that decodes |
+    | `rows` | entries with objects of the right size: their content can be checked |
+    | `suspects` | all other entries |
+    """
 
     prefix: str
     findings: list[Finding] = field(default_factory=list)
@@ -96,7 +111,7 @@ class BucketReport:
     rows: list[RemoteSegment] = field(default_factory=list)
     suspects: list[RemoteSegment] = field(default_factory=list)
     size_bytes: int = 0
-    is_unread: bool = False  # its heads are sealed, and the ring lacks their key; or it has none
+    is_unread: bool = False  # manifests are encrypted or authenticated, and the ring lacks their key
 
     def counts(self) -> dict[ObjectKind, int]:
         return dict(Counter(self.objects.values()))
@@ -105,10 +120,10 @@ class BucketReport:
 def check_partition(
     store: ObjectStore, prefix: str, look_inside: LookInside | None = None, *, keys: KeyRing = NO_KEYS
 ) -> BucketReport:
-    """See the module text. Without `look_inside` the chunks' CRCs are checked and nothing is looked for in them.
+    """Check one partition, see the module text.
 
-    Raises what the store raises when it cannot be reached. Everything that is wrong with the bytes is a finding, and so
-    is an object that the store refuses while it serves others.
+    Without `look_inside` only the chunks' CRCs are checked. Raises the store's errors if it cannot be reached. All
+    damage of bytes is a finding, and so is an object that the store refuses while it serves others.
     """
     store = keyed(store, keys)
     report = survey_partition(store, prefix)
@@ -121,12 +136,15 @@ def check_partition(
 
 
 def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """See the module text: all of it but the insides of segments and of their indexes. Raises as `check_partition`."""
+    """Check everything but the content of segments and indexes, see the module text.
+
+    Raises as `check_partition`.
+    """
     return _Check(store, prefix).run()
 
 
 def serves(store: ObjectStore, prefix: str) -> bool:
-    """Whether the store lists what lies there: it is not out of reach as a whole."""
+    """Whether the store can list the prefix, so that it is not wholly out of reach."""
     try:
         return any(True for _ in islice(store.list(prefix), 1))
     except LogError:
@@ -134,9 +152,9 @@ def serves(store: ObjectStore, prefix: str) -> bool:
 
 
 def is_still_named(store: ObjectStore, prefix: str, row: RemoteSegment) -> bool:
-    """By the newest head there is now: a row may have expired, or been replaced, under the look.
+    """Whether the newest manifest still names the entry: it may have expired, or been replaced.
 
-    A head that cannot be read takes no finding back.
+    True if the manifest cannot be read, so that the finding stays.
     """
     metadata = MetadataLog(store, prefix)
     try:
@@ -152,10 +170,10 @@ class _Check:
         self._store = store
         self._prefix = prefix
         self._pages = Pages(store, prefix)
-        self._has_read = False  # some object of the partition
-        self._others: list[str] = []  # objects to ask for where the first one is refused
+        self._has_read = False  # whether any object of the partition was read
+        self._others: list[str] = []  # objects to read if the first one is refused
         self._salvaged_sequences: set[int] = set()
-        self._doubtful: set[str] = set()  # objects that a refused entry names
+        self._doubtful: set[str] = set()  # objects that a rejected entry names
         self._report = BucketReport(prefix=prefix)
 
     def run(self) -> BucketReport:
@@ -168,7 +186,7 @@ class _Check:
         except AccessDenied as error:
             if "key_id" not in error.facts:
                 raise
-            # Without the key nothing is known of this partition, so nothing of it can be wrong either.
+            # Without the key nothing is known of this partition, so nothing of it can be wrong.
             report.findings.append(replace(told(Severity.WARNING, self._prefix, str(error)), is_unread=True))
             report.is_unread = True
             return report
@@ -190,7 +208,7 @@ class _Check:
     # --- heads -------------------------------------------------------------------------------------------------------
 
     def _heads(self, listed: dict[str, ObjectInfo]) -> Iterator[Head]:
-        """Those that decode, ascending: the listed ones and what was committed since."""
+        """Yield the manifests that decode, ascending: the listed ones and later commits."""
         void_upto = self._void_upto(listed)
         names = sorted(sequence for key in listed if (sequence := parse_head_key(key)) is not None)
         names = [sequence for sequence in names if sequence > void_upto]
@@ -209,14 +227,14 @@ class _Check:
             following += 1
 
     def _void_upto(self, listed: dict[str, ObjectInfo]) -> int:
-        """The newest boundary: heads up to it count for nothing, whether they are still there or not."""
+        """Return the newest GC boundary: manifests up to it are void, whether they exist or not."""
         reached = 0
         for key in sorted(key for key in listed if parse_boundary_key(key) is not None):
             try:
                 body = self._asked(key, partial(self._store.get, self._prefix + key))
                 upto = decode_boundary(body) if body is not None else None
             except NotFound:
-                continue  # collected since the listing
+                continue  # deleted since the listing
             except Corrupt as error:
                 self._report.findings.append(damaged(error, self._prefix + key))
                 continue
@@ -246,11 +264,11 @@ class _Check:
         return head
 
     def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Head | None:
-        """A head that readers refuse: a finding for each contradiction, and a head with the sound entries."""
+        """Report each contradiction of a rejected manifest; return a manifest of the sound entries."""
         key = f"{HEADS}{sequence:020d}"
         try:
             if is_sealed(body) or self._pages.sealer.is_required:
-                raise error  # forged: nothing of it is worth a look
+                raise error  # forged: nothing in it is used
             salvage = salvage_head(body, self._prefix)
         except Corrupt:
             self._report.findings.append(damaged(error, self._prefix + key))
@@ -288,9 +306,9 @@ class _Check:
             before = head
 
     def _lost(self, before: Head, head: Head) -> str | None:
-        """What `head` forgets; None also where a page that it gave up is gone already, so that it can't be known.
+        """Return what `head` drops; None also if a page that it unlinked is already deleted.
 
-        A salvaged head lacks entries, so it is not compared.
+        A salvaged manifest lacks entries, so it is not compared.
         """
         if self._salvaged_sequences & {before.sequence, head.sequence}:
             return None
@@ -300,7 +318,10 @@ class _Check:
             return None
 
     def _rows(self, head: Head, *, tells: bool = False) -> list[RemoteSegment]:
-        """All rows of a head, ascending, those of its pages too; a page that cannot be read is told where `tells`."""
+        """Return all entries of a manifest, ascending, with the entries of its pages.
+
+        A page that cannot be read is reported if `tells`.
+        """
         rows: list[RemoteSegment] = []
         for spill in head.spills:
             try:
@@ -314,7 +335,7 @@ class _Check:
         return [*rows, *head.segments]
 
     def _page_rows(self, spill: SpillRow, *, tells: bool) -> Sequence[RemoteSegment]:
-        """The sound rows of a page; each of the others is told where `tells`."""
+        """Return the sound entries of a page; each of the others is reported if `tells`."""
         page = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
         if page is None:
             return ()
@@ -327,17 +348,17 @@ class _Check:
         return rows
 
     def _waiting(self, head: Head) -> set[str]:
-        """What was given up for deletion; of a page that cannot be read only the page."""
+        """Return the pending deletes; of a page that cannot be read only the page."""
         try:
             return set(waiting_keys(head, self._pages.rows))
         except (Corrupt, *UNREADABLE):
             return {*(each.key for each in head.unlinked), *(each.spill.key for each in head.unlinked_pages)}
 
     def _named_rows(self, head: Head) -> list[RemoteSegment]:
-        """Everything that has objects: the rows of the log, then those of its compacted views."""
+        """Return all entries with objects: the log's, then its compacted views'."""
         return [*self._rows(head), *head.view_rows]
 
-    # --- what lies around --------------------------------------------------------------------------------------------
+    # --- other objects -----------------------------------------------------------------------------------------------
 
     def _classify(self, listed: dict[str, ObjectInfo]) -> None:
         head, report = self._report.head, self._report
@@ -364,7 +385,10 @@ class _Check:
             report.findings.append(told(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
 
     def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
-        """What forks of this partition name; nothing where a fork cannot be read, which its own check tells."""
+        """Return the objects that forks of this partition name.
+
+        Nothing if a fork cannot be read; the fork's own check reports it.
+        """
         if not any(parse_pin_key(key) is not None for key in listed):
             return ()
         try:
@@ -388,7 +412,7 @@ class _Check:
             self._wrong(key, f"an object of an epoch that no head has: epoch={made_in} newest={epoch}")
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
-    # --- the newest head's rows --------------------------------------------------------------------------------------
+    # --- the newest manifest's entries --------------------------------------------------------------------------------
 
     def _check_unlinked(self, head: Head) -> None:
         named = {key for row in self._named_rows(head) for key in (row.data_key, row.indexes_key)}
@@ -401,7 +425,7 @@ class _Check:
             try:
                 wrong_field = summary_contradiction(spill, self._pages.rows(spill))
             except (Corrupt, *UNREADABLE):
-                continue  # told with the rows
+                continue  # reported with the entries
             if wrong_field is not None:
                 self._wrong(spill.key, f"a head says something else of a page than its rows: {wrong_field}")
 
@@ -409,7 +433,7 @@ class _Check:
         reached = None
         for row in self._rows(head, tells=True):
             if reached is not None and row.base_offset > max(reached, head.log_start_offset):
-                # Cleaning may remove whole segments: the entry behind them was cleaned, or the topic is compacted.
+                # Cleaning may remove whole segments: the entry after them was cleaned, or the topic is compacted.
                 is_cleaned = row.cleaned_through is not None or "compact" in head.properties.get("cleanup.policy", "")
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
                 what = f"no row holds these offsets: from_offset={reached} to_offset={row.base_offset}"
@@ -437,7 +461,10 @@ class _Check:
         return info.size_bytes == size_bytes
 
     def _asked(self, key: str, ask: Callable[[], T], *, tells: bool = True) -> T | None:
-        """What the store answers of one object; None, and a finding, where it refuses this one and serves others."""
+        """Return the store's answer for one object.
+
+        None, with a finding, if the store refuses this object and serves others.
+        """
         try:
             found = ask()
         except UNREADABLE as error:
@@ -450,7 +477,7 @@ class _Check:
         return found
 
     def _serves_others(self) -> bool:
-        """Whether the store serves the partition otherwise: what it refuses then is one object."""
+        """Whether the store serves other objects of the partition: then it refuses only one object."""
         if self._has_read:
             return serves(self._store, self._prefix)
         for key in self._others:
