@@ -1,7 +1,8 @@
-"""What both indexes of a segment must hold, made from the headers of its batches: the offset index and the time index.
+"""Build the offset index and the time index of a segment from the headers of its batches.
 
-As Kafka writes them: an entry once more than an interval of bytes lies behind the last one, a time entry only where the
-largest timestamp has grown, and one more for the last batch.
+The entries are Kafka's. A batch gets an offset entry when more than an interval of bytes precedes it since the last
+entry. A time entry is written at the same batches, only if the largest timestamp has grown, and once more at the last
+batch.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ _RELATIVE_MAX = 2**31 - 1  # int32 in both files
 
 
 class OutsideSegment(Corrupt):
-    """Offsets that no index of the segment can hold: `local.log.splitting` puts such a segment right."""
+    """Offsets that no index of the segment can hold. `local.log.splitting` repairs such a segment."""
 
 
 class Indexes(NamedTuple):
-    """Both index files' bytes, and the largest timestamp with the last offset of the batch it was first seen in."""
+    """The bytes of both index files, and the largest timestamp.
+
+    `max_timestamp_offset` is the last offset of the first batch with that timestamp; the base offset without one.
+    """
 
     offset: bytearray
     time: bytearray
@@ -34,9 +38,10 @@ class Indexes(NamedTuple):
 
 
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
-    """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form).
+    """Return both indexes as an uninterrupted write leaves them, with the final time entry (KAFKA-806 form).
 
-    `table` is of all its batches. Raises OutsideSegment for a batch further from `base_offset` than a segment reaches.
+    `table` holds all batches of the segment. Raises OutsideSegment if an offset is below `base_offset` or more than
+    2**31 - 1 above it.
     """
     rows = IndexRows()
     rows.add(table)
@@ -44,7 +49,7 @@ def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> I
 
 
 class IndexRows:
-    """The batches of a segment as they are written, one table of neighbours after another."""
+    """The batches of a segment in write order, added one table after another."""
 
     def __init__(self) -> None:
         self._sizes: list[NDArray[np.int32]] = []
@@ -57,7 +62,7 @@ class IndexRows:
         self._times.append(table.max_timestamps)
 
     def indexes(self, base_offset: int, interval_bytes: int) -> Indexes:
-        """As `build_indexes`, of all that was added."""
+        """Return the indexes of all added batches, as `build_indexes` does."""
         sizes = np.concatenate((np.empty(0, np.int32), *self._sizes))
         relative = np.concatenate((np.empty(0, np.int64), *self._last_offsets)) - base_offset
         times = np.maximum.accumulate(np.maximum(np.concatenate((np.empty(0, np.int64), *self._times)), -1))
@@ -78,7 +83,11 @@ class IndexRows:
 
 
 def _entry_rows(before: NDArray[np.int64], interval_bytes: int) -> list[int]:
-    """The batches that get an entry: before them lie more than `interval_bytes` since the last one that has one."""
+    """Return the rows of the batches that get an entry.
+
+    A batch gets one when more than `interval_bytes` precede it, counted from the start of the last batch with an
+    entry.
+    """
     following = np.searchsorted(before, before + interval_bytes, "right").tolist()
     rows: list[int] = []
     at = following[0] if following else 0

@@ -1,8 +1,8 @@
-"""The ``.index`` and ``.timeindex`` of a segment as files: judging what is found on a disk, putting new ones in place.
+"""The ``.index`` and ``.timeindex`` files of a segment: check the files on disk, put new ones in place.
 
-The judgement is Kafka's sanity check and more: whole entries, every column rising, no position past the log, and an
-empty time index only where the log has no timestamps. It can't tell an index that lost its last entries: files are
-therefore put in place whole or not at all (`replace`).
+The check is Kafka's sanity check and more: only whole entries, each column in order, no position past the log, and an
+empty time index only if the log has no timestamps. The check cannot detect an index that lost its last entries. Files
+are therefore replaced whole or not at all (`write_aside`, `put_in_place`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLICE_BYTES = 16 << 20
 
 
 class Judged(NamedTuple):
-    """How many leading entries of each file are sound; `problem` is None when both files are, from end to end."""
+    """The number of sound leading entries of each file. `problem` is None if both files are sound to the end."""
 
     offset_entries: int
     time_entries: int
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
 
 def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:
-    """The entry to add for the largest timestamp so far; empty when it is no later than the last one."""
+    """Return the entry for the largest timestamp so far, or no bytes if it is not later than the last entry."""
     if timestamp_ms is None:
         return b""
     if index and time_index.entries(index[-time_index.ENTRY_BYTES :], base_offset)[0][0] >= timestamp_ms:
@@ -44,9 +44,10 @@ def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, off
 
 
 def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timestamp_ms: Callable[[], int]) -> Judged:
-    """What can be used of both files' bytes (None: there is no such file), the log being `log_bytes` long.
+    """Return how much of both files is usable for a log of `log_bytes`. None stands for a missing file.
 
-    `first_timestamp_ms` is asked for the first batch's largest timestamp (-1: none) where that decides.
+    `first_timestamp_ms` returns the first batch's largest timestamp (-1: none). It is called only if the time index
+    has at most one entry.
     """
     if offsets is None or times is None:
         problem: str | None = "an index is missing"
@@ -67,25 +68,25 @@ def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timest
 
 
 def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) -> str | None:
-    """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
+    """Return why a segment's indexes are unusable, or None if they are usable. Reads both files whole."""
     offsets, times = (_read(storage, join(directory, segment_file(base_offset, each))) for each in INDEX_SUFFIXES)
     log_path = join(directory, segment_file(base_offset, LOG))
     return judge(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
 
 
 def first_timestamp(storage: Storage, log_path: str) -> int:
-    """The first batch's largest timestamp; -1 where its records have none (such a segment has no time entries)."""
+    """Return the first batch's largest timestamp, or -1 without one (such a segment has no time entries)."""
     try:
         header = read_header(storage.read(log_path, 0, HEADER_BYTES))
     except Corrupt:
-        return -1  # whoever reads the batch will hear of it
+        return -1  # the read of this batch reports the damage
     return header.max_timestamp_ms if header is not None else -1
 
 
 def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
-    """(largest timestamp, last offset of the first batch with it) from the headers of a log, as far as they are sound.
+    """Return (largest timestamp, last offset of the first batch with it), or (None, `base_offset`) without one.
 
-    `read` gives the bytes (position, length).
+    Reads the headers of a log up to the first unsound one. `read` returns the bytes at (position, length).
     """
     latest, offset = -1, base_offset
     for _, _, table in slices_of(read):
@@ -96,9 +97,10 @@ def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int
 
 
 def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryview, BatchTable]]:
-    """(position, bytes, headers) of a log's whole batches, a slice at a time, up to where they break off.
+    """Yield (position, bytes, headers) of a log's whole batches in slices, up to the first unsound header.
 
-    For a file that may shrink meanwhile: a map of it would end the process. `read` gives the bytes (position, length).
+    `read` returns the bytes at (position, length). This function reads and does not map the file, because the file may
+    shrink during the scan: access to a map past the end of its file ends the process.
     """
     from local import kernels
 
@@ -117,8 +119,10 @@ def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryvi
 def headers_of(
     read: Callable[[int, int], bytes], size_bytes: int, *, path: str, may_be_torn: bool = False
 ) -> BatchTable:
-    """The headers of all batches of a log of `size_bytes`, read a slice at a time. Raises Corrupt where they break off,
-    unless the end `may_be_torn`."""
+    """Return the headers of all batches of a log of `size_bytes`, read in slices.
+
+    Raises Corrupt if the sound headers end before `size_bytes`, unless the end `may_be_torn`.
+    """
     from local import kernels
     from local.format.columns import joined_tables
 
@@ -133,7 +137,7 @@ def headers_of(
 
 
 def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
-    """Both files under temporary names, synced. A crash leaves files that the next start removes."""
+    """Write and sync both files under temporary names. The next start removes them after a crash."""
     for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
         file = storage.create(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
         try:
@@ -144,7 +148,7 @@ def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Ind
 
 
 def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
-    """What `write_aside` wrote takes the place of what was there, durably; a crash leaves each file old or new."""
+    """Rename the files of `write_aside` over the old ones, durably. A crash leaves each file old or new."""
     for suffix in INDEX_SUFFIXES:
         path = join(directory, segment_file(base_offset, suffix))
         storage.rename(path + TEMPORARY, path)
@@ -152,7 +156,7 @@ def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
 
 
 def discard_aside(storage: Storage, directory: str, base_offset: int) -> None:
-    """What `write_aside` wrote is not needed after all."""
+    """Remove the files of `write_aside` without using them."""
     for suffix in INDEX_SUFFIXES:
         storage.unlink(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
 

@@ -1,11 +1,14 @@
-"""The mapped index files of all sealed segments of this process: as many as fit, the least recently used one goes.
+"""The mapped index files of all closed segments of this process, limited to the most recently used ones.
 
-Segments are many and lookups are few: an index is mapped when something is looked up in it, and stays mapped while it
-is among the last `MAPS_MAX`. Lookups touch the pages of a binary search and nothing else.
+Segments are many and lookups are few. An index file is mapped at its first lookup and stays mapped while it is among
+the `MAPS_MAX` most recently used ones. A lookup touches only the pages of a binary search.
 
-Descriptors of the local tier, however many segments and logs there are: those of the active segment of each open log,
-one for each read under way (a ``.log`` is opened for the read and closed after it), one for each directory's lock, and,
-before Python 3.13, one for each map here. From 3.13 on a map holds none.
+The local tier holds these descriptors, independent of the number of segments:
+
+- for each open log, the files of its active segment;
+- for each read under way, one (a ``.log`` is opened for the read and closed after it);
+- for each directory, one for its lock;
+- before Python 3.13, one for each map here; from 3.13 on a map holds none.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ MAPS_MAX = 128
 
 
 class IndexMaps:
-    """Thread safe. A map that is dropped while somebody looks into it goes when they have let go of it."""
+    """A thread-safe cache of maps. A map removed during a lookup stays valid until that lookup ends."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -29,13 +32,13 @@ class IndexMaps:
         return len(self._maps)
 
     def get(self, owner: object, suffix: str, make: Callable[[], memoryview]) -> memoryview:
-        """The map of one of `owner`'s files, made if it is not there. Not to be released by the caller."""
+        """Return the map of one of `owner`'s files; `make` creates a missing one. The caller must not release it."""
         key = (owner, suffix)
         with self._lock:
             if key in self._maps:
                 self._maps.move_to_end(key)
                 return self._maps[key]
-        made = make()  # outside the lock: others need not wait for the disk
+        made = make()  # outside the lock: other threads need not wait for the disk
         with self._lock:
             self._maps[key] = made
             while len(self._maps) > self._limit:
@@ -43,7 +46,7 @@ class IndexMaps:
         return made
 
     def forget(self, owner: object, suffixes: tuple[str, ...]) -> None:
-        """`owner`'s files go, or were replaced."""
+        """Remove the maps of `owner`'s files, before the files are deleted or replaced."""
         with self._lock:
             for suffix in suffixes:
                 self._maps.pop((owner, suffix), None)

@@ -6,8 +6,8 @@
 | 4 | 4 | int32 position of a batch in the ``.log`` |
 
 Big-endian, 8 bytes an entry, no header, no checksum. An entry names the **last** offset of the batch that starts at
-`position`; relative offsets strictly increase. A lookup takes the greatest entry at or below the target and the
-caller scans forward from there. Source: kafka `OffsetIndex`.
+`position`. Relative offsets strictly increase. A lookup takes the greatest entry at or below the target; the caller
+scans forward from its position. Source: kafka `OffsetIndex`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 8
 INTERVAL_BYTES = 4096  # Kafka's default of `index.interval.bytes`
 ENTRY = struct.Struct(">ii")
-FEW = 64  # entries that are looked at sooner than numpy is loaded
+FEW = 64  # up to this many entries are checked without numpy, which takes long to load
 Buffer = bytes | bytearray | memoryview
 
 
@@ -35,26 +35,30 @@ def pack(base_offset: int, offset: int, position: int) -> bytes:
 
 
 def encode(relative_offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> bytearray:
-    """A whole file. The caller knows that both columns fit 31 bits."""
+    """Return the bytes of a whole file. The caller ensures that both columns fit 31 bits."""
     import numpy as np
 
     return bytearray(np.stack((relative_offsets, positions), axis=1).astype(">i4").tobytes())
 
 
 def positions(data: Buffer) -> NDArray[np.int32]:
-    """The positions alone, in file order."""
+    """Return the positions alone, in file order."""
     import numpy as np
 
     return np.frombuffer(data, ">i4", len(data) // ENTRY_BYTES * 2)[1::2].astype(np.int32)
 
 
 def lookup(data: Buffer, base_offset: int, offset: int) -> tuple[int, int]:
-    """The (offset, position) of the greatest entry with offset <= `offset`; ``(base_offset, 0)`` when none is."""
+    """Return the greatest entry (offset, position) with offset <= `offset`, or ``(base_offset, 0)`` if there is none.
+    """
     return find(len(data) // ENTRY_BYTES, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, offset)
 
 
 def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, offset: int) -> tuple[int, int]:
-    """As `lookup`, in `count` entries of which `entry` gives any one, as they are in the file: a few are asked for."""
+    """Do `lookup` among `count` entries, of which a binary search reads a few.
+
+    `entry` returns the entry in a slot as it is in the file: (relative offset, position).
+    """
     after = bisect.bisect_right(range(count), offset - base_offset, key=lambda slot: entry(slot)[0])
     if after == 0:
         return base_offset, 0
@@ -63,13 +67,13 @@ def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, 
 
 
 def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
-    """All (offset, position) pairs in file order."""
+    """Return all (offset, position) pairs in file order."""
     whole = memoryview(data)[: len(data) - len(data) % ENTRY_BYTES]
     return [(base_offset + relative, position) for relative, position in ENTRY.iter_unpack(whole)]
 
 
 def check(data: Buffer, log_bytes: int, *, path: str) -> None:
-    """Raises Corrupt unless the file could belong to a log of `log_bytes` bytes: whole entries, both columns rising."""
+    """Raise Corrupt unless the file is sound for a log of `log_bytes` bytes: whole entries, both columns rising."""
     if len(data) % ENTRY_BYTES:
         raise Corrupt("reading an offset index, not a multiple of 8 bytes", path=path, size_bytes=len(data))
     sound = sound_entries(data, log_bytes)
@@ -78,7 +82,7 @@ def check(data: Buffer, log_bytes: int, *, path: str) -> None:
 
 
 def sound_entries(data: Buffer, log_bytes: int) -> int:
-    """How many leading entries could belong to a log of `log_bytes` bytes: both columns rising, positions inside it."""
+    """Count the leading entries that are sound: both columns rising, positions below `log_bytes`."""
     if len(data) <= FEW * ENTRY_BYTES:
         return _sound_few(entries(data, 0), log_bytes)
     import numpy as np

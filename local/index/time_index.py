@@ -5,9 +5,9 @@
 | 0 | 8 | int64 timestamp, ms |
 | 8 | 4 | int32 relative offset = offset - segment base |
 
-Big-endian, 12 bytes an entry. An entry ``(t, o)`` says that no record before the batch ending at `o` is newer than
-`t`, so a search for a timestamp starts at the greatest entry **below** it and scans forward. An entry is
-written only when its timestamp exceeds the last one; offsets never fall. Source: kafka `TimeIndex`.
+Big-endian, 12 bytes an entry. An entry ``(t, o)`` states that no record before the batch that ends at `o` is newer
+than `t`. A search for a timestamp therefore starts at the greatest entry **below** it and scans forward. An entry is
+written only when its timestamp exceeds the last one. Offsets never fall. Source: kafka `TimeIndex`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES = 12
 ENTRY = struct.Struct(">qi")
-FEW = 64  # entries that are looked at sooner than numpy is loaded
+FEW = 64  # up to this many entries are checked without numpy, which takes long to load
 _COLUMNS = [("timestamp", ">i8"), ("relative", ">i4")]
 Buffer = bytes | bytearray | memoryview
 
@@ -35,7 +35,7 @@ def pack(base_offset: int, timestamp_ms: int, offset: int) -> bytes:
 
 
 def encode(timestamps_ms: NDArray[np.int64], relative_offsets: NDArray[np.int64]) -> bytearray:
-    """A whole file. The caller knows that the offsets fit 31 bits."""
+    """Return the bytes of a whole file. The caller ensures that the offsets fit 31 bits."""
     import numpy as np
 
     made = np.empty(len(timestamps_ms), _COLUMNS)
@@ -44,13 +44,16 @@ def encode(timestamps_ms: NDArray[np.int64], relative_offsets: NDArray[np.int64]
 
 
 def lookup(data: Buffer, base_offset: int, timestamp_ms: int) -> tuple[int, int]:
-    """The (timestamp, offset) of the greatest entry with timestamp <= `timestamp_ms`; ``(-1, base_offset)`` if none."""
+    """Return the greatest entry (timestamp, offset) <= `timestamp_ms`, or ``(-1, base_offset)`` if there is none."""
     count = len(data) // ENTRY_BYTES
     return find(count, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, timestamp_ms)
 
 
 def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> tuple[int, int]:
-    """As `lookup`, in `count` entries of which `entry` gives any one, as they are in the file: a few are asked for."""
+    """Do `lookup` among `count` entries, of which a binary search reads a few.
+
+    `entry` returns the entry in a slot as it is in the file: (timestamp, relative offset).
+    """
     after = bisect.bisect_right(range(count), timestamp_ms, key=lambda slot: entry(slot)[0])
     if after == 0:
         return -1, base_offset
@@ -59,7 +62,7 @@ def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, 
 
 
 def find_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> int:
-    """Where a search for the first record at or after `timestamp_ms` may start although one entry is wrong.
+    """Return the start of a search for the first record at or after `timestamp_ms`, safe even if one entry is wrong.
 
     1. A sound entry before the target is a safe start: no older batch reaches the target.
     2. Of the last two entries before the target at most one is wrong, so the lower of both offsets is safe.
@@ -73,13 +76,13 @@ def find_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset:
 
 
 def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
-    """All (timestamp, offset) pairs in file order."""
+    """Return all (timestamp, offset) pairs in file order."""
     whole = memoryview(data)[: len(data) - len(data) % ENTRY_BYTES]
     return [(timestamp, base_offset + relative) for timestamp, relative in ENTRY.iter_unpack(whole)]
 
 
 def check(data: Buffer, *, path: str) -> None:
-    """Raises Corrupt unless it holds whole entries, timestamps rising and offsets never falling."""
+    """Raise Corrupt unless the file holds only whole entries, timestamps rising and offsets never falling."""
     if len(data) % ENTRY_BYTES:
         raise Corrupt("reading a time index, not a multiple of 12 bytes", path=path, size_bytes=len(data))
     sound = sound_entries(data)
@@ -88,7 +91,7 @@ def check(data: Buffer, *, path: str) -> None:
 
 
 def sound_entries(data: Buffer) -> int:
-    """How many leading entries are in order: timestamps rising, offsets never falling."""
+    """Count the leading entries that are in order: timestamps rising, offsets never falling."""
     if len(data) <= FEW * ENTRY_BYTES:
         return _sound_few(entries(data, 0))
     import numpy as np

@@ -1,4 +1,4 @@
-"""The ``.txnindex`` file: which transactions were aborted.
+"""The ``.txnindex`` file: the aborted transactions of a segment.
 
 | off | size | field                | note                                                                       |
 |-----|------|----------------------|----------------------------------------------------------------------------|
@@ -6,10 +6,10 @@
 | 2   | 8    | producerId           |                                                                            |
 | 10  | 8    | firstOffset          | of the transaction's first batch, perhaps in an earlier segment            |
 | 18  | 8    | lastOffset           | of its abort marker, inclusive; strictly increases, never below the base   |
-| 26  | 8    | lastStableOffset     | as it was once the marker was in the log                                   |
+| 26  | 8    | lastStableOffset     | the LSO when the marker was appended                                       |
 
-Big-endian, 34 bytes an entry, no header, no checksum. The file appears with a segment's first aborted transaction. A
-tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
+Big-endian, 34 bytes an entry, no header, no checksum. The file is created with a segment's first aborted transaction.
+A tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRY_BYTES = _ENTRY.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedTransaction:
-    """One aborted transaction: its data lies in ``[first_offset, last_offset)``, its marker at `last_offset`."""
+    """One aborted transaction: its data is in ``[first_offset, last_offset)``, its marker at `last_offset`."""
 
     producer_id: int
     first_offset: int
@@ -43,7 +43,7 @@ class AbortedTransaction:
 
 
 def entries(data: Buffer, *, path: str = "") -> list[AbortedTransaction]:
-    """All whole entries in file order. Raises Corrupt for a version other than 0."""
+    """Return all whole entries in file order. Raises Corrupt for a version other than 0."""
     view = memoryview(data).cast("B")
     found = []
     for at in range(0, len(view) - ENTRY_BYTES + 1, ENTRY_BYTES):
@@ -61,7 +61,7 @@ def encode(aborted: Iterable[AbortedTransaction]) -> bytes:
 
 
 def check(data: Buffer, base_offset: int, *, path: str) -> None:
-    """Raises Corrupt unless the entries' last offsets rise from the segment's base on and each follows its first."""
+    """Raise Corrupt unless last offsets rise from the segment's base on and none is below its first offset."""
     before = base_offset - 1
     for at, each in enumerate(entries(data, path=path)):
         if each.last_offset <= before or each.first_offset > each.last_offset:
@@ -73,9 +73,10 @@ def check(data: Buffer, base_offset: int, *, path: str) -> None:
 def overlapping(
     aborted: Iterable[AbortedTransaction], from_offset: int, upper_offset: int
 ) -> tuple[list[AbortedTransaction], bool]:
-    """Those that concern a read of ``[from_offset, upper_offset)``, and whether the search may end here.
+    """Return the entries that concern a read of ``[from_offset, upper_offset)``, and whether the search is complete.
 
-    It may not when no entry says that everything below `upper_offset` was decided: go on in the next segment.
+    The search is complete if an entry's last stable offset is at or above `upper_offset`. Otherwise the caller
+    continues in the next segment.
     """
     found = []
     for each in aborted:
@@ -87,7 +88,7 @@ def overlapping(
 
 
 def truncate(data: Buffer, offset: int) -> bytes:
-    """The bytes up to the first entry whose marker lies at or above `offset`."""
+    """Return the bytes up to, not including, the first entry with its marker at or above `offset`."""
     kept = []
     for each in entries(data):
         if each.last_offset >= offset:

@@ -10,14 +10,12 @@ import pytest
 from race_scenes import BASE, EXPIRES, KEEPS, SceneOfRace, plain_scene
 from race_stage import HOUR, GatedStore
 
-from local.errors import NotFound
 from local.log.leader_epochs import EpochRange, LeaderEpochs
 from local.segment import swap
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
 from remote.gc import delayed_delete, old_manifests, orphans, page_removal, partition_removal, pin_watch
-from remote.gc.pinned_manifest import PinnedLog
 from remote.keys import full_key, head_key
 from remote.manifest import co_writer, commit_protocol, page_spill
 from remote.manifest.commit_protocol import LogState, MetadataLog
@@ -136,19 +134,6 @@ def _a_pin_that_was_seen_counts_for_what_left_before_it_alone(patch: Patch) -> N
 
 def _pinned_heads_are_collected(patch: Patch) -> None:
     patch.setattr(old_manifests, "list_pins", lambda store, prefix: [])
-
-
-def _a_lapsed_pin_shows_another_manifest(patch: Patch) -> None:
-    """A reader goes by the sequence of its pin alone. A slow writer may have created that void name again."""
-
-    def load(self: PinnedLog, *, exact: bool = False) -> Head:
-        if self._head is None:
-            self._head = self._chain.read(self._pin.sequence)
-        if self._head is None:
-            raise NotFound("reading a pinned head", sequence=self._pin.sequence)
-        return self._head
-
-    patch.setattr(PinnedLog, "load", load)
 
 
 # --- collected heads -------------------------------------------------------------------------------------------------
@@ -398,7 +383,6 @@ PLANTED = [
     Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _one_long_writer, since=40),
     Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone, since=95),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
-    Plant(_a_lapsed_pin_shows_another_manifest, _slow_time, since=4130),
     Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS),
     Plant(_heads_are_deleted_before_they_are_void, _COLLECTS_HEADS),
     Plant(_a_page_is_named_and_not_written, _HAS_PAGES),
@@ -413,13 +397,13 @@ PLANTED = [
     Plant(_rows_in_pages_name_nothing, _HAS_PAGES),
     Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest)),
     Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
-    Plant(_who_deletes_asks_no_fork, _HAS_FORK, since=60),
+    Plant(_who_deletes_asks_no_fork, fork_outlives),
     Plant(_who_collects_asks_no_fork, fork_outlives),
     Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
     Plant(_a_fork_is_not_announced, _HAS_FORK, since=200),
     Plant(_a_fork_is_told_of_without_a_look, forker_sleeps_long),
     Plant(_announcements_go_when_their_pins_end, fork_outlives),
-    Plant(_a_look_without_forks_is_good_for_ever, _HAS_FORK, since=60),
+    Plant(_a_look_without_forks_is_good_for_ever, fork_outlives),
     Plant(_a_pause_stops_nothing, _PAUSES),
     Plant(_a_pause_ends_with_its_process, _PAUSES),
 ]
