@@ -38,10 +38,10 @@ class Indexes(NamedTuple):
 
 
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
-    """Return both indexes as an uninterrupted write leaves them, with the final time entry (KAFKA-806 form).
+    """Build both indexes of a segment as an uninterrupted write leaves them.
 
-    `table` holds all batches of the segment. Raises OutsideSegment if an offset is below `base_offset` or more than
-    2**31 - 1 above it.
+    The final time entry is included (KAFKA-806 form). `table` holds all batches of the segment. Raises OutsideSegment
+    if an offset is below `base_offset` or more than 2**31 - 1 above it.
     """
     rows = IndexRows()
     rows.add(table)

@@ -1,4 +1,4 @@
-"""The ``.index`` and ``.timeindex`` files of a segment: check the files on disk, put new ones in place.
+"""Check the ``.index`` and ``.timeindex`` files of a segment on disk and put new ones in place.
 
 The check is Kafka's sanity check and more: only whole entries, each column in order, no position past the log, and an
 empty time index only if the log has no timestamps. The check cannot detect an index that lost its last entries. Files
@@ -27,7 +27,10 @@ _SLICE_BYTES = 16 << 20
 
 
 class Judged(NamedTuple):
-    """The number of sound leading entries of each file. `problem` is None if both files are sound to the end."""
+    """The number of sound leading entries of each file.
+
+    `problem` is None if both files are sound to the end.
+    """
 
     offset_entries: int
     time_entries: int
@@ -35,7 +38,7 @@ class Judged(NamedTuple):
 
 
 def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:
-    """Return the entry for the largest timestamp so far, or no bytes if it is not later than the last entry."""
+    """Pack the entry for the largest timestamp so far; no bytes if it is not later than the last entry."""
     if timestamp_ms is None:
         return b""
     if index and time_index.entries(index[-time_index.ENTRY_BYTES :], base_offset)[0][0] >= timestamp_ms:
@@ -84,9 +87,10 @@ def first_timestamp(storage: Storage, log_path: str) -> int:
 
 
 def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
-    """Return (largest timestamp, last offset of the first batch with it), or (None, `base_offset`) without one.
+    """Scan a log for (largest timestamp, last offset of the first batch with it).
 
-    Reads the headers of a log up to the first unsound one. `read` returns the bytes at (position, length).
+    Without a timestamp the result is (None, `base_offset`). Reads the headers of a log up to the first unsound one.
+    `read` returns the bytes at (position, length).
     """
     latest, offset = -1, base_offset
     for _, _, table in slices_of(read):

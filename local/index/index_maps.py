@@ -1,4 +1,4 @@
-"""The mapped index files of all closed segments of this process, limited to the most recently used ones.
+"""A cache of the mapped index files of all closed segments of this process, least recently used out.
 
 Segments are many and lookups are few. An index file is mapped at its first lookup and stays mapped while it is among
 the `MAPS_MAX` most recently used ones. A lookup touches only the pages of a binary search.
@@ -32,7 +32,10 @@ class IndexMaps:
         return len(self._maps)
 
     def get(self, owner: object, suffix: str, make: Callable[[], memoryview]) -> memoryview:
-        """Return the map of one of `owner`'s files; `make` creates a missing one. The caller must not release it."""
+        """Return the map of one of `owner`'s files.
+
+        `make` creates a missing one. The caller must not release the map.
+        """
         key = (owner, suffix)
         with self._lock:
             if key in self._maps:

@@ -49,7 +49,9 @@ def positions(data: Buffer) -> NDArray[np.int32]:
 
 
 def lookup(data: Buffer, base_offset: int, offset: int) -> tuple[int, int]:
-    """Return the greatest entry (offset, position) with offset <= `offset`, or ``(base_offset, 0)`` if there is none.
+    """Return the entry (offset, position) with the greatest offset <= `offset`.
+
+    Without such an entry the result is ``(base_offset, 0)``.
     """
     return find(len(data) // ENTRY_BYTES, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, offset)
 
@@ -73,7 +75,10 @@ def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
 
 
 def check(data: Buffer, log_bytes: int, *, path: str) -> None:
-    """Raise Corrupt unless the file is sound for a log of `log_bytes` bytes: whole entries, both columns rising."""
+    """Check a file against its log of `log_bytes` bytes.
+
+    Raises Corrupt unless the file has only whole entries, both columns rise and all positions are below `log_bytes`.
+    """
     if len(data) % ENTRY_BYTES:
         raise Corrupt("reading an offset index, not a multiple of 8 bytes", path=path, size_bytes=len(data))
     sound = sound_entries(data, log_bytes)

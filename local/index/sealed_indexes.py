@@ -1,21 +1,29 @@
-"""The indexes of one sealed segment, as a reader uses them: judged on first use, mapped while they are wanted.
+"""The indexes of one closed segment for readers: checked at the first lookup, mapped while in use.
 
-Opening a log must not cost more than a listing, so nothing of an index is read until something is looked up in it.
-Then both files are judged once (`local.index.index_files.judge`), and when they are off they are rebuilt from the log:
-built and written aside without holding up anybody, and renamed into place under the segment's lock, unless the segment
-was dropped or replaced meanwhile. A crash at any point leaves each file old (judged off again) or new; leftovers have
-temporary names and are removed at the next start. A log that is only looked at, beside another process, is never
-written to and its files are not mapped, as they may shrink: what is sound of its indexes is used, and the rest of the
-log is scanned. So is all of it where a rebuild fails: damage is then found, and named, by whoever reads up to it.
+**First use.** Opening a log must cost no more than a listing, so an index is not read before its first lookup. The
+first lookup checks both files once (`local.index.index_files.judge`). An unsound index is rebuilt from the log:
 
-The largest timestamp of a segment is wanted of every segment, by retention and by time lookups. It is the last time
-entry, and believed when that one and its neighbours are in order and the batch that the entry names has this timestamp;
-the headers of the whole log decide otherwise.
+1. Build both files and write them under temporary names, without blocking other threads.
+2. Rename them into place under the segment's lock, unless the segment was dropped or replaced since step 1.
 
-In order is not yet right: one changed byte can name another batch. A reader compares each entry with the batch that the
-entry led to, and with its own target (`local.segment.segment_reading`, `local.segment.time_search`). A contradiction
-ends in `rebuild`: both files are made again from the headers of the log, in memory where nothing may be written. An
-index is never the reason for an error.
+A crash at any point leaves each file old (and found unsound again) or new. The next start removes files with temporary
+names.
+
+**Unsound indexes that are not rebuilt.**
+
+| case | behaviour |
+|---|---|
+| read-only open | no writes, no maps (files may shrink); sound entries serve, the rest is scanned |
+| the rebuild failed | the whole log is scanned; the read that reaches the damage reports it |
+
+**Largest timestamp.** Retention and time lookups need it of every segment. It is the last time entry, if this entry
+and its neighbours are in order and the batch that the entry names has this timestamp. Otherwise the headers of the
+whole log decide.
+
+**Wrong entries.** An index in order can still be wrong: one changed byte can name another batch. A reader compares
+each entry with the batch at its position and with its own target (`local.segment.segment_reading`,
+`local.segment.time_search`). A contradiction leads to `rebuild`: both files are built again from the headers of the
+log, in memory if the disk must not be written. A wrong index never makes a lookup fail.
 """
 
 from __future__ import annotations
@@ -41,14 +49,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _TRUSTED = Judged(1 << 40, 1 << 40, None)
 _PROBE_BYTES = 8192
-_PROBES_MAX = 64  # reads of the log on the way from an offset entry to the batch of a time entry
+_PROBES_MAX = 64  # reads of the log between the position of an offset entry and the batch of a time entry
 
 
 class Access(NamedTuple):
-    """How the indexes of a segment may be treated.
+    """How the indexes of a segment may be used.
 
-    `is_trusted` where they have just been written or checked; otherwise they are judged first, and rebuilt with an
-    entry every `interval_bytes` (None: not rebuilt). `is_shared`: another process may be writing there.
+    - `is_trusted`: this process has just written or checked them. Otherwise they are checked first.
+    - `interval_bytes`: a rebuild writes an entry every so many bytes. None: no rebuild.
+    - `is_shared`: another process may write the segment.
     """
 
     is_trusted: bool = True
@@ -57,7 +66,10 @@ class Access(NamedTuple):
 
 
 class TimeStart(NamedTuple):
-    """Where to start scanning for a timestamp, and the offset below which the time index claims no such record."""
+    """Where to start scanning for a timestamp.
+
+    The time index claims that no record below `claimed_offset` is that late.
+    """
 
     offset: int
     claimed_offset: int
@@ -68,9 +80,10 @@ LOOKING = Access(is_trusted=False, interval_bytes=None, is_shared=True)
 
 
 class SealedIndexes:
-    """See the module text. Thread safe. Every method raises NotFound once the segment is retired.
+    """The indexes of one closed segment. Thread safe.
 
-    `held` is entered around every use of the files' names: while inside they stay what they are.
+    Lookups and reads raise NotFound once the segment is retired.
+    `held` is a context in which the files keep their names. Every use of a file name happens inside it.
     """
 
     __slots__ = (
@@ -104,21 +117,24 @@ class SealedIndexes:
         self._judging = threading.Lock()
         self._judged = _TRUSTED if access.is_trusted else None
         self._is_closed = False
-        self._made: dict[str, bytes] = {}  # by suffix: made again in memory, where nothing may be written
+        self._made: dict[str, bytes] = {}  # by suffix: rebuilt in memory, where the disk must not be written
 
     def entry_before(self, offset: int) -> tuple[int, int]:
-        """Where to start scanning for `offset`: (the last offset of a batch that lies there or behind, a batch start at
-        or before that of `offset`); at position 0 the former is not known."""
+        """Return where to start scanning for `offset`: (last offset of a batch, position).
+
+        The position is a batch start at or before the batch of `offset`. The batch that ends with the last offset
+        starts at or after the position. At position 0 the last offset carries no information.
+        """
         with self._entries(OFFSET_INDEX) as (count, entry):
             return offset_index.find(count, entry, self._base_offset, offset)
 
     def time_start(self, timestamp_ms: int) -> TimeStart:
-        """Where to start scanning for the first record at or after `timestamp_ms`."""
+        """Return where to start scanning for the first record at or after `timestamp_ms`."""
         with self._entries(TIME_INDEX) as (count, entry):
             return time_start(count, entry, self._base_offset, timestamp_ms)
 
     def largest_timestamp(self) -> tuple[int | None, int]:
-        """(the largest timestamp or None, the last offset of the batch it was first seen in)."""
+        """Return (largest timestamp or None, last offset of the first batch with it)."""
         found = self._last_time_entry() if self._judged is None else None
         if found is None:
             if self._judge().problem is not None:
@@ -132,15 +148,18 @@ class SealedIndexes:
             return found
         scanned = index_files.scan_times(self._read_log, self._base_offset)
         if scanned[0] == timestamp_ms:
-            return found  # of a whole append, as Kafka up to 4.0 writes it
+            return found  # Kafka up to 4.0 writes the last offset of the whole append here
         with suppress(Corrupt):
             self.rebuild(f"the last time entry names no batch: timestamp_ms={timestamp_ms} offset={offset}")
         return scanned
 
     def rebuild(self, problem: str, is_still: Callable[[], bool] = lambda: True) -> None:
-        """Both files anew from the headers of the log, which contradict them; in memory where the disk is not ours or
-        refuses. `is_still` is asked once no other thread is at it. Raises Corrupt, with nothing changed, where the
-        headers break off."""
+        """Build both files again from the headers of the log, which contradict them.
+
+        The result stays in memory if another process may write the segment or the disk refuses the write. `is_still`
+        is called under the lock and returns whether the rebuild is still needed. Raises Corrupt, with nothing changed,
+        if the headers are unsound before the end of the log.
+        """
         from local.index.index_building import build_indexes
 
         with self._judging:
@@ -162,13 +181,16 @@ class SealedIndexes:
             self._judged = _TRUSTED
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
-        """The last few whole entries of the offset index, as (last offset of a batch, its position), unjudged."""
+        """Return the last few whole entries of the offset index, unchecked.
+
+        An entry is (last offset of a batch, its position).
+        """
         width = offset_index.ENTRY_BYTES
         try:
             with self._held():
                 file = self._storage.open_reader(self._path(OFFSET_INDEX))
         except NotFound:
-            with self._held():  # raises when it is the segment that is gone
+            with self._held():  # raises if the segment itself was retired
                 return []
         try:
             count = file.size() // width
@@ -179,7 +201,10 @@ class SealedIndexes:
         return offset_index.entries(data, self._base_offset)
 
     def read(self, suffix: str) -> bytearray:
-        """The sound bytes of one of the files. Raises Corrupt where it is off and cannot be rebuilt."""
+        """Return the sound bytes of one file; none of a missing file in a read-only open.
+
+        Raises Corrupt if either file is unsound and not rebuilt, except in a read-only open.
+        """
         judged = self._judge()
         if suffix in self._made:
             return bytearray(self._made[suffix])
@@ -193,7 +218,7 @@ class SealedIndexes:
         return data[: whole * ENTRY_BYTES[suffix]]
 
     def close(self) -> None:
-        """Nothing is rebuilt from here on; maps go. The directory may become another process's."""
+        """Remove the maps and stop rebuilding: another process may own the directory from now on."""
         self._is_closed = True
         INDEX_MAPS.forget(self, INDEX_SUFFIXES)
 
@@ -201,7 +226,7 @@ class SealedIndexes:
 
     @contextmanager
     def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], tuple[int, int]]]]:
-        """(number of sound entries, the entry in a slot), for a binary search."""
+        """Yield (number of sound entries, function from slot to entry), for a binary search."""
         judged = self._judge()
         unpack, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
         if suffix in self._made:
@@ -223,17 +248,17 @@ class SealedIndexes:
                 file.close()
 
     def _last_time_entry(self) -> tuple[int, int] | None:
-        """The answer from at most three entries of the time index; None when they do not vouch for it."""
+        """Return the last of at most three entries of the time index; None if they do not confirm each other."""
         width = time_index.ENTRY_BYTES
         try:
             with self._held():
                 file = self._storage.open_reader(self._path(TIME_INDEX))
         except NotFound:
-            with self._held():  # raises when it is the segment that is gone
+            with self._held():  # raises if the segment itself was retired
                 return None
         try:
             size = file.size()
-            # One entry too many would not be noticed by itself, and neither would none: those are judged as a whole.
+            # A single entry has no neighbour to confirm it, and an empty file proves nothing: both files are checked.
             if size % width or size < 2 * width:
                 return None
             probe = file.read(0, width) + file.read(max(size - 2 * width, width), 2 * width)
@@ -244,7 +269,10 @@ class SealedIndexes:
         return time_index.entries(probe, self._base_offset)[-1]
 
     def _is_of_its_batch(self, timestamp_ms: int, offset: int) -> bool:
-        """Whether the batch that holds `offset` ends with it and has this largest timestamp. A few reads of the log."""
+        """Return whether a batch ends with `offset` and has this largest timestamp.
+
+        Reads the log a few times, at most `_PROBES_MAX`.
+        """
         position, data, at = self._unjudged_position(offset), b"", 0
         for _ in range(_PROBES_MAX):
             data, at = self._read_log(position, _PROBE_BYTES), 0
@@ -261,13 +289,13 @@ class SealedIndexes:
         return False
 
     def _unjudged_position(self, offset: int) -> int:
-        """The position that the offset index gives, right or wrong; a rebuild under way is not waited for."""
+        """Return the position in the unchecked offset index. Does not wait for a rebuild under way."""
         width = offset_index.ENTRY_BYTES
         try:
             with self._held():
                 file = self._storage.open_reader(self._path(OFFSET_INDEX))
         except NotFound:
-            with self._held():  # raises when it is the segment that is gone
+            with self._held():  # raises if the segment itself was retired
                 return 0
         try:
             data = file.read(0, file.size() // width * width)
@@ -278,7 +306,7 @@ class SealedIndexes:
     # -- judging -------------------------------------------------------------------------------------------------
 
     def _judge(self) -> Judged:
-        """The verdict, reached once; with a problem only where nothing can be done about it."""
+        """Return the result of the check, computed once. It has a `problem` only if a rebuild is impossible."""
         if self._judged is None:
             with self._judging:
                 if self._judged is None:
@@ -305,7 +333,7 @@ class SealedIndexes:
         return _TRUSTED
 
     def _rebuild(self, problem: str, interval_bytes: int) -> None:
-        """Both files anew from the batch headers; wrong checksums are left for whoever reads those batches."""
+        """Build both files again from the batch headers. Checksums are left to the reads of the batches."""
         from local.index.index_building import build_indexes
 
         self._write(build_indexes(self._headers(), self._base_offset, interval_bytes), problem)
@@ -325,12 +353,15 @@ class SealedIndexes:
         _log.warning("rebuilt a segment's indexes: path=%s cause=%s", self._path(LOG), problem)
 
     def _headers(self) -> BatchTable:
-        """Of all batches, read a slice at a time, for a truncation does not wait for this. Raises NotFound, Corrupt."""
+        """Return the headers of all batches. Raises NotFound, Corrupt.
+
+        Reads in slices instead of mapping the file: a truncation does not wait for this scan.
+        """
         is_shared = self._access.is_shared
         return index_files.headers_of(self._read_log, self._log_bytes, path=self._path(LOG), may_be_torn=is_shared)
 
     def _content(self, suffix: str) -> memoryview | bytes | None:
-        """The whole file, mapped where that is safe; None when there is none."""
+        """Return the whole file, mapped where that is safe; None if it is missing."""
         try:
             if self._access.is_shared:
                 return self._storage.read(self._path(suffix))
@@ -341,7 +372,7 @@ class SealedIndexes:
     def _read_log(self, position: int, length: int) -> bytes:
         wanted = min(length, self._log_bytes - position)
         if wanted <= 0 or position < 0:
-            return b""  # an onlooker's empty log may have no file
+            return b""  # in a read-only open an empty log may have no file
         with self._held():
             return self._storage.read(self._path(LOG), position, wanted)
 
@@ -350,8 +381,11 @@ class SealedIndexes:
 
 
 def time_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> TimeStart:
-    """See `TimeStart`; of `count` entries as they are in the file."""
-    # Strictly below: an entry *at* the timestamp names the batch's last offset, past the record looked for.
+    """Return the `TimeStart` among `count` entries.
+
+    `entry` returns the entry in a slot as it is in the file.
+    """
+    # Strictly below: an entry *at* the timestamp names the batch's last offset, which is past the wanted record.
     claimed = time_index.find(count, entry, base_offset, timestamp_ms - 1)[1]
     return TimeStart(time_index.find_start(count, entry, base_offset, timestamp_ms), claimed)
 

@@ -44,7 +44,10 @@ def encode(timestamps_ms: NDArray[np.int64], relative_offsets: NDArray[np.int64]
 
 
 def lookup(data: Buffer, base_offset: int, timestamp_ms: int) -> tuple[int, int]:
-    """Return the greatest entry (timestamp, offset) <= `timestamp_ms`, or ``(-1, base_offset)`` if there is none."""
+    """Return the entry (timestamp, offset) with the greatest timestamp <= `timestamp_ms`.
+
+    Without such an entry the result is ``(-1, base_offset)``.
+    """
     count = len(data) // ENTRY_BYTES
     return find(count, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, timestamp_ms)
 
@@ -62,7 +65,9 @@ def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, 
 
 
 def find_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> int:
-    """Return the start of a search for the first record at or after `timestamp_ms`, safe even if one entry is wrong.
+    """Return where to start a search for the first record at or after `timestamp_ms`.
+
+    The start is safe even if one entry is wrong:
 
     1. A sound entry before the target is a safe start: no older batch reaches the target.
     2. Of the last two entries before the target at most one is wrong, so the lower of both offsets is safe.

@@ -31,7 +31,7 @@ ENTRY_BYTES = _ENTRY.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedTransaction:
-    """One aborted transaction: its data is in ``[first_offset, last_offset)``, its marker at `last_offset`."""
+    """One aborted transaction: data in ``[first_offset, last_offset)``, the marker at `last_offset`."""
 
     producer_id: int
     first_offset: int
@@ -61,7 +61,10 @@ def encode(aborted: Iterable[AbortedTransaction]) -> bytes:
 
 
 def check(data: Buffer, base_offset: int, *, path: str) -> None:
-    """Raise Corrupt unless last offsets rise from the segment's base on and none is below its first offset."""
+    """Check the order of the entries.
+
+    Raises Corrupt unless the last offsets rise from `base_offset` on and no last offset is below its first offset.
+    """
     before = base_offset - 1
     for at, each in enumerate(entries(data, path=path)):
         if each.last_offset <= before or each.first_offset > each.last_offset:
@@ -73,7 +76,7 @@ def check(data: Buffer, base_offset: int, *, path: str) -> None:
 def overlapping(
     aborted: Iterable[AbortedTransaction], from_offset: int, upper_offset: int
 ) -> tuple[list[AbortedTransaction], bool]:
-    """Return the entries that concern a read of ``[from_offset, upper_offset)``, and whether the search is complete.
+    """Return the entries for reading ``[from_offset, upper_offset)``, and whether the search is complete.
 
     The search is complete if an entry's last stable offset is at or above `upper_offset`. Otherwise the caller
     continues in the next segment.

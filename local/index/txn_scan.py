@@ -1,17 +1,18 @@
-"""What the batches of one segment say of transactions, and whether its ``.txnindex`` agrees.
+"""Read the transactions from the batches of one segment and compare its ``.txnindex`` with them.
 
-The markers in the log are the truth: a transactional batch belongs to an aborted transaction when the next marker of
-its producer is an abort. The index is a shortcut without a checksum, and one that is missing looks like one that was
-never needed. So it is believed where it agrees with the batches:
+The markers in the log are authoritative: a transactional batch belongs to an aborted transaction if the next marker of
+its producer is an abort. The index is a shortcut without a checksum, and a missing index looks like one that was never
+needed. An index is therefore used only if it agrees with the batches:
 
-1. An abort marker behind records of its transaction in this segment has an entry of that producer and marker. The entry
-   begins at or below the first of these records and above the producer's marker before.
-2. An abort marker without such records may have an entry: they were cleaned, lie below, or never were.
-3. No entry ends where there is no abort marker of its producer.
+1. An abort marker after records of its transaction in this segment has an entry with that producer and marker. The
+   entry begins at or below the first of these records and above the producer's previous marker.
+2. An abort marker without such records may have an entry: the cleaner removed the records, they are in an earlier
+   segment, or there were none.
+3. No entry ends at an offset without an abort marker of its producer.
 4. The last stable offset of an entry is not above the first record of a transaction that is open at its marker.
 
-Entries that a cleaning left agree, too: cleaning keeps the entry of each marker that it keeps for the sake of batches.
-Source: kafka `ProducerAppendInfo.appendEndTxnMarker`, `Cleaner.CleanedTransactionMetadata`.
+The entries of a cleaned segment agree too: the cleaner retains the entry of each marker that it retains for batches of
+the transaction. Source: kafka `ProducerAppendInfo.appendEndTxnMarker`, `Cleaner.CleanedTransactionMetadata`.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from local.records.batch import read_marker
 if TYPE_CHECKING:
     from local.format.columns import BatchTable
 
-_PLAIN_MARKER = bytes.fromhex("2000000008")  # a marker's record as every writer makes it, up to its key
+_PLAIN_MARKER = bytes.fromhex("2000000008")  # start of a marker's record up to its key, the usual encoding
 _KIND_AT = HEADER_BYTES + 8  # low byte of the marker's type
 
 
 class Ended(NamedTuple):
-    """A marker: its offset, and whether it aborts."""
+    """A transaction marker: its offset, and whether it aborts."""
 
     offset: int
     is_abort: bool
 
 
 class _Abort(NamedTuple):
-    """What an entry must cover. None: no records in this segment, no marker of the producer before."""
+    """The facts that an entry must cover.
+
+    `first_record` is None without records in this segment, `marker_before` without an earlier marker of the producer.
+    `stable_max` is the highest last stable offset that the entry may have.
+    """
 
     first_record: int | None
     marker_before: int | None
@@ -50,9 +55,10 @@ class _Abort(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTransactions:
-    """By producer: the first and the last marker, and the first record behind that; `aborts` by (producer, marker).
+    """The transactions of a segment, by producer.
 
-    `next_offset` is behind the last batch that was looked at.
+    `first_ended` and `last_ended` are the first and the last marker. `open_from` is the first record after the last
+    marker. `aborts` has the keys (producer, offset of the marker). `next_offset` is one past the last scanned batch.
     """
 
     next_offset: int
@@ -62,7 +68,7 @@ class SegmentTransactions:
     aborts: Mapping[tuple[int, int], _Abort]
 
     def problem(self, entries: Iterable[AbortedTransaction]) -> str | None:
-        """Why `entries` cannot be the segment's, None where they agree with its batches."""
+        """Return why `entries` cannot be the segment's, or None if they agree with its batches."""
         known = {(each.producer_id, each.last_offset): each for each in entries}
         for place, each in known.items():
             if place not in self.aborts:
@@ -84,7 +90,7 @@ class SegmentTransactions:
 
 
 class TransactionScan:
-    """What the batches of a segment that may grow say; every byte is read once. Thread safe."""
+    """Collects the transactions of a segment that may grow. Reads every byte once. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,9 +103,10 @@ class TransactionScan:
         self._aborts: dict[tuple[int, int], _Abort] = {}
 
     def upto(self, size_bytes: int, read: Callable[[int, int], bytes]) -> SegmentTransactions:
-        """What the first `size_bytes` say, or more that were read before; `read` gives the bytes (position, length).
+        """Return the transactions of the first `size_bytes`, or of more bytes if an earlier call read more.
 
-        Raises Corrupt for a control record that is none. Bytes behind damaged headers say nothing.
+        `read` returns the bytes at (position, length). Raises Corrupt for a control record with an invalid marker.
+        Batches after a damaged header are not counted.
         """
         with self._lock:
             start = self._position
@@ -112,7 +119,10 @@ class TransactionScan:
             return self._said
 
     def take(self, data: memoryview, table: BatchTable) -> None:
-        """Raises Corrupt for a control record that is none."""
+        """Add the transactions of the batches in `data`.
+
+        Raises Corrupt for a control record with an invalid marker.
+        """
         import numpy as np
 
         if len(table):
@@ -123,7 +133,7 @@ class TransactionScan:
         columns = (table.producer_ids, table.base_offsets, table.attributes, table.record_counts, table.positions)
         for producer, offset, attributes, count, position in zip(*(c[rows].tolist() for c in columns), strict=True):
             if not count:
-                continue  # retained empty by a cleaning: neither a record nor a marker
+                continue  # emptied by the cleaner: neither a record nor a marker
             if attributes & CONTROL:
                 is_abort = _is_abort(data, position)
                 if is_abort is not None:
@@ -155,10 +165,10 @@ def carried_problem(
     undecided: Mapping[int, int],
     ended: Mapping[int, int],
 ) -> str | None:
-    """Why the entries of a segment contradict the segments before it, None where they do not.
+    """Return why a segment's entries contradict the segments before it, or None if they agree.
 
-    `undecided` are the transactions that are open at its base, as (producer, first record); `ended` is the last marker
-    of each producer below it.
+    `undecided` maps producer to first record, for transactions open at the segment's base. `ended` maps each producer
+    to its last marker below the base.
     """
     known = {(each.producer_id, each.last_offset): each for each in entries}
     for producer, first in undecided.items():
@@ -174,7 +184,7 @@ def carried_problem(
 
 
 def _is_abort(data: memoryview, position: int) -> bool | None:
-    """Of the control batch there; None for one that ends no transaction."""
+    """Return whether the control batch at `position` aborts; None if it ends no transaction."""
     at = position + HEADER_BYTES
     if data[at : at + len(_PLAIN_MARKER)] == _PLAIN_MARKER and data[position + _KIND_AT] in (0, 1):
         return data[position + _KIND_AT] == 0
