@@ -1,5 +1,5 @@
-"""How a node and its tiers stand.
+"""Status of a node and its tiers.
 
-`status_report` gathers figures and problems, `status_rows` flattens them for output, `tier_journal` and
-`tier_history` keep figures over time, `unknown_figures` marks what could not be read.
+`status_report` gathers figures and problems, `status_rows` flattens them for output, `tier_journal` and `tier_history`
+record figures over time, `unknown_figures` names the figures that could not be read.
 """

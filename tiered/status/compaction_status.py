@@ -1,6 +1,6 @@
-"""How compaction stands: every compacted log, the cleaner's figures as Kafka counts them, and advice.
+"""Compaction status: every compacted log, the cleaner's figures as Kafka counts them, and advice.
 
-What a pass is doing at this moment is known to the process that runs it; another one sees what lies on the disk.
+Only the process that runs a pass knows its progress. Another process sees the state of the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from tiered.status.status_report import snapshots_at_hand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCleaningStatus:
-    """One compacted log. `state` is that of the cleaning in this process; `uncleanable` why it is left alone, if so."""
+    """One compacted log. `state` is the cleaning state in this process.
+
+    `uncleanable` is the reason why the cleaner skips the log, if it does.
+    """
 
     log: LogToClean
     state: str
@@ -33,9 +36,10 @@ class LogCleaningStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerMetrics:
-    """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`): whole numbers, the largest over threads.
+    """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`).
 
-    Of a thread its last pass counts. `time_since_last_run_ms` is None before the first.
+    All are whole numbers, the largest over all threads. Of each thread the last pass counts. `time_since_last_run_ms`
+    is None before the first pass.
     """
 
     max_dirty_percent: int
@@ -50,7 +54,10 @@ class CleanerMetrics:
 def compaction_status(
     manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
 ) -> dict[TopicPartition, LogCleaningStatus]:
-    """Every compacted log of the topics (None: of all), by name. Changes nothing; `may_ask` as for a status report."""
+    """Return every compacted log of the topics (None: all), by name. Changes nothing.
+
+    `may_ask` as in `status_report`.
+    """
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
     snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
     states = {held.name: str(held.log.cleaning.now) for held in manager.partitions(topics)}
@@ -70,7 +77,10 @@ def compaction_status(
 def unread_logs(
     manager: LogManager, found: Mapping[TopicPartition, LogCleaningStatus], topics: Iterable[str] | None = None
 ) -> dict[TopicPartition, LogError]:
-    """The compacted logs of the topics (None: of all) without a status, which needs their disk alone, and why."""
+    """Return the compacted logs of the topics (None: all) without a status, and the reasons.
+
+    A status needs the disk of the log only.
+    """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
     some = [each for each in manager.topics() if wanted is None or each.name in wanted]
@@ -81,7 +91,7 @@ def unread_logs(
 
 
 def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
-    """Flat fields of one log."""
+    """Return flat fields of one log."""
     log, run, left = each.log, each.last_run, each.uncleanable
     is_done = run is not None and run.error is None
     return {
@@ -106,7 +116,7 @@ def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
 
 
 def state_word(each: LogCleaningStatus) -> str:
-    """What a person wants to know; what a service is doing at this moment only that process knows."""
+    """Return the state as one word. The progress of a running service is known in its process only."""
     if each.uncleanable is not None:
         return "uncleanable"
     if each.state != "none":
@@ -115,7 +125,7 @@ def state_word(each: LogCleaningStatus) -> str:
 
 
 def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> CleanerMetrics:
-    """The cleaner's gauges at this moment."""
+    """Return the cleaner's gauges at this moment."""
     found = compaction_status(manager, now_ms, may_ask=may_ask)
     runs = manager.cleaning.runs
     last_of_threads = list({run.thread: run for run in runs if run.error is None}.values())
@@ -133,7 +143,7 @@ def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -
 
 
 def compaction_advice(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> list[Advice]:
-    """What to change so that cleaning keeps up (`policies.cleaner_advice`)."""
+    """Return changes that help cleaning to keep up (`policies.cleaner_advice`)."""
     settings = manager.cleaning.settings
     facts = CleanerFacts(
         threads=settings.threads,

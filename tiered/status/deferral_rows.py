@@ -1,4 +1,4 @@
-"""Deferrals as rows for programs and as lines for people: what the plan, the status and the pages have in common."""
+"""Deferrals as rows and as text lines, shared by plan, status and web pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_YET = {"copy": "not copied yet", "clean": "not cleaned yet", "drop": "not d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralCause:
-    """Deferrals of one action for one reason, over partitions. `until_ms` is the earliest end that is known."""
+    """Deferrals of one action for one reason, over partitions. `until_ms` is the earliest known end."""
 
     action: str
     code: Code
@@ -31,12 +31,12 @@ class DeferralCause:
 
     @property
     def words(self) -> str:
-        """``not copied yet``."""
+        """Words such as ``not copied yet``."""
         return _NOT_YET[self.action]
 
 
 def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> list[Row]:
-    """A row for each segment that is put off, in the order of partitions."""
+    """Return a row for each deferred segment, in the order of partitions."""
     return [
         {
             "action": each.action.value,
@@ -57,7 +57,7 @@ def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> lis
 def causes(
     deferrals: Mapping[TopicPartition, Sequence[Deferral]], *, without: Iterable[Code] = ()
 ) -> list[DeferralCause]:
-    """Taken together by action and reason: 200 partitions with one reason are one cause."""
+    """Group deferrals by action and reason: 200 partitions with one reason are one cause."""
     left_out = frozenset(without)
     found: dict[tuple[str, Code, str], list[tuple[str, Deferral]]] = {}
     for name, some in sorted(deferrals.items()):
@@ -79,13 +79,13 @@ def causes(
 
 
 def cause_line(cause: DeferralCause, now_ms: int) -> str:
-    """``orders/0: 3 segments (3.00 MiB) not copied yet: a transaction is open from offset 7``."""
+    """Format ``orders/0: 3 segments (3.00 MiB) not copied yet: a transaction is open from offset 7``."""
     what = f"{counted(cause.segments, 'segment')} ({format_bytes(cause.size_bytes)}) {cause.words}: {cause.why}"
     return group_line(cause.partitions, what + (f"; {ends(cause, now_ms)}" if cause.until_ms is not None else ""))
 
 
 def ends(cause: DeferralCause, now_ms: int) -> str:
-    """When the first of them ends by itself; empty where no time is known."""
+    """Return when the first deferral ends by itself; empty if unknown."""
     if cause.until_ms is None:
         return ""
     left_ms = max(0, cause.until_ms - now_ms)

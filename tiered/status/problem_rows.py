@@ -1,4 +1,4 @@
-"""What is stuck for one cause, taken together: one line with a count, in a terminal and on a page."""
+"""Problems grouped by cause: one line with a count, in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHATS = {"upload": "upload waits", "deletion": "deletion waits past the grace t
 
 @dataclass(frozen=True, slots=True)
 class StuckGroup:
-    """What is stuck in different places for one cause, the longest first."""
+    """Problems in different places with one cause, the longest first."""
 
     members: tuple[Stuck, ...]
 
@@ -23,20 +23,20 @@ class StuckGroup:
 
     @property
     def what(self) -> str:
-        """What all of them have in common."""
+        """The common message of all members."""
         if len(self.members) == 1:
             return self.first.what
         return _WHATS.get(self.first.kind) or shared_message([(each.what, each.where) for each in self.members])
 
     @property
     def line(self) -> str:
-        """The place, or how many places and the first names; then what is stuck there."""
+        """The place, or the number of places and the first names, then the message."""
         thing = "partition" if all(each.partition is not None for each in self.members) else "place"
         return group_line([each.where for each in self.members], self.what, thing)
 
 
 def group_stuck(stuck: Iterable[Stuck], now_ms: int) -> list[StuckGroup]:
-    """In the order of the oldest of each group."""
+    """Group by cause, ordered by the oldest problem of each group."""
     found: dict[tuple[str, str, str], list[Stuck]] = {}
     for each in sorted(stuck, key=lambda each: each.since_ms if each.since_ms is not None else now_ms):
         found.setdefault(_key(each), []).append(each)
@@ -44,13 +44,13 @@ def group_stuck(stuck: Iterable[Stuck], now_ms: int) -> list[StuckGroup]:
 
 
 def group_of(stuck: Sequence[Stuck], where: str) -> list[Stuck]:
-    """What is stuck for the same cause as in that place; nothing where nothing is stuck there."""
+    """Return the problems with the same cause as in `where`; none if there is no problem there."""
     keys = {_key(each) for each in stuck if each.where == where}
     return [each for each in stuck if _key(each) in keys]
 
 
 def cause_key(stuck: Stuck) -> str:
-    """The cause without the place."""
+    """Return the cause without the place."""
     return stuck.kind if stuck.kind in _WHATS else cause_of(stuck.what, stuck.where)
 
 

@@ -1,7 +1,7 @@
-"""How a node stands: the figures of its partitions, and what is stuck, since when, why, and what to do about it.
+"""Status of a node: figures of its partitions, and its problems with start, cause and next step.
 
-Gathered by a manager that only looks. What it sees itself is of this moment; since when something lasts, and what only
-a writer meets (an upload that fails), is in the report of the manager at work (`tiered.node.work_report`).
+A read-only manager gathers the report. Its own findings are of this moment. The start of a problem, and problems that
+only a writer meets (a failed upload), are in the report of the running manager (`tiered.node.work_report`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SET_CLOCK = "set the clock; where the new time is right, restart the manager wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """Something that does not go on by itself, or has not for long. `where` is a partition or a directory.
+    """A state that does not resolve by itself, or has lasted long. `where` is a partition or a directory.
 
-    `partition` is None for what is not of one; `since_ms` where nobody saw it begin; `count` rounds met it, 0 for what
-    was seen just now.
+    `partition` is None for a problem of no single partition. `since_ms` is None if the start is unknown. `count` is the
+    number of maintenance runs that met the problem, 0 for a new finding.
     """
 
     where: str
@@ -55,14 +55,19 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """`partitions` are those with figures, `problems` what keeps others from having some.
+    """Figures and problems of a node. `partitions` have figures, `problems` are errors of the others.
 
-    `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
-    directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
-    known, of every topic, `kept` what keeping it costs: nothing is known without `prices`, the file of which cannot be
-    read. `deleted` are topics that are gone, of which the bucket may have something still: they have no figures here,
-    as it would have to be asked (`tiered.topics.deleted_topic_usage`); none where some topics were asked for.
-    `deferrals` say why closed segments are not copied yet.
+    | field | content |
+    |---|---|
+    | `prices` | None if their file cannot be read |
+    | `work` | last report of a running manager; None without one |
+    | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
+    | `seen` | partitions, of every topic, with a known remote tier |
+    | `kept` | price of the remote storage; empty without `prices` |
+    | `deleted` | deleted topics that may have objects in the bucket; empty for a report of some topics |
+    | `deferrals` | why closed segments are not copied yet |
+
+    Topics in `deleted` have no figures, because their figures need requests (`tiered.topics.deleted_topic_usage`).
     """
 
     now_ms: int
@@ -80,7 +85,7 @@ class StatusReport:
 
     @property
     def unread(self) -> dict[TopicPartition, LogError]:
-        """The partitions of which a tier could not be read, and why: what hangs on it is None in the rows."""
+        """The partitions with an unreadable tier, and the errors; figures of this tier are None in the rows."""
         tiered = {name for name, each in self.partitions.items() if each.is_tiered}
         return {
             name: error
@@ -90,22 +95,22 @@ class StatusReport:
 
     @property
     def is_healthy(self) -> bool:
-        """Nothing is stuck."""
+        """Whether there is no problem."""
         return not self.stuck
 
     @property
     def is_at_work(self) -> bool:
-        """Whether somebody works in this directory: says so, or holds it and could not say so."""
+        """Whether a process works in this directory: it reports, or it holds the lock without a report."""
         return self.is_reported or self.holder is not None
 
     @property
     def is_reported(self) -> bool:
-        """Whether a manager said a short while ago that it does rounds."""
+        """Whether a manager has recently reported maintenance."""
         return self.work is not None and self.work.is_at_work(self.now_ms)
 
     @property
     def silent_holder(self) -> str | None:
-        """What is told of a process that holds the directory without a word of late; None where there is none."""
+        """A line about a process that holds the directory without a recent report; None without one."""
         if self.holder is None or self.is_reported:
             return None
         return holder_line(self.holder, self.work, self.now_ms)
@@ -121,9 +126,9 @@ def status_report(
     may_ask: bool = True,
     holder_of: Callable[[str], int | None] = lock_holder,
 ) -> StatusReport:
-    """The report for some topics (None: all). Changes nothing. Raises NotFound for a topic that is not there.
+    """Report on some topics (None: all). Changes nothing. Raises NotFound for an unknown topic.
 
-    Unless it `may_ask` no request is sent for it. `holder_of` tells who holds a lock file.
+    Without `may_ask` no request is sent. `holder_of` returns the process that holds a lock file.
     """
     from tiered.config.price_file import told_prices
     from tiered.status.storage_cost import keeping_costs
@@ -152,7 +157,7 @@ def status_report(
     in_trouble = {each.partition for each in stuck}
     left_alone = manager.cleaning.uncleanable_of(manager.partitions(names))
     stuck += [_uncleanable(name, each) for name, each in sorted(left_alone.items()) if name not in in_trouble]
-    quiet = [each for name, each in found.items() if name not in in_trouble]  # of the others we know already why
+    quiet = [each for name, each in found.items() if name not in in_trouble]  # the others have a cause already
     stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
@@ -173,7 +178,7 @@ def status_report(
 def _put_off(
     manager: LogManager, snapshots: Iterable[PartitionSnapshot], problems: Mapping[TopicPartition, LogError]
 ) -> dict[TopicPartition, list[Deferral]]:
-    """Why closed segments are not copied yet. The log is read for partitions with such segments alone."""
+    """Return why closed segments are not copied yet. Reads the logs of partitions with such segments only."""
     waiting = [each for each in snapshots if each.is_tiered and uncopied(each)]
     if not waiting:
         return {}
@@ -190,7 +195,7 @@ def _put_off(
             log = manager.partition(each.partition).log
             told = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
         except LogError:
-            continue  # the partition is a problem of its own by now
+            continue  # the partition is now a problem of its own
         found[each.partition] = [one for one in copy_deferrals(told) if one.code is not Code.ACTIVE]
     return {name: some for name, some in found.items() if some}
 
@@ -198,19 +203,19 @@ def _put_off(
 def snapshots_at_hand(
     manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
 ) -> list[PartitionSnapshot]:
-    """As `manager.snapshots`, of both tiers as they are held in memory: no request is sent, no trouble noted."""
+    """Return snapshots as `manager.snapshots`, from memory: sends no request and notes no problem."""
     found = []
     for held in manager.partitions(topics):
         try:
             may_clean = manager.cleaning.may_clean(held, now_ms)
             found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False, for_figures=for_figures))
         except LogError:
-            continue  # a disk that failed this moment: its trouble is among the problems with the next round
+            continue  # a disk that failed just now: the next maintenance reports it
     return found
 
 
 def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
-    """What is told of a process that holds a log directory, where its report is old, another's, or not there."""
+    """Return a line about a process that holds a log directory without a current report of its own."""
     begin = f"process {holder} is at work here"
     if work is None or work.is_ended or work.pid != holder:
         return f"{begin}, and has left no report of its rounds"
@@ -238,22 +243,26 @@ def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
 
 
 def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
-    """Whether the process that wrote a report is the one that works in this directory."""
+    """Return whether the process that wrote a report is the one that works in this directory."""
     return work.is_at_work(now_ms) and holder in (None, work.pid)
 
 
 def _is_back(
     told: Trouble, found: Mapping[TopicPartition, PartitionStatus], problems: Mapping[TopicPartition, LogError]
 ) -> bool:
-    """Whether a process that has ended told of an offline log directory, and this look has opened the partition in it.
+    """Return whether the offline directory of an ended process's report is readable again.
 
-    Only that trouble: what a writer alone meets (a full disk, another writer) no look can disprove.
+    True if the report named an offline log directory, and this manager has opened the partition in it. Other problems
+    are excluded: a read-only manager cannot disprove a problem that only a writer meets (a full disk, another writer).
     """
     return told.code == ErrorCode.DIRECTORY_OFFLINE and told.name in found and told.name not in problems
 
 
 def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[TopicPartition, Trouble]) -> Iterable[Stuck]:
-    """What this look met, with the beginning that the working manager knows; then what only that one meets."""
+    """Yield the problems found now, with the start that the running manager knows.
+
+    Then yield the problems that only the running manager meets.
+    """
     for name in sorted({*problems, *told}):
         error, known = problems.get(name), told.get(name)
         kind = type(error).__name__ if error is not None else known.kind if known is not None else ""
@@ -280,10 +289,10 @@ def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
 
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
-    """Uploads and deletions that were due before `before_ms`."""
+    """Yield uploads and deletions that were due before `before_ms`."""
     go_on = "the manager at work is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
-        # What somebody paused is not stuck; the status says it beside the figures.
+        # A paused upload is no problem; the status reports it next to the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
             what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)

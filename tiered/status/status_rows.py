@@ -1,4 +1,4 @@
-"""A status report as flat rows for programs: what JSON, CSV and the page have in common."""
+"""A status report as flat rows, shared by JSON, CSV and the web page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OFFSETS = (
 
 
 def topic_row(report: StatusReport, topic: Topic) -> Row:
-    """The sums over a topic's partitions that have figures."""
+    """Return the sums over a topic's partitions that have figures."""
     names, found, problems = topic.partitions(), report.partitions, report.problems
     return {
         **_figures(report, [found[name] for name in names if name in found], len(names)),
@@ -42,10 +42,10 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 
 
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
-    """Without figures for a partition that did not open."""
+    """Return the row of one partition; without figures if it did not open."""
     status, problems = report.partitions.get(name), report.problems
     figures = _figures(report, [status] if status is not None else [], 1)
-    del figures["offsets"]  # it has those it begins and ends with
+    del figures["offsets"]  # the row has first and next offset instead
     unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and is_unseen(report, status) else ()
     return {
         **figures,
@@ -58,7 +58,7 @@ def partition_row(report: StatusReport, name: TopicPartition) -> Row:
 
 
 def status_facts(report: StatusReport) -> dict[str, object]:
-    """What stands beside the rows: prices, whether somebody is at work, what is stuck."""
+    """Return the facts of the report other than rows: prices, activity, deferrals, problems."""
     prices = report.prices.of(None) if report.prices is not None else None
     return {
         "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}
@@ -70,7 +70,7 @@ def status_facts(report: StatusReport) -> dict[str, object]:
         "deleted_topics": list(report.deleted),
         "unread": unread_rows(report.unread),
         "deferrals": deferral_rows(report.deferrals),
-        "sync": None,  # asked for by itself (`tiered.status.sync_status`): it costs requests
+        "sync": None,  # fetched separately (`tiered.status.sync_status`), because it costs requests
         "stuck": [
             {
                 "where": each.where,
@@ -88,10 +88,11 @@ def status_facts(report: StatusReport) -> dict[str, object]:
 
 
 def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
-    """The sums of some partitions; None for none, and None for what one of `count` partitions lacks.
+    """Return the sums of some partitions; all None if there is none.
 
-    A partition that did not open lacks all figures. One whose manifest was not read lacks those of the remote tier, and
-    its part of what is at risk is the most that it can be: all that the disk has.
+    A sum is None if one of `count` partitions lacks the figure. A partition that did not open lacks all figures. A
+    partition with an unread manifest lacks the figures of the remote tier. Its bytes at risk are the upper bound: all
+    bytes on its disk.
     """
     if not some:
         return dict.fromkeys(_FIGURES)
@@ -104,7 +105,7 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
     sums |= dict.fromkeys(() if is_seen else _OF_BUCKET)
     return {
         "is_tiered": some[0].is_tiered,
-        # Offsets, not records: what compaction and gaps removed is still counted.
+        # Offsets, not records: offsets that compaction and gaps removed are counted too.
         "offsets": sum(each.next_offset - each.log_start_offset for each in some) if is_open else None,
         **sums,
         "lag": _lag(some) if is_seen and some[0].is_tiered else None,
@@ -121,12 +122,12 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
 
 
 def is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
-    """Whether its manifest was never read here, because of a problem."""
+    """Return whether a partition's manifest was never read here because of a problem."""
     name = status.partition
     return status.is_tiered and name in report.problems and name not in report.seen
 
 
 def _lag(some: Sequence[PartitionStatus]) -> tuple[int, int, bool]:
-    """Segments, bytes, and whether somebody paused them."""
+    """Return segments, bytes, and whether their upload is paused."""
     segments, size_bytes = (sum(getattr(each, name) for each in some) for name in ("lag_segments", "lag_bytes"))
     return segments, size_bytes, any(each.paused is not None for each in some)

@@ -1,4 +1,4 @@
-"""What the partitions of a manager have in the bucket, and what keeping it costs (`policies.cost.storage_usage`)."""
+"""Remote storage of a manager's partitions and its price (`policies.cost.storage_usage`)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 def keeping_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, KeepingDollars]:
-    """Dollars a month of every open partition with objects in the bucket, from what is known: no request is sent.
+    """Return dollars a month of every open partition with remote objects, without a request.
 
-    Always of all topics, because they fill the bands of the price together.
+    Always for all topics, because they fill the price bands together.
     """
     found = all_lying(manager, prices)
     return dict(zip(found, keeping_dollars(list(found.values()), prices), strict=True))
 
 
 def all_lying(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, Lying]:
-    """What every open partition with objects in the bucket has there, from what is known."""
+    """Return the remote storage of every open partition with objects there, without a request."""
     return {each.name: lying_for(each, prices) for each in manager.partitions() if each.head() is not None}
 
 
 def lying_for(held: Partition, prices: PriceTable, rows: Iterable[RemoteSegment] | None = None) -> Lying:
-    """What one partition has there; nothing without a head. `rows` as `policies.cost.storage_usage.lying_of` has
-    them."""
+    """Return the remote storage of one partition; empty without a manifest.
+
+    `rows` as in `policies.cost.storage_usage.lying_of`.
+    """
     head = held.head()
     return Lying() if head is None else lying_of(head, prices, head_bytes=size_of(head), rows=rows)

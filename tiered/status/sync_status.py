@@ -1,7 +1,7 @@
-"""Whether disk and bucket agree, partition by partition: what each holds, by which head, signed by whom, how far apart.
+"""Agreement of disk and bucket by partition: content of both, manifest, writer, distance.
 
-The bucket is asked for its newest head, one small request for each partition, side by side; what the manager had seen
-before is told beside it. Changes nothing.
+The newest manifest of each partition is fetched from the bucket, with one small request each, in parallel. The result
+also names the manifest that the manager knew before. Changes nothing.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ _ASKED_AT_ONCE = 8
 
 
 class SyncState(Enum):
-    """How the two tiers stand to each other; the first that holds, from the worst on."""
+    """Relation of the two tiers: the first state that holds, worst first."""
 
-    LOST = "lost"  # the bucket lacks what this disk has dropped: it is lost or wrong
-    DIVERGED = "diverged"  # this disk holds records that the bucket contradicts or does not prove to have
-    UNKNOWN = "unknown"  # the bucket did not answer, or with something that is no head
-    HOLE = "hole"  # offsets that neither has, between the bucket's end and the disk's start
+    LOST = "lost"  # the bucket lacks offsets that this disk has dropped: it is lost or wrong
+    DIVERGED = "diverged"  # this disk has records that the bucket contradicts or does not prove to have
+    UNKNOWN = "unknown"  # the bucket did not answer, or answered with bytes that are no manifest
+    HOLE = "hole"  # offsets in neither tier, between the bucket's end and the disk's start
     AHEAD = "ahead"  # the bucket has offsets that this disk lacks: another machine wrote, or the disk is an old copy
-    OTHER_WRITER = "other writer"  # the newest head is another node's
-    BEHIND = "behind"  # this disk has offsets that the bucket lacks: as always between two uploads
+    OTHER_WRITER = "other writer"  # another node committed the newest manifest
+    BEHIND = "behind"  # this disk has offsets that the bucket lacks: normal between two uploads
     IN_SYNC = "in sync"
-    NO_HEAD = "no head"  # tiered, and nobody has committed anything yet
+    NO_HEAD = "no head"  # tiered, and nothing was committed yet
     NOT_TIERED = "not tiered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSync:
-    """Offsets are half open: the disk holds ``[local_start_offset, local_next_offset)``, the bucket
-    ``[remote_start_offset, remote_next_offset)``. `head_sequence` is the newest in the bucket, `seen_sequence` what was
-    known before it was asked. `epoch` and `writer_id` are that head's, `local_epoch` that of the disk's last records;
-    `is_own_writer` says that the writer was a manager of this node. `lag_offsets` the bucket lacks. `has_new_settings`:
-    the topic's own settings are not in the head yet. None where there is no head.
+    """Both tiers of one partition. Offsets are half open.
+
+    The disk holds ``[local_start_offset, local_next_offset)``, the bucket ``[remote_start_offset,
+    remote_next_offset)``. `head_sequence` is the newest manifest in the bucket, `seen_sequence` the manifest known
+    before the request. `epoch` and `writer_id` are the newest manifest's, `local_epoch` is the leader epoch of the
+    disk's last records. `is_own_writer`: the writer was a manager of this node. `lag_offsets` is the number of offsets
+    that the bucket lacks. `has_new_settings`: the topic's own settings are not in the manifest yet. Fields of the
+    manifest are None without a manifest.
     """
 
     partition: TopicPartition
@@ -73,7 +76,10 @@ class TierSync:
 def tier_sync(
     manager: LogManager, topics: Iterable[str] | None = None, *, storage: Storage | None = None
 ) -> list[TierSync]:
-    """Of some topics (None: all), by name, without partitions that could not be opened. Raises NotFound for a topic."""
+    """Compare some topics (None: all), by name, without partitions that could not be opened.
+
+    Raises NotFound for an unknown topic.
+    """
     names = None if topics is None else {manager.topic(name).name for name in topics}
     mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)
     held = manager.partitions(names)
@@ -87,7 +93,7 @@ def _look(mark: str | None, held: Partition) -> TierSync:
         try:
             head = held.metadata.load(exact=True)
             if head is not None and head.next_offset > held.log.next_offset:
-                held.log.look_again()  # its owner may have appended and sent that since the disk was looked at
+                held.log.look_again()  # the writer may have appended and copied since the disk was read
         except LogError as error:
             head, problem = seen, " ".join(str(error).split())
     log = held.log

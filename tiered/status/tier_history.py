@@ -1,7 +1,7 @@
-"""How both tiers stood over time: bytes on the disk and in the bucket, what waited, what was at risk, dollars a month.
+"""History of both tiers: bytes on disk and in the bucket, copy lag, bytes at risk, dollars a month.
 
-It is what managers at work noted (`tiered.status.tier_journal`); nothing is made up for times at which nobody worked.
-For the time before the first note `still_there` tells the little that the bucket itself knows.
+The history has the notes of running managers (`tiered.status.tier_journal`); times without a running manager have no
+points. For the time before the first note `still_there` returns the little that the bucket itself proves.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SPAN_MS = 2 * DAY_MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierHistory:
-    """Notes within ``[since_ms, until_ms]``, by time, one for each `step_ms` in which somebody was at work.
+    """Notes within ``[since_ms, until_ms]``, by time, one for each `step_ms` with a running manager.
 
-    `topic` is None for all together. `begun_ms` is when the oldest note of all was taken, None without any. Times are
-    in ms.
+    `topic` is None for all topics together. `begun_ms` is the time of the oldest note, None without notes. Times are in
+    ms.
     """
 
     topic: str | None
@@ -42,11 +42,11 @@ class TierHistory:
     begun_ms: int | None
 
     def rows(self) -> list[dict[str, object]]:
-        """Flat fields of each note."""
+        """Return flat fields of each note."""
         return [{"topic": self.topic, **asdict(each)} for each in self.points]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas DataFrame with `at` as a time in UTC. Raises ImportError without pandas."""
+        """Return the rows as a DataFrame with `at` as a time in UTC. Raises ImportError without pandas."""
         import pandas
 
         names = ["topic", *TierPoint.__dataclass_fields__]
@@ -63,9 +63,10 @@ def tier_history(
     topics: Sequence[str] = (),
     storage: Storage | None = None,
 ) -> list[TierHistory]:
-    """The last `span_ms` before `now_ms`, of all topics together, or of each of `topics`. Reads files, takes no lock.
+    """Return the last `span_ms` before `now_ms`, of all topics together or of each of `topics`.
 
-    Points are as close as they were kept over all of that time. Raises NotFound for a topic without a note.
+    Reads files, takes no lock. The step is the shortest that was recorded over the whole span. Raises NotFound for a
+    topic without a note.
     """
     disk = storage or DiskStorage()
     found = read_series([(disk, root) for root in config.data_dirs])
@@ -78,7 +79,7 @@ def tier_history(
 
 
 def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) -> TierHistory:
-    """A stretch of notes that were read already; empty for a topic without any."""
+    """Return a span of notes already read; empty for a topic without notes."""
     series = found.of(topic)
     step_ms = series.step_for(span_ms, now_ms)
     begun = series.oldest_ms
@@ -93,11 +94,11 @@ def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) 
 
 
 def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> list[tuple[int, int]]:
-    """(time, bytes): of what is in the bucket today so much was there by then at the least, ascending in both.
+    """Return (time, bytes): a lower bound of the bytes in the bucket at that time, ascending in both.
 
-    By the times at which heads took segments up, and of pages of old rows, which are not asked for, at which the page
-    was made. What has left the bucket since is in none of it: at any time it held as much as this or more. Segments of
-    other software's buckets, which tell no time, are left out.
+    The bound counts today's segments by the commit time of their entries. Entries in pages of old entries are not read;
+    their page's creation time counts. Objects deleted since are not counted. Entries of an external layout, which have
+    no time, are left out.
     """
     came: list[tuple[int, int]] = []
     for held in manager.partitions(topics):

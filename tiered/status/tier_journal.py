@@ -1,10 +1,10 @@
-"""Notes of a manager at work on how both tiers stand, every five minutes, and reading them back.
+"""Journal of a running manager: figures of both tiers every five minutes, and reading them back.
 
-``tier-history.bin`` (`tiered.status.tier_series`) in the first log directory that is online. It is put in its place
-whole (`local.storage.storage.replace_file`) after a round, when the last note is from other five minutes, and at the
-end: a crash leaves the notes up to the one before or with the new one. Notes are read from all log directories, since
-the first one may have been offline for a while. Nothing depends on them but what people are shown: a damaged file is
-begun anew, and one of a newer version is left as it is, without notes until that version works again.
+The file is ``tier-history.bin`` (`tiered.status.tier_series`) in the first online log directory. It is replaced as a
+whole (`local.storage.storage.replace_file`) after a maintenance run, if the last note is from another five-minute step,
+and at the end. After a crash the file has all notes up to the last one or the one before. Notes are read from all log
+directories, because the first one may have been offline. Only displays depend on the notes. A damaged file is replaced
+by a new one. A file of a newer version is not changed, and no notes are written until that version runs again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Figure = TypeVar("Figure", int, float)
 
 
 class TierJournal:
-    """Keeps the notes of one manager. Not thread safe: rounds come one after the other."""
+    """Records the notes of one manager. Not thread safe: maintenance runs are sequential."""
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
         self._series: TierSeries | None = None
-        self._noted: int | None = None  # the five minutes of the last note
+        self._noted: int | None = None  # five-minute step of the last note
         self._is_written = True
         self._is_off = False
         self._complaint = ""
 
     def note(self, now_ms: int, *, is_last: bool = False) -> None:
-        """A round is over; the last one leaves how it stands at the end in the place of what was noted before.
+        """Note the state after a maintenance run; the last note replaces the note of the same step.
 
-        A disk that refuses is told in the log, and tried again after the next round.
+        A disk error is logged, and the next maintenance run tries again.
         """
         at = now_ms // min(STEPS)
         if (at == self._noted and not is_last) or self._is_off:
@@ -62,7 +62,7 @@ class TierJournal:
         if series is None:
             return
         self._series = series
-        if is_last or not series.total.has(now_ms):  # as the manager before this one may have done
+        if is_last or not series.total.has(now_ms):  # as the previous manager may have done
             series.add(*look(self._manager, now_ms))
             self._is_written = False
         if not self._is_written:
@@ -70,8 +70,10 @@ class TierJournal:
             self._is_written = True
 
     def _begun(self) -> TierSeries | None:
-        """What was noted before; None where that is not to be written over. Raises what the disk raises of the very
-        file that is to be replaced: years of notes are not begun anew for a read that failed."""
+        """Return the earlier notes; None if they must not be overwritten.
+
+        Raises the disk's errors for the file that is to be replaced: a failed read must not discard years of notes.
+        """
         storage, root = self._manager.first_directory()
         with suppress(NotFound):
             storage.read(join(root, FILE))
@@ -84,10 +86,10 @@ class TierJournal:
 
 
 def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoint]]:
-    """How the tiers stand, of all topics together and of each; no request is sent for it.
+    """Return the state of the tiers, of all topics together and of each, without a request.
 
-    What has no figure: partitions that did not open, the bucket's part of topics of which it was not seen since the
-    start, dollars while the prices cannot be read.
+    Not counted: partitions that did not open. None: remote figures of topics with a remote tier not read since the
+    start, and dollars while the prices cannot be read.
     """
     found: dict[str, list[PartitionStatus]] = {topic.name: [] for topic in manager.topics()}
     for snapshot in snapshots_at_hand(manager, now_ms):
@@ -111,14 +113,14 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
 
 
 def is_unseen(manager: LogManager, held: Partition) -> bool:
-    """Whether what the bucket holds of it is not known here."""
+    """Return whether the content of a partition's remote tier is unknown here."""
     return held.is_tiered and held.agreed_head() is None and held.name in manager.problems
 
 
 def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = False) -> TierSeries:
-    """The notes of all log directories. A damaged file is as if there were none.
+    """Return the notes of all log directories. A damaged file counts as missing.
 
-    Raises InvalidRequest for a file of a newer version to one who would write over it.
+    With `is_writer` raises InvalidRequest for a file of a newer version.
     """
     found = TierSeries()
     for storage, root in places:
@@ -135,7 +137,7 @@ def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = Fals
 
 
 def _dollars(manager: LogManager) -> dict[str, float] | None:
-    """A month's by topic; None while the prices cannot be read."""
+    """Return dollars a month by topic; None while the prices cannot be read."""
     try:
         prices = configured_prices(manager.config)
     except LogError as error:
@@ -148,7 +150,7 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
 
 
 def _sum(points: Sequence[TierPoint], now_ms: int) -> TierPoint:
-    """Of all topics; not known where it is not of one of them."""
+    """Return the sum over all topics; a figure unknown for one topic is unknown."""
     return TierPoint(
         at_ms=now_ms,
         local_bytes=sum(each.local_bytes for each in points),

@@ -1,4 +1,4 @@
-"""Figures of both tiers over time, thinned as they age: each five minutes, then each hour, then each day.
+"""Figures of both tiers over time, thinned with age: every five minutes, then hour, then day.
 
 | step | of all topics together | of each of a dozen | of each of a hundred | of each of a thousand |
 |---|---|---|---|---|
@@ -6,15 +6,14 @@
 | 1 h | 30 days | 2 weeks | 2 days | 4 hours |
 | 1 d | 3 years | 3 years | 4 months | 2 weeks |
 
-A step keeps one point: what was seen last in it, but the most of what waited and of what was at risk: those matter
-when they are large. Topics share `TOPIC_POINTS_MAX` points; the largest `TOPICS_MAX` topics have some. All of it is
-half a megabyte at most.
+A step has one point: its last values, but the maximum of copy lag and bytes at risk, because large values matter there.
+Topics share `TOPIC_POINTS_MAX` points; the `TOPICS_MAX` largest topics have some. The total is half a megabyte at most.
 
-Times are kept as they were told. A clock that was wrong for a while leaves points in the past or in the future; they
-take a place each, those in the future make way first, and whoever reads asks for a stretch up to now.
+Times are stored as given. A clock that was wrong for a while leaves points in the past or in the future. Each takes one
+place, points in the future are removed first, and readers ask for a range up to now.
 
-As a file: zlib (whose Adler-32 finds damage) over msgpack: the steps, and by name (``""`` is the sum) for each step the
-columns as differences from value to value.
+File format: zlib (its Adler-32 detects damage) over msgpack. The content is the steps, and for each name (``""`` is the
+sum) and step the columns as differences from value to value.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from local.errors import Corrupt, InvalidRequest
 
 FILE = "tier-history.bin"  # in a log directory
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-STEPS = {5 * MINUTE_MS: 576, HOUR_MS: 720, DAY_MS: 1096}  # how many points of all topics together, by ms
-TOPIC_STEPS = {5 * MINUTE_MS: 144, HOUR_MS: 336, DAY_MS: 1096}  # and of one
+STEPS = {5 * MINUTE_MS: 576, HOUR_MS: 720, DAY_MS: 1096}  # number of points of all topics together, by ms
+TOPIC_STEPS = {5 * MINUTE_MS: 144, HOUR_MS: 336, DAY_MS: 1096}  # and of one topic
 TOPIC_POINTS_MAX = 20_000
 TOPICS_MAX = 1000
-FORGOTTEN_MS = 30 * DAY_MS  # a topic of which nothing was seen for so long was deleted
+FORGOTTEN_MS = 30 * DAY_MS  # a topic without a point for so long was deleted
 VERSION = 1
-FILE_BYTES_MAX = 64 << 20  # of what a file unpacks to
+FILE_BYTES_MAX = 64 << 20  # of a file's uncompressed content
 TOTAL = ""
 UNKNOWN = -1
 _COLUMNS = 7
@@ -47,9 +46,10 @@ _TIME, _LAG, _AT_RISK, _MISSING = 0, 3, 4, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPoint:
-    """How the tiers stood at `at_ms`. Bytes; dollars are of storage in the bucket for a month, at the prices of then.
+    """State of the tiers at `at_ms`, in bytes, and dollars a month of remote storage.
 
-    None: not known, since the bucket was not seen yet. `missing_partitions` could not be opened and are left out.
+    Dollars use the prices of that time. None: unknown, because the bucket was not read yet. `missing_partitions` could
+    not be opened and are not counted.
     """
 
     at_ms: int
@@ -67,12 +67,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, list[list[list[int]]]]
 
 
-_FILE = msgspec.msgpack.Decoder(_File)  # made at import: made in two threads at once it ends the process (msgspec 0.22)
+_FILE = msgspec.msgpack.Decoder(_File)  # at import: creating it in two threads at once ends the process (msgspec 0.22)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Series:
-    """Points of one topic or of all, by step. Times ascend within a step; no two in one stretch of it."""
+    """Points of one topic or of all, by step. Times ascend within a step; one point a step at most."""
 
     def __init__(self) -> None:
         self._rungs = {step: tuple(array("q") for _ in range(_COLUMNS)) for step in STEPS}
@@ -89,24 +89,24 @@ class Series:
         return min(times) * 1000 if times else None
 
     def has(self, at_ms: int) -> bool:
-        """Whether there is a point in the shortest step around that time."""
+        """Return whether the shortest step around that time has a point."""
         step_ms = min(STEPS)
         return any(each.at_ms // step_ms == at_ms // step_ms for each in self.points(step_ms, at_ms - step_ms, at_ms))
 
     def add(self, point: TierPoint) -> None:
-        """A point more, into every step."""
+        """Add a point to every step."""
         row = _row(point)
         for step_ms, rung in self._rungs.items():
             _put(step_ms, rung, row)
 
     def join(self, other: Series) -> None:
-        """All points of another one as well."""
+        """Add all points of another series."""
         for step_ms, rung in self._rungs.items():
             for row in zip(*other._rungs[step_ms], strict=True):
                 _put(step_ms, rung, row)
 
     def trim(self, now_ms: int, counts: Mapping[int, int], share: float = 1.0) -> None:
-        """Keep that share of so many points by step: those in the future go first, then the oldest."""
+        """Remove points above a share of the limits: points in the future first, then the oldest."""
         for step_ms, count_max in counts.items():
             rung, keep = self._rungs[step_ms], max(1, int(count_max * share))
             while len(rung[_TIME]) > keep:
@@ -115,13 +115,13 @@ class Series:
                     column.pop(at)
 
     def points(self, step_ms: int, since_ms: int, until_ms: int) -> list[TierPoint]:
-        """Those of one step within ``[since_ms, until_ms]``, by time."""
+        """Return the points of one step within ``[since_ms, until_ms]``, by time."""
         rung = self._rungs[step_ms]
         begin, end = (bisect_left(rung[_TIME], at) for at in (-(-since_ms // 1000), until_ms // 1000 + 1))
         return [_point(row) for row in zip(*(column[begin:end] for column in rung), strict=True)]
 
     def step_for(self, span_ms: int, until_ms: int) -> int:
-        """The shortest step with points that reach back as far as those of longer ones do within a span."""
+        """Return the shortest step with points that reach as far back as longer steps' within a span."""
         since_ms = until_ms - span_ms
         firsts = {step: self._first(step, since_ms, until_ms) for step in STEPS if STEPS[step] * step >= span_ms}
         oldest = min((at for at in firsts.values() if at is not None), default=None)
@@ -135,12 +135,12 @@ class Series:
         return times[at] if at < len(times) and times[at] * 1000 <= until_ms else None
 
     def columns(self) -> list[list[list[int]]]:
-        """By step, for a file: each column's first value, then differences."""
+        """Return the columns by step, for a file: each column's first value, then differences."""
         return [[_differences(column) for column in self._rungs[step]] for step in STEPS]
 
     @classmethod
     def of_columns(cls, steps: Iterable[int], columns: list[list[list[int]]]) -> Series:
-        """The inverse. Steps that are none of ours are left out. Raises ValueError for what no series gave."""
+        """Rebuild a series from columns, without unknown steps. Raises ValueError for invalid columns."""
         made = cls()
         for step, found in zip(steps, columns, strict=True):
             if step in STEPS:
@@ -156,11 +156,11 @@ class TierSeries:
         self.topics: dict[str, Series] = {}
 
     def of(self, topic: str | None) -> Series:
-        """Of one topic, of all for None; an empty one where there is none."""
+        """Return the series of one topic, of all for None; empty if there is none."""
         return self.total if topic is None else self.topics.get(topic, Series())
 
     def add(self, total: TierPoint, topics: Mapping[str, TierPoint]) -> None:
-        """How it stood at one time; the largest topics alone where there are too many."""
+        """Add the state at one time; of too many topics only the largest."""
         self.total.add(total)
         for name, point in topics.items():
             self.topics.setdefault(name, Series()).add(point)
@@ -171,19 +171,19 @@ class TierSeries:
             series.trim(total.at_ms, TOPIC_STEPS, share)
 
     def join(self, other: TierSeries) -> None:
-        """All points of another one as well."""
+        """Add all points of another object."""
         self.total.join(other.total)
         for name, series in other.topics.items():
             self.topics.setdefault(name, Series()).join(series)
 
     def encoded(self) -> bytes:
-        """As a file."""
+        """Encode as a file."""
         series = {TOTAL: self.total.columns(), **{name: each.columns() for name, each in self.topics.items()}}
         return zlib.compress(_ENCODER.encode(_File(version=VERSION, steps=list(STEPS), series=series)))
 
     @classmethod
     def decoded(cls, data: bytes) -> TierSeries:
-        """The inverse. Raises Corrupt, and InvalidRequest for a file of a newer version."""
+        """Decode a file. Raises Corrupt, and InvalidRequest for a file of a newer version."""
         try:
             unpacker = zlib.decompressobj()
             found = _FILE.decode(unpacker.decompress(data, FILE_BYTES_MAX))
@@ -199,7 +199,7 @@ class TierSeries:
         return made
 
     def _forget(self, now_ms: int, topics: Mapping[str, TierPoint]) -> None:
-        """Topics that are gone, and the smallest of too many."""
+        """Remove deleted topics, and the smallest if there are too many."""
         for name in [each for each in self.topics if each not in topics]:
             newest = self.topics[name].newest_ms
             if newest is None or now_ms - newest > FORGOTTEN_MS:
@@ -210,7 +210,7 @@ class TierSeries:
 
 
 def stretches(points: Iterable[TierPoint], step_ms: int) -> Iterator[list[TierPoint]]:
-    """Points in runs without a gap: two steps without one, and nobody looked meanwhile."""
+    """Yield runs of points without a gap. More than two steps without a point are a gap."""
     run: list[TierPoint] = []
     for point in points:
         if run and point.at_ms - run[-1].at_ms > 2 * step_ms:
@@ -252,7 +252,7 @@ def _point(row: tuple[int, ...]) -> TierPoint:
 
 
 def _put(step_ms: int, rung: tuple[array[int], ...], row: tuple[int, ...]) -> None:
-    """Into its place, or into one with the point of the same stretch."""
+    """Insert a row at its place, or merge it with the point of the same step."""
     times, begin = rung[_TIME], row[_TIME] * 1000 // step_ms * step_ms
     at = len(times)
     if times and begin <= times[-1] * 1000:

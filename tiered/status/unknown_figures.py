@@ -1,4 +1,7 @@
-"""Figures that could not be read: of which partitions, and why. A figure that was not read is null, never 0 (I11)."""
+"""Figures that could not be read: their partitions and the reasons.
+
+A figure that was not read is null, never 0 (I11).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
-    """The partitions of some topics (None: all) of which a tier could not be read, and why.
+    """Return the partitions of some topics (None: all) with an unreadable tier, and the errors.
 
-    A partition that did not open has no figures of either tier. One whose manifest was not read has none of the remote
-    tier. A problem that leaves both readable is not here.
+    A partition that did not open has no figures of either tier. A partition with an unread manifest has none of the
+    remote tier. A problem that leaves both tiers readable is not included.
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
@@ -31,7 +34,7 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
 
 
 def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[dict[str, object]]:
-    """For JSON: an object for each cause, with the partitions whose figures are null."""
+    """Return an object for JSON for each cause, with the partitions that have null figures."""
     return [
         {"cause": each.cause, "kind": each.kind, "count": len(each.places), "partitions": list(each.places)}
         for each in group_problems(problems_of(unread))
