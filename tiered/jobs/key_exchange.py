@@ -51,7 +51,7 @@ class KeyRun(NamedTuple):
 
 
 class Combiner:
-    """Holds records of one partition, drops superseded ones, and yields records when it is full."""
+    """Holds records of one partition, removes superseded ones, and yields records when it is full."""
 
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
