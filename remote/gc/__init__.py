@@ -1,5 +1,5 @@
-"""Everything that ends in the bucket.
+"""Garbage collection (GC): every deletion of objects in the bucket.
 
-Pending deletes after their grace period, orphans, pages, old manifests, deleted partitions; and what protects objects
-from deletion: pins of readers and references of forks.
+It deletes pending deletes after their grace period, orphans, manifest pages, old manifests and deleted partitions.
+Readers' pins and references of forks protect objects from deletion. Start with `delayed_delete`.
 """

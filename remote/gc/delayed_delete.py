@@ -1,15 +1,16 @@
-"""Deleting what left a partition's index and whose grace time is over: one order, whoever is the writer.
+"""Delete pending deletes of a partition after their grace period, in one order for every writer.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 0 | a head lists it as unlinked, and is committed; the grace time is over (the caller's) | objects on a list |
-| 1 | the pins are looked at (`remote.gc.pin_watch`): what one holds stays | the same |
-| 2 | the epoch is proved to be ours, from the store; no row of a page of that head names an object | the same |
-| 3 | the forks are asked, then the objects deleted, of a page its rows' first | a list of what is gone |
-| 4 | a head without them | nothing |
+| 0 | the caller committed a manifest that lists the object as unlinked; the grace period is over | a pending delete |
+| 1 | read the pins (`remote.gc.pin_watch`); skip each object that a pin holds | the same |
+| 2 | prove from the store that the epoch is still ours; no entry of that manifest's pages names an object | the same |
+| 3 | ask the forks, then delete the objects; of a page, first the objects of its entries | a list of deleted objects |
+| 4 | commit a manifest that no longer lists them | nothing |
 
-Each step may be done again by this writer or the next. One that was replaced between 2 and 3 deletes what the list of
-the head named before, which no later head names again; it is fenced in step 4, and the next writer strikes it off.
+This writer or the next may repeat each step. A writer that is replaced between steps 2 and 3 still deletes objects
+that its manifest listed as unlinked. No later manifest names these objects. The old writer is fenced in step 4, and
+the next writer removes them from the list.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from remote.store import ObjectStore
 
 
 def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
-    """When each of `keys`, objects and pages, left the index; those that the newest known head lists."""
+    """When each of `keys` (objects, pages) was unlinked, for keys that the newest known manifest lists."""
     head = log.cached
     if head is None:
         return {}
@@ -39,7 +40,10 @@ def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
 
 
 def free_of_pins(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
-    """Step 1: those of `keys` that the newest known head lists and that no pin holds. Raises as `PinWatch.free`."""
+    """Step 1: the `keys` that the newest known manifest lists and that no pin holds.
+
+    Raises as `PinWatch.free`.
+    """
     due, head = unlinkings(log, keys), log.cached
     return pins.free(due, sequence=head.sequence, now_ms=now_ms) if head is not None and due else set()
 
@@ -47,12 +51,14 @@ def free_of_pins(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms
 def delete_due_objects(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """Steps 1 to 4 for objects whose grace time is over; those that went. Raises Fenced, Unavailable, and Corrupt for a
-    pin or a fork's head that cannot be read."""
+    """Steps 1 to 4 for objects whose grace period is over. Returns the deleted keys.
+
+    Raises Fenced, Unavailable, and Corrupt if a pin or a fork's manifest cannot be read.
+    """
     free = free_of_pins(log, pins, keys, now_ms)
     if not free:
         return free
-    # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
+    # The last check before a permanent deletion reads the store, not memory (DESIGN, commit protocol 5).
     newest = log.check_still_writer()
     due = [key for key in keys if key in free]
     check_unnamed(log.index(newest), due)
@@ -62,10 +68,10 @@ def delete_due_objects(
 
 
 def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
-    """Raises Corrupt where a row of a page names one of `keys`, pending deletes of this head.
+    """Raise Corrupt if an entry of a page names one of `keys`, pending deletes of this manifest.
 
-    The validation of the head sees the rows of the head alone. A key says its base offset, so at most the page that
-    holds this offset is read. Pages never change and are kept.
+    The validation of a manifest covers only its own entries. A key contains its base offset, so each key needs at most
+    the page that holds this offset. Pages never change and are cached.
     """
     for key in keys:
         name = parse_data_key(key)
@@ -80,7 +86,7 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
 def delete_due_pages(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """The same for pages that left whole, with the objects of all their rows."""
+    """Steps 1 to 4 for pages that were unlinked as a whole, with the objects of all their entries."""
     free = free_of_pins(log, pins, keys, now_ms)
     if not free:
         return free

@@ -1,39 +1,50 @@
-"""Forks: a topic whose rows name another topic's objects, and what keeps those from being deleted.
+"""Protect the objects that forks name from deletion.
 
-Nothing is copied. A fork has heads, pages and an epoch of its own; the keys in its rows begin with a slash
-(`remote.keys.foreign_key`). Its **home** is the partition whose objects they are. The home's retention and deletion go
-on as if there were no fork, but for the last step: an object that a fork names is struck off the list of those to
-delete and not deleted. It is the fork's from then on. A fork never deletes what is not its own: it lets go of it, and
-once nobody names it `tiered gc` finds it nobody's.
+A fork is a topic with entries that name another topic's objects. A fork copies no data. It has manifests, pages and an
+epoch of its own. The keys in its entries begin with a slash (`remote.keys.foreign_key`). The **home** of a fork is the
+partition under whose prefix the objects are.
 
-One object tells the home of a fork: a pin with the field `fork` (`remote.gc.pins`), so it is found by the listing that
-every deletion begins with. Which objects the fork needs is asked of the fork: whatever its newest head names, with what
-waits there for its grace time, and whatever its readers have pinned.
+- The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
+  fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.
+- A fork never deletes an object of another partition. It only unlinks the object. Once no manifest names the object,
+  `tiered gc` finds it as an orphan.
+
+A pin with the field `fork` (`remote.gc.pins`) announces a fork to its home. Every deletion lists the pins first, so it
+finds the fork. The fork's own manifests say which objects it needs: all that its newest manifest names, its pending
+deletes, and all that its readers' pins hold.
 
 States of a fork, and the effect that leads to each:
 
 | state | effect | a crash after it leaves |
 |---|---|---|
-| announced | the source's newest head is pinned, the fork's prefix in the pin | a pin that ends by itself |
-| begun | the fork's heads without rows: its epoch above the source's, its log start | the same; the fork is empty |
-| filled | a head with all rows (pages of them first) | a fork that may lack objects: nobody has looked |
-| whole | looked: the pin stands, the source's newest head names every row | a fork, a pin that ends by itself |
-| done | the pin ends; what it says of the fork stays | |
+| announced | pin the source's newest manifest, with the fork's prefix in the pin | a pin that expires |
+| started | the fork's manifests, no entries: epoch above the source's, log start offset | the same; the fork is empty |
+| filled | commit a manifest with all entries (its pages first) | a fork that may lack objects: not checked yet |
+| whole | checked: the pin is valid, the source's newest manifest names all its objects | a fork, a pin that expires |
+| done | end the pin; its field `fork` stays | |
 
-Why the look is enough, without a clock: at that moment a durable announcement, a durable head of the fork and the
-index of the source all name the object. Whoever deletes it takes it out of the index later, and looks for forks later
-still. A source that is a fork itself holds objects of other homes: those are told before anything is named, and the
-same look at the source's head protects them. A clock counts in one place: an announcement that lapsed before there was
-a fork may be judged then and removed much later, so the look wants one with time left. Whoever reads the heads of
-forks lists the forks before **and** after: between a list and a head a new fork could have come and the old one gone.
+Why the check is enough, without a clock:
 
-Another run takes the fork's epoch before it looks, and removes nothing once a pin of the fork has ended; who made it
-looks after that whether the epoch is still its own, else nobody is told. So what somebody was told is whole stays.
+1. At the time of the check three durable things name the object: the announcement, a manifest of the fork, and the
+   newest manifest of the source.
+2. A later deletion unlinks the object after the check, and lists the forks after that.
+3. If the source is a fork itself, other homes hold some of its objects. The announcement reaches these homes before the
+   fork names anything, and the same check of the source's manifest protects the objects.
 
-When the look fails (the forking process slept past the end of its pin) the fork is removed and has to be made anew. So
-is one that another run left filled, unless its rows pass the same look. The removal begins with a mark in the epoch
-that looked: a run that took the fork up since, and may have told somebody, has fenced it. One that was cut after the
-mark is ended by the next run that forks to that name.
+A clock counts in one place. GC may judge an announcement that expired before the fork existed, and delete it much
+later. So the check requires a pin with time left.
+
+A reader of the forks' manifests lists the forks before **and** after it reads them. Between the list and a manifest a
+new fork could appear and the old one disappear.
+
+A second run takes over the fork's epoch before its check, and removes nothing once a pin of the fork has ended. The run
+that made the fork then checks that the epoch is still its own; otherwise it reports no success. So a fork that was
+reported as whole stays.
+
+A failed check (the forking process slept past its pin's expiry) removes the fork; the caller creates it again. A fork
+that another run left in state filled is removed too, unless its entries pass the same check. The removal starts with a
+mark, committed in the epoch of the check. A run that took the fork over since then, and may have reported success, has
+fenced the removal. The next run that forks to this name completes a removal that was interrupted after the mark.
 """
 
 from __future__ import annotations
@@ -49,12 +60,13 @@ from remote.store import ObjectStore
 
 
 def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_forks: bool = True) -> None:
-    """Delete what left a partition's index, but for what is another partition's and what a fork names.
+    """Delete unlinked objects of a partition, except objects of others and objects that a fork names.
 
-    The caller has proved everything else: the grace time, the pins, that it still is the writer. Without `has_forks` it
-    has also seen that there was no fork when the pins were listed after all of `keys` had left the index: then none
-    that counts has come since, for a fork counts only if its source's index named the object after the fork was
-    announced, and with no fork there the only source was the home (`remote.gc.pin_watch`).
+    The caller has proved the rest: the grace period is over, no pin holds them, it still is the writer.
+
+    Without `has_forks` the caller also listed the pins after all of `keys` had been unlinked, and found no fork. No
+    fork that counts can have appeared since: a fork counts only if its source's manifest named the object after the
+    fork's announcement, and without forks the home was the only source (`remote.gc.pin_watch`).
     """
     own = [key for key in keys if not is_foreign(key)]
     kept = kept_by_forks(store, prefix) if own and has_forks else frozenset()
@@ -62,10 +74,10 @@ def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_
 
 
 def kept_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
-    """The objects of a partition that its forks name, keys relative to its prefix.
+    """The objects of a partition that its forks name; keys relative to its prefix.
 
-    One listing where there is no fork. Raises Corrupt or NotFound where a head or a page of a fork cannot be read, for
-    it may name anything.
+    One listing if there is no fork. Raises Corrupt or NotFound if a manifest or a page of a fork cannot be read,
+    because it may name any object.
     """
     forks = forks_of(list_pins(store, prefix))
     while True:
@@ -78,20 +90,20 @@ def kept_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
 
 
 def forks_of(pins: Iterable[Pin]) -> set[str]:
-    """The prefixes of the forks that pins tell of, whether they have ended as pins or not."""
+    """The prefixes of the forks in these pins, expired pins included."""
     return {pin.fork for pin in pins if pin.fork is not None}
 
 
 def homes_of(keys: Collection[str], prefix: str) -> set[str]:
-    """Whose objects these keys of the partition at `prefix` are: its own prefix, and those of the homes of a fork."""
+    """The prefixes of the partitions that hold these keys: `prefix` itself, and the homes of a fork."""
     return {home_of(foreign_key(prefix, key)) for key in keys}
 
 
 def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
-    """Everything that a fork's newest head names, and every pinned one; nothing while it has no head.
+    """All keys that a fork's newest manifest and its pinned manifests name.
 
-    Pins that have ended count as well: at worst an object stays until they are removed. A page of such a pin's manifest
-    may be deleted already. Raises Corrupt for a damaged page and NotFound for a lost one.
+    Empty while it has no manifest. Expired pins count too: at worst an object stays until GC deletes the pin. A page of
+    such a pin's manifest may be deleted already. Raises Corrupt for a damaged page and NotFound for a lost page.
     """
     metadata = MetadataLog(store, fork)
     head = metadata.load(exact=True)
@@ -107,9 +119,10 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
 
 
 def is_over(store: ObjectStore, fork: str) -> bool:
-    """Whether a fork names nothing any more and never will: it was deleted, and all of it has left.
+    """Whether a fork names nothing and never will again.
 
-    One that has no head may be about to get one; it looks for its pin then, so its announcement may go as well.
+    It was deleted, and has no entry and no pending delete left. True as well for a fork without a manifest. A run that
+    is about to create its manifest checks for the announcement afterwards, so GC may delete the announcement.
     """
     head = MetadataLog(store, fork).load(exact=True)
     return head is None or (head.deleted_ms is not None and not named_by_fork(store, fork))

@@ -1,15 +1,18 @@
-"""Collecting old heads: only the newest counts, but for readers that are about to look at one, and for pins.
+"""Delete old manifests, except pinned ones.
+
+Only the newest manifest counts, except for readers that are about to read an old one, and for pins.
 
 Order of effects, and what a crash after each leaves:
 
-1. Prove from the store that we are the writer. Nothing.
-2. Create the boundary (`remote.manifest.manifest_chain`): every sequence up to it is void from here on. The heads are
-   still there and nobody takes them for the newest; the next collection removes them.
-3. Delete them, but for pinned ones, and pins that expired RENEWAL_LAG_MS ago (those of forks: once the fork is no
-   more); until then a holder may be renewing one, to rely on it. Some are gone: the next collection lists the others.
+1. Prove from the store that this process is still the writer. A crash leaves nothing.
+2. Create the GC boundary (`remote.manifest.manifest_chain`): every sequence up to it is void. A crash leaves the
+   manifests in place. No reader takes them for the newest; the next run deletes them.
+3. Delete the void manifests except pinned ones. Delete pins that expired RENEWAL_LAG_MS ago, because until then a
+   holder may be renewing a pin to rely on it. Delete a fork's pin only once the fork names nothing and never will. A
+   crash leaves some of them; the next run lists the rest.
 
-A stall of any length between two steps is harmless: the boundary lies KEPT heads below a head that was the newest, so
-every later one is above it, whoever writes.
+A stall of any length between two steps is harmless. The boundary is KEPT manifests below a manifest that was the
+newest, so every later manifest is above it, regardless of its writer.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from remote.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """`heads` and `pins` that were removed; `void_upto` is the boundary now."""
+    """Result of one run: deleted `heads` (manifests) and `pins`; `void_upto` is the current GC boundary."""
 
     void_upto: int
     heads: int
@@ -34,14 +37,14 @@ class Collected:
 
 
 def collect_heads(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
-    """Collect the heads up to sequence `upto`, which must lie below the newest. Raises Fenced."""
+    """Delete the manifests up to sequence `upto`, which must be below the newest. Raises Fenced."""
     head = log.check_still_writer()
     upto = min(upto, head.sequence - 1)
     if upto < 1:
         return Collected(void_upto=log.void_upto, heads=0, pins=0)
     log.make_void(upto)
     pins = list_pins(store, prefix)
-    lapsed_ms = now_ms if head.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # nobody renews one of what is gone
+    lapsed_ms = now_ms if head.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # pins of deleted topics end at once
     expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
     gone = []

@@ -1,14 +1,19 @@
-"""Which objects below a partition's prefix are nobody's: named by nothing, and never to be named any more.
+"""Find the orphans below a partition's prefix: objects that no manifest names or can ever name.
 
-The rule needs no clock and no leadership. Every name that a head can hold says the epoch of the writer that made it
-(`remote.keys.parse_epoch`), and a writer commits only what it made in its own epoch. So once a head of epoch E is
-committed, nothing of an epoch below E can be named that is not named already: its writer finds every commit's name
-taken. What such a head, its pages, its views and its list of unlinked objects do not name is garbage for good, and
-whoever deletes it needs not be the writer. Of E itself only E's writer knows what it is about to commit: left alone.
-Heads, boundaries, pins and probes go other ways (`remote.gc.old_manifests`, `remote.store.probe`); a name that does not
-parse is somebody's, and is never touched.
+The rule needs no clock and no writer role:
 
-The grace time of whoever deletes is courtesy (for people who look, and for a rule that was broken), not safety.
+1. Every name that a manifest can hold contains the epoch of the writer that made it (`remote.keys.parse_epoch`).
+2. A writer commits only names that it made in its own epoch.
+3. Once a manifest of epoch E is committed, the name of every commit of an older epoch is taken. So no manifest can
+   newly name an object of an epoch below E.
+4. An object of such an epoch is an orphan for good if that manifest, its pages, its views and its pending deletes do
+   not name it. Any process may delete it, not only the writer.
+5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are never orphans.
+
+Manifests, boundaries, pins and probes follow other rules (`remote.gc.old_manifests`, `remote.store.probe`). An object
+whose name does not parse belongs to other software and is never touched.
+
+The grace period before a deletion is not needed for safety. It is for people who look, and for a broken rule.
 
 Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
 """
@@ -29,7 +34,10 @@ from remote.store import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """An object that is nobody's. `key` is relative to the prefix; `modified_ms` as the store tells it."""
+    """An object that no manifest names or can ever name.
+
+    `key` is relative to the prefix; `modified_ms` is the store's.
+    """
 
     key: str
     size_bytes: int
@@ -37,14 +45,14 @@ class Orphan:
     epoch: int
 
     def is_due(self, now_ms: int, grace_ms: int) -> bool:
-        """Whether it has lain there for the grace time; of one whose age the store does not tell that is unknown."""
+        """Whether the object is older than the grace period; False if the store does not give its age."""
         return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
 
 
 def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[Orphan]:
-    """Those of `listed` (keys relative to the prefix) that nothing names and nothing can name any more.
+    """The orphans among `listed`; keys are relative to the prefix.
 
-    `epoch` is that of a head that was committed, `named` the keys that it and every pinned head name.
+    `epoch` is that of a committed manifest; `named` the keys that this manifest and every pinned manifest name.
     """
     found = []
     for info in listed:
@@ -56,10 +64,11 @@ def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str])
 
 
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
-    """The objects of a partition that are nobody's, in the order of their names.
+    """The orphans of a partition, ordered by name.
 
-    A listing, the newest head with its pages, the pins and their heads. Raises Corrupt or NotFound where one of those
-    cannot be read, for it may name anything, and what `MetadataLog.missing` returns where there is no head.
+    Reads a listing, the newest manifest with its pages, the pins and their manifests. Raises Corrupt or NotFound if one
+    of them cannot be read, because it may name any object. Raises the error of `MetadataLog.missing` if there is no
+    manifest.
     """
     listed = [
         ObjectInfo(key=info.key.removeprefix(prefix), size_bytes=info.size_bytes, modified_ms=info.modified_ms)
@@ -72,6 +81,6 @@ def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_
     chain = HeadChain(store, prefix)
     for sequence in {pin.sequence for pin in list_pins(store, prefix) if pin.expires_ms > now_ms}:
         pinned = chain.read(sequence)
-        if pinned is not None:  # else the pin came too late, and is about to be taken back
+        if pinned is not None:  # else the pin was written too late, and its holder is about to release it
             named |= named_by(pinned, metadata.page_rows)
     return nobodys(listed, epoch=head.epoch, named=named | kept_by_forks(store, prefix))

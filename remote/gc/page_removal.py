@@ -1,21 +1,26 @@
-"""Deleting pages that left the index whole, with the objects of all their rows.
+"""Delete pages that were unlinked as a whole, with the objects of all their entries.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 1 | the objects of the page's rows are deleted | the page, and the entry that lists it: again from here |
-| 2 | the page is deleted | an entry that lists what is gone: nothing of it is left |
-| 3 | a head without that entry | nothing |
+| 1 | delete the objects of the page's entries | the page, and the manifest's pending delete: repeat from here |
+| 2 | delete the page object | a pending delete whose objects are all deleted |
+| 3 | commit a manifest without the pending delete | nothing |
 
-A page that is damaged (read twice, and not what its entry says) names nothing. It goes alone: step 1 is left out, and
-a line in the log tells what stays. Nothing that somebody needs is lost, for all its rows are below the log start, their
-grace time is over and no pin holds them; and nothing is deleted that nobody named. What stays are objects that no head
-names, so they are found like all others of that kind, by their epoch, once another one has begun (`remote.gc.orphans`,
-``tiered gc``). To keep the entry instead would keep the bytes for ever and save nothing, and nobody could tell what is
-an orphan where the lists hold a page that cannot be read. What the store cannot give at the moment is no damage.
+Before step 1 come the conditions of every deletion (`remote.gc.delayed_delete`): the grace period is over, no pin holds
+the page, and this process is proved to be the writer. The page is the only list of its objects, so it is deleted after
+them. Objects that a fork needs stay (`remote.gc.fork_references`).
 
-The page is the only list of those objects, so it goes after them. What a fork needs stays
-(`remote.gc.fork_references`). Before step 1 comes what comes before every deletion: the grace time, the pins, the proof
-that this writer is the last (`remote.gc.delayed_delete`).
+A damaged page (read twice, and not as its pending delete describes it) names nothing. Step 1 is left out for it, and a
+log line says which objects stay. This is safe:
+
+- No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
+- No unnamed object is deleted.
+- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphans`), and
+  ``tiered gc`` finds them.
+- A pending delete that stayed listed would keep the bytes for ever and save nothing. Orphans cannot be determined while
+  a listed page cannot be read.
+
+A page that the store cannot serve at the moment is not damaged.
 """
 
 from __future__ import annotations
@@ -44,11 +49,11 @@ def delete_pages(
     *,
     has_forks: bool = True,
 ) -> None:
-    """Steps 1 to 3, for `pages` that `head`, the newest, lists; the caller has proved that they may go.
+    """Steps 1 to 3, for `pages` that the newest manifest `head` lists.
 
-    `has_forks` as of `remote.gc.fork_references.delete_objects`.
+    The caller has proved that they may be deleted. `has_forks` as in `remote.gc.fork_references.delete_objects`.
 
-    Raises what the store raises. Of a damaged page the objects of its rows stay; that is told in the log.
+    Raises the store's errors. The objects of a damaged page's entries stay; a log line says so.
     """
     named = {*keys_of(head.segments), *keys_of(head.view_rows), *(spill.key for spill in head.spills)}
     for page in pages:
@@ -60,11 +65,11 @@ def delete_pages(
 
 
 def _objects_of(prefix: str, log: MetadataLog, page: UnlinkedPage) -> list[str]:
-    """The objects of the page's rows, as far as that can be known."""
+    """The objects of the page's entries; empty if the page is deleted already or damaged."""
     try:
         return keys_of(log.page_rows(page.spill))
     except NotFound:
-        return []  # it goes last, so nothing of it is left
+        return []  # the page is deleted last, so its objects are deleted too
     except Corrupt as error:
         spill = page.spill
         facts = {"base_offset": spill.base_offset, "next_offset": spill.next_offset, "segments": spill.segment_count}

@@ -1,22 +1,23 @@
-"""Removing a partition from the store, for a topic that was deleted: mark, wait, then rows before bytes, page by page.
+"""Delete a partition of a deleted topic from the store: mark, wait, unlink, delete, page by page.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 1 | epoch + 1: whoever wrote it is fenced | the partition as it was; again from here |
-| 2 | a head that says `deleted_ms` and a log start at the end | a deleted partition, readable for nobody |
-| 3 | the grace time passes, counted from `deleted_ms` | the same |
-| 4 | pages or rows out of the head, on its lists | objects on a list |
-| 5 | no pin, epoch still ours: listed objects deleted, or a page with its rows' | a list of what is gone |
-| 6 | a head without them; 5 again for the next page, 4 for what is left | 4, 5, or the end |
-| 7 | nothing is left: the heads before the last are collected (`remote.gc.old_manifests`) | one head, and void ones |
+| 1 | commit epoch + 1: the former writer is fenced | the partition as it was; repeat from here |
+| 2 | commit a manifest with `deleted_ms` and the log start offset at the end | a deleted partition, not readable |
+| 3 | wait for the grace period, counted from `deleted_ms` | the same |
+| 4 | unlink pages or entries | pending deletes |
+| 5 | no pin, epoch still ours: delete the listed objects, or one page with its objects | a list of deleted objects |
+| 6 | commit a manifest without them; 5 again for the next page, 4 for the remaining entries | 4, 5, or the end |
+| 7 | all is deleted: delete the manifests before the last (`remote.gc.old_manifests`) | one manifest, and void ones |
 
-The last head stays: it tells "deleted" from "lost", to readers and to a machine that comes back. Nothing but heads and
-what a head names is deleted. The grace time is for readers with an older head; as nobody begins to read a deleted
-partition, nor pins it (`remote.gc.pins`), it is waited for once, not for every page.
+The last manifest stays. It distinguishes "deleted" from "lost", for readers and for a machine that comes back. Only
+manifests and objects that a manifest names are deleted. The grace period is for readers with an older manifest. No new
+reader reads or pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all pages.
 
-Two machines that delete the same topic must not fence each other for ever. Who is fenced by another removal gives way:
-it only looks, until the grace time is over and nothing was committed for `PATIENCE_MS`; then the other one is gone, and
-it takes over. Who comes new (a start) takes over at once, so each start costs the others one fence at most.
+Two machines that delete the same topic must not fence each other for ever. A removal that another removal fenced gives
+way: it only reads until the grace period is over and no commit has happened for `PATIENCE_MS`. Then the other removal
+has died, and the first one takes over. A new removal (a start) takes over at once, so each start costs the other
+removals at most one fence.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from remote.manifest.manifest_changes import delete_partition, expire_pages, exp
 from remote.manifest.view_changes import drop_view
 from remote.store import ObjectStore
 
-ROWS_AT_ONCE = 2048  # whose objects a head lists one by one
-PATIENCE_MS = 3_600_000  # a removal commits with every step; one that is silent for so long has died
+ROWS_AT_ONCE = 2048  # entries that one commit unlinks; a manifest lists their objects one by one
+PATIENCE_MS = 3_600_000  # a removal commits with every step; a removal that is silent for this time has died
 
 
 class Removal(Enum):
-    """How far a removal is: something was done; it waits for the grace time or a reader's pin; nothing is left."""
+    """Progress of a removal: a step is done; it waits (grace period or a reader's pin); all is deleted."""
 
     UNDER_WAY = "under way"
     WAITING = "waiting"
@@ -48,7 +49,10 @@ class Removal(Enum):
 
 
 class PartitionRemoval:
-    """One partition's way out. `step` is called until it says DONE; every step may be repeated by another process."""
+    """The removal of one partition.
+
+    Call `step` until it returns DONE; another process may repeat every step.
+    """
 
     def __init__(
         self, store: ObjectStore, prefix: str, writer_id: str, *, topic: str, topic_id: str, partition: int
@@ -61,8 +65,11 @@ class PartitionRemoval:
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
-        """The next step. Raises Unavailable, and Corrupt for a damaged head; the step after an error begins with what
-        the bucket says then. Where another machine took over it is waited for: its step is ours."""
+        """Do the next step. Raises Unavailable, and Corrupt for a damaged manifest.
+
+        The step after an error reads the bucket's state again. After another machine took over, the removal waits for
+        that machine: WAITING.
+        """
         try:
             return self._step(now_ms, grace_ms)
         except LogError as error:
@@ -100,7 +107,10 @@ class PartitionRemoval:
         return Removal.UNDER_WAY
 
     def _collect(self, head: Head, now_ms: int) -> Removal:
-        """Step 7. While a known pin keeps an old head it alone is asked: a pin of hours makes nobody list."""
+        """Step 7.
+
+        While a known pin holds an old manifest, only that pin is read: a pin of hours causes no listing.
+        """
         if self._pins.keeps_before(head.sequence, now_ms):
             return Removal.WAITING
         if not self._has_old_heads(head):
@@ -112,13 +122,19 @@ class PartitionRemoval:
         return Removal.WAITING
 
     def _has_old_heads(self, head: Head) -> bool:
-        """Whether a head below `head`, the last one, is still there: not collected yet, or pinned. One listing."""
+        """Whether the store still has a manifest below `head`, the last one: not deleted yet, or pinned.
+
+        One listing.
+        """
         first = next(iter(self._store.list(self._prefix + HEADS)), None)
         return first is not None and first.key != self._prefix + head_key(head.sequence)
 
     def _unlink(self, head: Head, deleted_ms: int, now_ms: int) -> None:
-        """The views, all pages (unread, an entry each), or some of the head's own rows: one of them, so that no head
-        grows large."""
+        """Unlink all views, all pages, or some of the manifest's own entries.
+
+        Pages are not read; each becomes one pending delete. Only one of the three per call, so that no manifest grows
+        large.
+        """
         if head.views:
             for view in head.views:
                 self._log.commit(drop_view(view.name, now_ms=deleted_ms), now_ms)
@@ -152,7 +168,10 @@ def _left(each: UnlinkedObject | UnlinkedPage) -> Unlinking:
 
 
 def _is_at_work(head: Head, now_ms: int, grace_ms: int) -> bool:
-    """Whether the removal that wrote `head` may still be alive. One that was never marked has to be ours."""
+    """Whether the removal that committed `head` may still be alive.
+
+    False if `head` has no deletion mark: then this removal must do the work.
+    """
     if head.deleted_ms is None:
         return False
     return now_ms - max(head.deleted_ms + grace_ms, head.committed_ms) < PATIENCE_MS

@@ -1,42 +1,47 @@
-"""What a writer knows of its partition's pins, so that it need not list them again and again.
+"""Cache of a partition's pins in its writer, so that the writer seldom lists them.
 
-Bytes go for good only when no pin holds them (`remote.gc.pins`). Asking that of the store by a listing, each time that
-something is due, is a listing in a steady loop: every round while a pin keeps what is due, and in a log with retention
-every time that a segment's grace time ends. Two facts make most of those listings superfluous; no clock is in either,
-but for a pin's end.
+Bytes may be deleted only if no pin holds them (`remote.gc.pins`). A listing for each due object would be a listing in a
+steady loop: in every maintenance run while a pin holds what is due, and in a log with retention at the end of every
+segment's grace period. Two facts make most of these listings unnecessary. Neither depends on a clock, except for the
+end of a pin.
 
-**One look after an object has left the index is enough, for ever.** A pin counts only if everything that its head names
-is still in the index when the newest head is read *after the pin was written* (`remote.gc.pins.pin_newest`). So the pin
-that counts for an object was written before the head that unlinked it, and whoever lists the pins after that head was
-committed sees it. Later pins are of later heads, which do not name the object, or came too late and are taken back.
-What can still happen to a pin that was seen: it is let go of, lapses, or is renewed. One GET of its name tells. What
-has lapsed by our clock may be renewed yet by a holder whose clock is behind, or who began in time: it holds nothing
-while it is so, and is asked for again for RENEWAL_LAG_MS, as often as something is due. In an immutable bucket another
-pin may stand in its place, under another name (`remote.gc.pins`): the pins are listed once more when one has lapsed.
+**Fact 1: one listing of the pins after an object was unlinked is enough, for ever.**
 
-**Not to delete is always safe.** While the oldest pin that was seen stands, what left the index after it stays,
-whatever other pins there are. So nothing is asked at all before the pin may have lapsed, or RECHECK_MS after it was
-last asked, so that one that was let go of early is noticed.
+1. A pin counts only if its manifest's objects are all still named when the newest manifest is read *after the pin was
+   written* (`remote.gc.pins.pin_newest`).
+2. So a pin that counts for an object was written before the manifest that unlinked the object.
+3. A listing after that manifest was committed therefore shows every such pin.
+4. Later pins are of later manifests, which do not name the object, or were too late and are released.
 
-| what is due | asked of the store |
+A pin that was seen can be released, expire, or be renewed. One GET of its name shows which.
+
+A pin that expired by our clock may still be renewed: by a holder whose clock is behind, or whose renewal started in
+time. It holds nothing while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an
+immutable bucket another pin may replace it under another name (`remote.gc.pins`), so an expiry causes one more listing.
+
+**Fact 2: not deleting is always safe.** While the oldest pin that was seen is valid, no object that was unlinked after
+it is deleted, regardless of other pins. So no request is sent before that pin may have expired. To notice an early
+release, the pin is read again RECHECK_MS after its last read.
+
+| what is due | requests to the store |
 |---|---|
-| left the index before the last listing of pins, no pin stands | nothing |
-| left the index before the last listing, pins that are older stand | a GET of the oldest of them, every RECHECK_MS |
-| left the index since, a pin that is older stands | the same |
-| left the index since, and no known pin is older | a listing, a GET for each pin |
-| whatever is due, and an older pin has lapsed lately | a GET of that one besides, and once a listing |
+| unlinked before the last listing of pins, no pin is valid | none |
+| unlinked before the last listing, older pins are valid | a GET of the oldest of them, every RECHECK_MS |
+| unlinked after the last listing, an older pin is valid | the same |
+| unlinked after the last listing, no known pin is older | a listing, a GET for each pin |
+| any of these, and an older pin has expired lately | in addition a GET of that pin, and once a listing |
 
-Forks are told of by pins (`remote.gc.fork_references`), and the first fact goes for them as well: one that counts was
-announced while the index still named the object. Where a listing told of none, it is not asked again for what it
-covers.
+Pins announce forks too (`remote.gc.fork_references`), and fact 1 holds for them: a fork that counts was announced while
+the manifest still named the object. If a listing showed no fork, forks are not looked up again for the objects that
+the listing covers.
 
-With a grace time of a day that is one listing a day of a log whose segments expire all the time. A listing is not
-relied on for what left the index less than LISTING_LAG_MS before it: a store whose listings lag is then looked at again
-when the object is due, a grace time after it left. The rows of a deleted partition leave the index when that time is
-over, and are due at once; as times they have that of the deletion, after which nobody gets a pin any more. The proof
-that the writer is still the last comes after all this (`remote.manifest.commit_protocol`).
+With a grace period of a day, a log whose segments expire all the time costs one listing a day. A listing does not cover
+objects that were unlinked less than LISTING_LAG_MS before it. So a store with lagging listings is listed again when the
+object is due, a grace period after it was unlinked. The entries of a deleted partition are unlinked after the grace
+period and are due at once. Their unlink time is the time of the deletion, after which no reader gets a pin. The proof
+that the writer is still the last follows after all this (`remote.manifest.commit_protocol`).
 
-Known is only what this process saw: a start begins with nothing, and lists.
+The knowledge is in memory only: a new process starts without it, and lists.
 """
 
 from __future__ import annotations
@@ -54,35 +59,44 @@ RENEWAL_LAG_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlinking:
-    """When something left the index: the first head without it, and its time."""
+    """When an object or page was unlinked: sequence and time of the first manifest without it."""
 
     sequence: int
     at_ms: int
 
 
 class PinWatch:
-    """One partition's pins, as its writer knows them. Not thread safe: under the partition's lock."""
+    """The pins of one partition, as its writer knows them.
+
+    Not thread safe: the caller holds the partition's lock.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
-        self._known: dict[str, Pin] = {}  # that stand, or may be renewed yet, as they were when they were asked for
+        self._known: dict[str, Pin] = {}  # pins that are valid or may still be renewed, as of their last read
         self._asked_ms: dict[str, int] = {}
         self._listed_ms: int | None = None
-        self._listed_at = 0  # the newest head known when the listing began
+        self._listed_at = 0  # sequence of the newest manifest known when the listing started
         self._has_forks = True
-        self._lapsed: set[str] = set()  # of those that are known, and were listed since
+        self._lapsed: set[str] = set()  # keys of `_known` that had expired at the last listing
 
     @property
     def has_forks(self) -> bool:
-        """Whether the last listing told of a fork; what `free` gave since then, no other can name
-        (`remote.gc.fork_references`)."""
+        """Whether the last listing showed a fork.
+
+        If not, no fork names the keys that `free` returned since then.
+
+        See `remote.gc.fork_references`.
+        """
         return self._has_forks
 
     def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
-        """The keys of `due` that no pin holds. `sequence` is that of a committed head which lists all of them.
+        """The keys of `due` that no pin holds.
 
-        Raises Corrupt for a pin that cannot be read.
+        `sequence` is that of a committed manifest that lists all of `due`.
+
+        Raises Corrupt if a pin cannot be read.
         """
         free = self._not_held(due, now_ms)
         if any(not self._is_covered(due[key]) for key in free):
@@ -91,13 +105,15 @@ class PinWatch:
         return free
 
     def keeps_before(self, sequence: int, now_ms: int) -> bool:
-        """Whether a pin that was seen keeps a head before `sequence`; asked where it is time. False may mean that none
-        was ever looked for. Raises Corrupt for a pin that cannot be read."""
+        """Whether a known pin holds a manifest before `sequence`. Reads a pin again only when that is due.
+
+        False may mean that the pins were never listed. Raises Corrupt if a pin cannot be read.
+        """
         older = [pin for pin in self._known.values() if pin.sequence < sequence]
         return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))
 
     def look(self, *, sequence: int, now_ms: int) -> None:
-        """List the pins, whatever is known of them. `sequence` is that of the newest head. Raises as `free`."""
+        """List the pins unconditionally. `sequence` is that of the newest manifest. Raises as `free`."""
         pins = list_pins(self._store, self._prefix)
         self._has_forks = any(pin.fork is not None for pin in pins)
         self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
@@ -106,7 +122,7 @@ class PinWatch:
         self._listed_ms, self._listed_at = now_ms, sequence
 
     def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
-        """Those that no known pin holds, which are asked where it is time."""
+        """The keys of `due` that no known pin holds. Reads a pin again only when that is due."""
         newest = max((each.sequence for each in due.values()), default=0)
         for pin in sorted(self._known.values(), key=lambda each: each.sequence):
             if pin.sequence >= newest:
@@ -120,17 +136,17 @@ class PinWatch:
         if asked_ms <= now_ms < min(pin.expires_ms, asked_ms + RECHECK_MS):
             return True
         if asked_ms == now_ms:
-            return False  # it has lapsed, and was asked for just now
+            return False  # it has expired, and was read just now
         found = read_pin(self._store, self._prefix, pin.key)
         if found is None or found.expires_ms + RENEWAL_LAG_MS <= now_ms:
             del self._known[pin.key], self._asked_ms[pin.key]
             return False
         self._known[pin.key], self._asked_ms[pin.key] = found, now_ms
         if found.expires_ms <= now_ms and pin.key not in self._lapsed:
-            self._listed_ms = None  # another one may stand in its place
+            self._listed_ms = None  # another pin may have replaced it
         return found.expires_ms > now_ms
 
     def _is_covered(self, one: Unlinking) -> bool:
-        """Whether the pins were listed well after it left the index."""
+        """Whether the pins were listed at least LISTING_LAG_MS after the unlinking."""
         is_before = one.sequence <= self._listed_at
         return is_before and self._listed_ms is not None and one.at_ms + LISTING_LAG_MS <= self._listed_ms

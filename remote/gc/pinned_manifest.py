@@ -1,7 +1,7 @@
-"""A partition as one pinned head has it, however many newer ones there are by now.
+"""A read-only view of a partition at one pinned manifest, regardless of newer manifests.
 
-For whoever has to come back to a state that it pinned before: a second look by the same pin, in another process, finds
-the same rows.
+A job that must return to a state that it pinned uses it: a second read by the same pin, in another process, finds the
+same entries.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from remote.store import ObjectStore
 
 
 class PinnedLog(MetadataLog):
-    """A chain of heads that ends at the pinned one. A reader only: who writes needs the newest."""
+    """A chain of manifests that ends at the pinned manifest.
+
+    For readers only: a writer needs the newest manifest.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str, pin: Pin) -> None:
         super().__init__(store, prefix)
         self._pin = pin
 
     def load(self, *, exact: bool = False) -> Head:
-        """The pinned head: one GET the first time. Raises NotFound when it is gone: its pin has lapsed."""
+        """The pinned manifest; one GET at the first call.
+
+        Raises NotFound if it was deleted because its pin expired.
+        """
         with self._lock:
             if self._head is None:
                 found = self._chain.read(self._pin.sequence)

@@ -1,52 +1,64 @@
-"""Readers' pins: a head that somebody still reads by, so that what it names stays.
+"""Readers' pins: a reader's claim on a manifest, which keeps it and the objects that it names.
 
-A long read (a backfill, a Spark job) takes hours by one head. Its pin keeps two things until it expires or is let go
-of: the head itself, past its collection, and every object that the head names, past the grace time. Nothing else is
-asked of a reader, and nothing is promised to one without a pin but the grace time.
+A long read (a backfill, a Spark job) uses one manifest for hours. Until its pin expires or is released, the pin
+protects two things: the manifest itself from GC, and every object that the manifest names, past the grace period. A
+reader has no other duty. A reader without a pin has only the grace period.
 
 | ``meta/pin/<ulid>.json`` | |
 |---|---|
-| `sequence`, `commit_id` | the pinned head |
-| `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it, an hour later |
+| `sequence`, `commit_id` | the pinned manifest |
+| `expires_ms` | from then on the pin counts for nothing; GC deletes it an hour later |
 | `holder` | for people |
-| `fork` | the prefix of a fork whose rows name objects of this head (`gc.fork_references`); it outlives the pin's end |
-| `renews` | in an immutable bucket: the name of the pin in whose place this one stands |
-| `sure_ms` | its holders may rely on the pin until then, no longer; null (as at first): until `expires_ms` |
+| `fork` | the prefix of a fork that names objects of this manifest (`gc.fork_references`); valid after the expiry too |
+| `renews` | in an immutable bucket: the name of the pin that this pin replaces |
+| `sure_ms` | holders may rely on the pin only until then; null (as at first): until `expires_ms` |
 
-Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
-Is N void by then, has anything that N names left the index (listed as unlinked is left), or was the topic deleted, the
-pin came too late: it is taken back and the next head is tried. Nobody begins to read a deleted partition, so its
-removal has to look for pins of before the deletion alone, and those have been there for the grace time
-(`remote.gc.partition_removal`). A fork may be announced there all the same: another fork keeps what it needs until
-then. Otherwise all that N names is in the index at a moment after the pin was written; whoever takes it out does so
-later, and looks for pins later still. No clock is in it: the reader may stall between two steps for as long as it
-likes. A crash after the second step leaves a pin that keeps objects until it expires.
+Order of effects of `pin_newest`:
 
-A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
-kept may be gone. Order of effects of `renew`:
+1. Read the newest manifest N.
+2. Write the pin. A crash after this step leaves a pin that keeps objects until it expires.
+3. Read the newest manifest again. If the pin was too late, release it and try the next manifest. It was too late if:
+   - N is void now, or
+   - an object of N was unlinked (a pending delete is unlinked too), or
+   - the topic was deleted.
 
-| step | effect | a crash, or no answer, after it leaves |
+If the pin was not too late, all objects of N were named at a moment after the pin was written. A later deletion unlinks
+them after that moment, and lists the pins after that. No clock is involved: the reader may stall between two steps for
+any time.
+
+No new reader reads a deleted partition. So its removal needs to look only for pins from before the deletion, and these
+pins have existed for the grace period (`remote.gc.partition_removal`). A fork may still be announced there: until then
+another fork protects the objects that it needs.
+
+A holder that still needs its pin renews it: the same object, with a later expiry. An expired pin is not renewed,
+because its objects may be deleted. Order of effects of `renew`:
+
+| step | effect | a crash, or a lost reply, after it leaves |
 |---|---|---|
-| 1 | the pin is read | the same |
-| 2 | it is written with the later end, sure until the former one | a pin that keeps longer, relied on no longer |
-| 3 | the newest head is read, and the clock | the same |
-| 4 | it is written as sure until its later end; one that does not count is taken back | a pin that counts |
+| 1 | read the pin | the same |
+| 2 | write it with the later expiry, sure until the former one | a pin that holds longer, but is relied on no longer |
+| 3 | read the newest manifest, and the clock | the same |
+| 4 | write it as sure until its later expiry; release it if it does not count | a pin that counts |
 
-The holder may have stalled before step 2 while the pin lapsed. If it was sure by the clock when it was written, it
-counts where everything that its head names is in the index or waits on the lists of the newest head. If it was not, a
-deleter may have looked in between and be about to act, so it counts as a new pin would: nothing may have left the
-index. Who comes after a renewal whose step 3 had no answer asks the same of the end that was sure: the later one in the
-bucket may have been written when nothing was kept any more. Deleters go by the later end, which is always safe. Two who
-renew one pin at once leave either end, both of them later than the one before.
+The holder may have stalled before step 2 while the pin expired:
 
-In an immutable bucket (`remote.store.middleware.immutable_store`) nothing is written over, so at steps 2 and 4 another
-pin of the same head takes the place of the one before, under a name of its own: it `renews` the first one, and whoever
-renews that is given the latest of them. A writer that deletes need not know of such pins, for there it deletes nothing;
-who looks for what is nobody's lists all pins.
+| by the clock of step 3 | the renewed pin counts if |
+|---|---|
+| the pin was sure at its write | the newest manifest names each object of the pinned one, or lists it as unlinked |
+| it was not | none was unlinked, as for a new pin: a deleter may have read it in between and be about to delete |
 
-Deleting looks in this order: listed as unlinked, **then** the pins, then the epoch, then the deed; and the grace time
-is over. A look at the pins that came after the head which lists an object shows all that can ever hold it, so who
-deletes again and again looks seldom (`remote.gc.pin_watch`).
+If step 3 of a renewal had no reply, the next renewal applies this rule to the former, sure expiry: the later expiry in
+the bucket may have been written when nothing was protected any more. Deleters use the later expiry, which is always
+safe. Two concurrent renewals of one pin leave either expiry, and both are later than the former one.
+
+In an immutable bucket (`remote.store.middleware.immutable_store`) no object is overwritten. So at steps 2 and 4 another
+pin of the same manifest replaces the former pin, under a name of its own. It `renews` the first pin, and a renewal of
+the first pin returns the latest replacement. A writer that deletes need not know such pins, because it deletes nothing
+there. A search for orphans lists all pins.
+
+A deletion checks in this order: the object is listed as unlinked and the grace period is over, **then** the pins, then
+the epoch; then it deletes. A listing of the pins after the manifest that lists an object shows every pin that can ever
+hold it. So a repeated deletion seldom lists (`remote.gc.pin_watch`).
 """
 
 from __future__ import annotations
@@ -65,12 +77,12 @@ from remote.manifest.page_spill import lost_object
 from remote.number_bounds import ClockMs, Sequence
 from remote.store import ObjectStore
 
-TRIES_MAX = 4  # heads that were collected between being read and being pinned
+TRIES_MAX = 4  # manifests that GC deleted between the read and the pin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """`key` is relative to the partition's prefix."""
+    """A pin object of the store. `key` is relative to the partition's prefix."""
 
     key: str
     sequence: int
@@ -83,7 +95,7 @@ class Pin:
 
     @property
     def sure_until_ms(self) -> int:
-        """The end that holders may rely on; deleters go by `expires_ms`, which is never before."""
+        """The expiry that holders may rely on; deleters use `expires_ms`, which is never earlier."""
         return self.expires_ms if self.sure_ms is None else min(self.sure_ms, self.expires_ms)
 
 
@@ -97,7 +109,7 @@ class _Body(msgspec.Struct):
     renews: str | None = None
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _DECODER = msgspec.json.Decoder(_Body)
 
 
@@ -111,8 +123,11 @@ def pin_newest(
     holder: str,
     fork: str | None = None,
 ) -> tuple[Pin, Head]:
-    """Pin the newest head of a partition, and that head. Raises NotFound when there is none, or its topic was deleted
-    (but for a `fork`), Conflict when heads are collected faster than they can be pinned."""
+    """Pin the newest manifest of a partition; returns the pin and the manifest.
+
+    Raises NotFound if there is no manifest, or if the topic was deleted and there is no `fork`. Raises Conflict if
+    manifests are deleted faster than they can be pinned.
+    """
     for _ in range(TRIES_MAX):
         head = log.refresh()
         if head.deleted_ms is not None and fork is None:
@@ -128,13 +143,17 @@ def pin_newest(
 
 
 def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
-    """The pin with an end at or after `expires_ms`; None when it was let go of, has lapsed, or what it kept is gone: it
-    is not in the store then, or counts for nothing.
+    """Extend the pin to an expiry at or after `expires_ms`; returns the pin as it is in the store then.
 
-    One GET; where the pin is sure to end earlier two PUTs, and between them a look at its head and the newest one.
-    `clock` gives milliseconds. In an immutable bucket the pin has another name, and may end earlier, after half of the
-    time at least that was asked for: those who renew one pin at once share it. Raises Corrupt for one that cannot be
-    read; after Unavailable the pin is sure until where it was before.
+    None if the pin was released or has expired, or if an object of its manifest is deleted. The pin then is not in the
+    store, or counts for nothing. `clock` returns milliseconds.
+
+    One GET. If the pin is sure to expire earlier, two PUTs, and between them reads of its manifest and the newest one.
+
+    In an immutable bucket the returned pin has another name. It may expire earlier, but after at least half of the
+    requested time: concurrent renewals of one pin share the result.
+
+    Raises Corrupt if the pin cannot be read. After Unavailable the pin is sure until its former expiry.
     """
     found = read_pin(store, prefix, pin.key)
     if found is not None and found.expires_ms <= clock():
@@ -160,14 +179,16 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int]
 
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int) -> Pin | None:
-    """Let a fork's pin end at once; what it says of the fork stays. None when it is gone. In an immutable bucket it
-    ends when it was meant to, and a pin that has ended stands beside it."""
+    """Let a fork's pin expire at once; its field `fork` stays. None if the pin does not exist.
+
+    In an immutable bucket the pin expires as planned, and an expired pin is added.
+    """
     found = read_pin(store, prefix, pin.key)
     return _put(store, prefix, replace(found, expires_ms=0), now_ms) if found is not None else None
 
 
 def _longer(pin: Pin, expires_ms: int) -> Pin:
-    """What step 2 writes."""
+    """The pin that step 2 writes."""
     return replace(pin, expires_ms=max(pin.expires_ms, expires_ms), sure_ms=pin.sure_until_ms)
 
 
@@ -185,24 +206,27 @@ def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 
 
 def _put_in_its_place(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
-    """Under another name, where nothing is written over."""
+    """Write the pin under another name, for a store that overwrites nothing."""
     return _put_again(store, prefix, replace(pin, key=pin_key(new_ulid(now_ms)), renews=pin.renews or pin.key))
 
 
 def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    """The pin, or the one of those that renew it which is sure to end last. A listing."""
+    """The pin or one of its replacements (`renews`): the one whose sure expiry is last. One listing."""
     first = pin.renews or pin.key
     others = [each for each in list_pins(store, prefix) if each.renews == first]
     return max([pin, *others], key=lambda each: each.sure_until_ms)
 
 
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
-    """Let go of pins. One that is gone already is no error."""
+    """Delete pins. A pin that does not exist is no error."""
     store.delete([prefix + pin.key for pin in pins])
 
 
 def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
-    """All pins, expired ones too. One listing, and a GET for each. Raises Corrupt for one that cannot be read."""
+    """All pins, expired ones included. One listing, and a GET for each.
+
+    Raises Corrupt if a pin cannot be read.
+    """
     pins = []
     for info in store.list(prefix + PINS):
         key = info.key.removeprefix(prefix)
@@ -212,7 +236,7 @@ def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
 
 
 def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
-    """The pin as it is now; None for one that was let go of. Raises Corrupt for one that cannot be read."""
+    """The pin's current state; None if it was released. Raises Corrupt if it cannot be read."""
     try:
         body = _DECODER.decode(store.get(prefix + key))
     except NotFound:
@@ -227,7 +251,10 @@ def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
 
 
 def lowest_pinned(pins: Iterable[Pin], now_ms: int) -> int | None:
-    """The oldest head that somebody holds; an object that left the index after it must stay. None without a pin."""
+    """The oldest pinned sequence; an object that was unlinked after it must stay.
+
+    None without a valid pin.
+    """
     return min((pin.sequence for pin in pins if pin.expires_ms > now_ms), default=None)
 
 
@@ -240,7 +267,7 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
     try:
         return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_rows) is None
     except NotFound:
-        return False  # a page that it names is gone
+        return False  # a page that it names is deleted
 
 
 def _is_living(log: MetadataLog) -> bool:
@@ -248,7 +275,7 @@ def _is_living(log: MetadataLog) -> bool:
 
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:
-    """Whether a pin that was renewed counts; `is_late`: it had lapsed by then."""
+    """Whether a renewed pin counts; `is_late`: its former expiry may have passed before the write."""
     head = HeadChain(store, prefix).read(pin.sequence)
     if head is None or head.commit_id != pin.commit_id:
         return False
