@@ -1,5 +1,5 @@
-"""Data objects: how one closed segment is stored.
+"""Data objects: the stored form of one closed segment.
 
-`segment_upload` copies a segment, `chunk_table` says where its chunks lie, `object_encoding` and `encryption` say how
-they are encoded, `index_bundle` holds the indexes in one object.
+`segment_upload` copies a segment, `chunk_table` locates its chunks, `object_encoding` and `encryption` encode them,
+`index_bundle` holds the indexes in one object. Start with `segment_upload`.
 """

@@ -1,24 +1,24 @@
-"""The chunk table: where each stretch of a segment lies in its data object, and what it must be.
+"""The chunk table: position, length and checksum of each chunk of a segment in its data object.
 
-No client checks a ranged GET: not its length, not its bits. So a data object is made of chunks, each with its CRC32C in
-the ``.indexes`` object, and reads are made of whole chunks. A chunk is stored as it is, or by itself compressed
-(`remote.segments.object_encoding`), or encrypted (`remote.segments.encryption`), or both, and then has a stored
-position, length and CRC32C of its own beside those of the segment's bytes.
+No client checks the length or the bits of a ranged GET. So a data object consists of chunks with a CRC32C each in the
+``.indexes`` object, and reads fetch whole chunks. A chunk is stored unchanged, compressed by itself
+(`remote.segments.object_encoding`), encrypted (`remote.segments.encryption`), or both. A compressed or encrypted chunk
+also has a stored position, length and CRC32C.
 
 | off | size | field |
 |---|---|---|
 | 0 | 2 | format version, 2 |
-| 2 | 1 | codec at rest: 0 as it is, 1 zstd, a frame for each chunk |
+| 2 | 1 | codec: 0 none, 1 zstd with a frame for each chunk |
 | 3 | 1 | cipher: 0 none, 1 AES-256-GCM |
 | 4 | 4 | number of chunks n |
 | 8 | 8 | the segment's size in bytes |
 | 16 | 8 | the data object's size in bytes |
 | 24 | 4 n | length of each chunk of the segment, in order |
 | | 4 n | CRC32C of each |
-| | 4 n | length of each as it is stored; this and the next only where codec or cipher is not 0 |
-| | 4 n | CRC32C of each as it is stored |
+| | 4 n | stored length of each; this and the next only if codec or cipher is not 0 |
+| | 4 n | CRC32C of the stored form of each |
 
-Big-endian, written to the bucket. Positions are the sums of the lengths before.
+Big-endian, written to the bucket. A position is the sum of the lengths before it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-CHUNK_BYTES = 256 << 10  # of what is stored as it is. A look at one record fetches one; divides PART_BYTES
-SEALED_CHUNK_BYTES = 1 << 20  # of what is compressed, which pays more in larger pieces, or encrypted
+CHUNK_BYTES = 256 << 10  # if stored unchanged; reading one record fetches one chunk; divides PART_BYTES
+SEALED_CHUNK_BYTES = 1 << 20  # if compressed (larger chunks compress better) or encrypted
 VERSION = 2
 RAW, ZSTD = 0, 1
 PLAIN, AES_256_GCM = 0, 1
@@ -55,10 +55,10 @@ assert PART_BYTES % CHUNK_BYTES == 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTable:
-    """Lengths and checksums of a segment's chunks, in order, and the same of their stored forms.
+    """Lengths and checksums of a segment's chunks, in order, and of their stored forms.
 
-    Of an object that is the segment itself (`is_as_it_is`) `stored_lengths` and `stored_crcs` are None, and those of
-    the segment hold for both.
+    `stored_lengths` and `stored_crcs` are None if the chunks are stored unchanged (`is_as_it_is`). Then `lengths` and
+    `crcs` hold for both forms.
     """
 
     lengths: tuple[int, ...]
@@ -77,7 +77,7 @@ class ChunkTable:
         object.__setattr__(self, "_stored_starts", starts if stored is None else tuple(accumulate(stored, initial=0)))
 
     def __len__(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return len(self.lengths)
 
     @property
@@ -86,12 +86,12 @@ class ChunkTable:
 
     @property
     def size_bytes(self) -> int:
-        """The segment's."""
+        """Size of the segment."""
         return self._starts[-1]
 
     @property
     def stored_bytes(self) -> int:
-        """The data object's."""
+        """Size of the data object."""
         return self._stored_starts[-1]
 
     def chunk_range(self, index: int) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class ChunkTable:
         return (self.crcs if self.stored_crcs is None else self.stored_crcs)[index]
 
     def chunks_of(self, position: int, length: int) -> range:
-        """Indexes of the chunks that hold bytes ``[position, position + length)`` of the segment, clipped to it."""
+        """Indexes of the chunks with bytes ``[position, position + length)`` of the segment, clipped to it."""
         end = min(position + length, self.size_bytes)
         if end <= position:
             return range(0)
@@ -115,19 +115,19 @@ class ChunkTable:
 
     @property
     def segment_crc(self) -> int:
-        """CRC32C of the whole segment, from those of the chunks."""
+        """CRC32C of the whole segment, combined from the chunks' CRCs."""
         return combine(self.crcs, self.lengths)
 
     @property
     def whole_crc(self) -> int:
-        """CRC32C of the whole data object, from those of the chunks."""
+        """CRC32C of the whole data object, combined from the chunks' CRCs."""
         if self.stored_crcs is None or self.stored_lengths is None:
             return self.segment_crc
         return combine(self.stored_crcs, self.stored_lengths)
 
 
 def table_of(data: Body, chunk_bytes: int = CHUNK_BYTES) -> ChunkTable:
-    """The chunk table of bytes in memory that are stored as they are."""
+    """The chunk table of bytes in memory that are stored unchanged."""
     view = memoryview(data)
     chunks = [view[at : at + chunk_bytes] for at in range(0, len(view), chunk_bytes)]
     return ChunkTable(lengths=tuple(map(len, chunks)), crcs=tuple(map(crc32c, chunks)))
@@ -144,7 +144,10 @@ def encode_chunks(table: ChunkTable) -> bytes:
 
 
 def decode_chunks(data: Body) -> ChunkTable:
-    """The inverse. Raises Corrupt for another version, codec or cipher, or when the numbers do not fit together."""
+    """The inverse of `encode_chunks`.
+
+    Raises Corrupt if version, codec or cipher is unknown, or if the numbers contradict each other.
+    """
     if len(data) < _HEADER.size:
         raise Corrupt("reading a chunk table, too short", size_bytes=len(data))
     version, codec, cipher, count, size_bytes, stored_bytes = _HEADER.unpack_from(data)
@@ -171,10 +174,10 @@ def decode_chunks(data: Body) -> ChunkTable:
 
 
 def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
-    """CRC32C of the concatenation of chunks of which only checksum and length are known.
+    """CRC32C of a concatenation of chunks, computed from their checksums and lengths alone.
 
-    So parts may be read and sent apart, each once. Appending n zero bytes to a message is a linear map of its CRC over
-    GF(2); crc(a + b) = zeros(len(b)) crc(a) xor crc(b). Source: zlib, crc32_combine.
+    So parts can be read and sent separately, each once. Appending n zero bytes to a message is a linear map of its CRC
+    over GF(2); crc(a + b) = zeros(len(b)) crc(a) xor crc(b). Source: zlib, crc32_combine.
     """
     assert len(crcs) == len(lengths)
     alike = next((at for at, length in enumerate(lengths) if length != lengths[0]), len(lengths))
@@ -185,10 +188,10 @@ def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def _combined_alike(crcs: Sequence[int], length: int) -> int:
-    """Of chunks of one length: neighbours are joined, and those again, all pairs of a round at once."""
+    """As `combine` for chunks of one length: each pass joins all neighbouring pairs at once."""
     import numpy as np
 
-    # Zeros in front change nothing: the map of nothing is nothing.
+    # Leading zeros change nothing: the map of zero is zero.
     whole = np.zeros(1 << (len(crcs) - 1).bit_length(), np.uint32)
     whole[len(whole) - len(crcs) :] = crcs
     while len(whole) > 1:
@@ -220,7 +223,7 @@ def _zeros_arrays(power: int) -> list[NDArray[np.uint32]]:
 
 @cache
 def _zeros(power: int) -> _Map:
-    """The map for 2^`power` zero bytes."""
+    """The linear map that appends 2^`power` zero bytes."""
     if power > 0:
         return _squared(_zeros(power - 1))
     one_bit = _map_of((_POLYNOMIAL, *(1 << bit for bit in range(31))))
@@ -232,7 +235,10 @@ def _squared(linear: _Map) -> _Map:
 
 
 def _map_of(columns: Sequence[int]) -> _Map:
-    """A linear map, from the images of the 32 unit vectors, as those of all values of each of the four bytes."""
+    """A linear map as four tables, one for each byte with the images of its 256 values.
+
+    `columns` are the images of the 32 unit vectors.
+    """
     tables = []
     for first in range(0, 32, 8):
         table = [0] * 256

@@ -1,9 +1,12 @@
-"""What failed uploads could not clear away at once: counted always, told in the log once per trouble.
+"""Objects that failed uploads could not delete: always counted, logged once per outage.
 
-A store that takes no bytes often deletes none either, and what waits is tried again every round: a line for each try
-would bury what began it. A trouble lasts until something could be removed, or went up whole. What is left is in no
-head: an orphan, which `tiered gc` finds. Counted are names under which something may lie: of an upload that got no
-answer nobody knows, and mostly nothing does. One count for each store object, as long as that lives. Thread safe.
+A store that accepts no bytes often deletes none either, and every maintenance run tries the upload again. A log line
+for each try would hide the first failure. An outage ends when an object could be deleted or an upload succeeded.
+
+The remaining objects are orphans: no manifest names them, and `tiered gc` finds them. The count is of names under which
+an object may exist. For an upload without a reply this is unknown, and mostly there is no object.
+
+There is one count for each store object, for the lifetime of the store object. Thread safe.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ _lock = threading.Lock()
 
 
 class LeftBehind:
-    """Of one store; `objects` is how many names at most."""
+    """Count of one store; `objects` is an upper bound of the number of objects."""
 
     def __init__(self) -> None:
         self.objects = 0
         self._is_told = False
 
     def note(self, keys: Sequence[str], error: Exception) -> None:
-        """Objects of these names may have been left."""
+        """Add objects that may remain under `keys`. Logs a warning for the first call of an outage."""
         with _lock:
             self.objects += len(keys)
             level = logging.DEBUG if self._is_told else logging.WARNING
@@ -35,7 +38,7 @@ class LeftBehind:
         log.log(level, "leaving objects of a failed upload behind: keys=%s cause=%s", ",".join(keys), error)
 
     def end(self) -> None:
-        """The trouble is over: the next one is told again."""
+        """End the outage: the next failure is logged as a warning again."""
         with _lock:
             self._is_told = False
 
@@ -44,6 +47,6 @@ _by_store: WeakKeyDictionary[ObjectStore, LeftBehind] = WeakKeyDictionary()
 
 
 def left_behind(store: ObjectStore) -> LeftBehind:
-    """What was left in a store by this process."""
+    """The count of this process for a store."""
     with _lock:
         return _by_store.setdefault(store, LeftBehind())

@@ -1,30 +1,35 @@
-"""Client-side encryption: what the store keeps of a segment is unreadable without a key that it never sees.
+"""Client-side encryption: the stored bytes of a segment need a key that the store never sees.
 
-Every segment has a **data key** of its own, 32 random bytes. Its chunks and its indexes are sealed with AES-256-GCM
+Every segment has a **data key** of its own, 32 random bytes. Its chunks and its indexes are encrypted with AES-256-GCM
 under the data key. The data key is wrapped with AES-256-GCM under a key that HKDF-SHA256 derives from a **key of the
-ring** (info ``tiered wrap 2``). The wrapped key lies in the segment's entry. A change of the ring's key wraps data
-keys anew: entries change, no object does.
+ring** (info ``tiered wrap 2``). The segment's entry holds the wrapped key. A change of the ring's key wraps the data
+keys again: entries change, objects do not.
 
 | sealed | nonce, 12 bytes | associated data | result |
 |---|---|---|---|
 | chunk n | int32 0, int64 n | ``tiered chunk 2 <name> <n>`` | ciphertext, tag of 16 bytes |
 | indexes | int32 1, int64 0 | ``tiered indexes 2 <name>`` | ``TIERENC`` and a line feed, ciphertext, tag |
-| data key | 12 random bytes | ``tiered key 2 <binding> <name> <key id>`` | ``2:<binding>:<base64 of the same>`` |
+| data key | 12 random bytes | ``tiered key 2 <binding> <name> <key id>`` | ``2:<binding>:<base64>`` |
 
-Big-endian. `name` is the data object's, from its topic's directory on (`remote.keys.object_identity`). It holds topic,
-topic id, partition, base offset, last offset, epoch, the attempt's ULID, and by its suffix the encoding. A chunk that
-is moved to another place, object, partition or topic does not open there, nor does a wrapped key in another entry.
+Big-endian. `base64` is of nonce, ciphertext and tag. `name` is the data object's name, starting with its topic's
+directory (`remote.keys.object_identity`). It contains topic, topic id, partition, base offset, last offset, epoch, the
+attempt's ULID, and the encoding as suffix. A chunk that is moved to another place, object, partition or topic fails
+authentication there. So does a wrapped key in another entry.
 
-`binding` is the version of the associated data of chunks and indexes: 2 as above. Binding 1 is that of objects from
-before: ``tiered chunk <stem> <n>``, ``tiered indexes <stem>``, where `stem` is ``<base>-<last>-<epoch>-<ulid>``. A
-wrapped key from before is base64 alone, under the ring's key itself, with ``tiered key <stem> <key id>``; its object
-has binding 1. Objects of binding 1 stay readable for ever; ``tiered rotate-keys`` wraps their keys in the new form.
+`binding` is the version of the associated data of chunks and indexes: 2 as above.
 
-A nonce is used once for a data key: names and keys are new for every attempt at a copy, and within one a chunk that has
-to be sent again is the same bytes, which is checked by SHA-256 before it is sealed
-(`remote.segments.segment_upload_stream`).
+| older form | associated data |
+|---|---|
+| binding 1, chunks and indexes | ``tiered chunk <stem> <n>``, ``tiered indexes <stem>`` |
+| wrapped key: base64 alone, under the ring's key itself | ``tiered key <stem> <key id>``; its object has binding 1 |
 
-Manifests and their pages are sealed by `remote.manifest.sealing`. `cryptography` is loaded when first used.
+`stem` is ``<base>-<last>-<epoch>-<ulid>``. Objects of binding 1 stay readable for ever; ``tiered rotate-keys`` wraps
+their keys in the new form.
+
+A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
+sent again has the same bytes. SHA-256 checks this before the encryption (`remote.segments.segment_upload_stream`).
+
+`remote.manifest.sealing` seals manifests and their pages. `cryptography` is imported at first use.
 """
 
 from __future__ import annotations
@@ -47,9 +52,9 @@ if TYPE_CHECKING:
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 STEM_BINDING, BINDING = 1, 2  # of associated data: by the objects' stem alone, by the data object's whole name
-WRAPPING = 2  # the form of wrapped keys; those of the form before are base64 alone
+WRAPPING = 2  # the form of wrapped keys; keys of the older form are base64 alone
 ALL_TOPICS = "*"
-REQUIRE = "@require"  # begins a line of the ring that names topics which must be encrypted
+REQUIRE = "@require"  # first word of a line of the ring that names topics which must be encrypted
 INDEXES_MAGIC = b"TIERENC\n"
 _NONCE = struct.Struct(">iq")
 _CHUNK, _INDEXES = 0, 1
@@ -59,10 +64,10 @@ _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 class ObjectCipher:
-    """Seals and opens the chunks and the indexes of one segment. Thread safe."""
+    """Encrypts and decrypts the chunks and the indexes of one segment. Thread safe."""
 
     def __init__(self, data_key: bytes, name: str, binding: int = BINDING) -> None:
-        """`name` is the data object's identity; of binding 1 only its stem counts."""
+        """`name` is the data object's identity; binding 1 uses only its stem."""
         self._gcm = gcm(data_key)
         self._name = stem_of(name) if binding == STEM_BINDING else name
         self._version = "" if binding == STEM_BINDING else f"{binding} "
@@ -71,18 +76,18 @@ class ObjectCipher:
         return f"ObjectCipher({self._name!r})"
 
     def seal_chunk(self, number: int, body: Body) -> bytes:
-        """TAG_BYTES longer than `body`. The same number must never be sealed with other bytes."""
+        """Encrypt a chunk; TAG_BYTES longer than `body`. Never call it with other bytes for the same number."""
         return self._gcm.encrypt(_NONCE.pack(_CHUNK, number), body, self._of_chunk(number))
 
     def open_chunk(self, number: int, sealed: Body) -> bytes:
-        """The inverse. Raises Corrupt for what was not sealed as this chunk of this segment."""
+        """The inverse. Raises Corrupt for bytes that were not encrypted as this chunk of this segment."""
         return self._open(_NONCE.pack(_CHUNK, number), sealed, self._of_chunk(number), {"chunk": number})
 
     def seal_indexes(self, body: Body) -> bytes:
         return INDEXES_MAGIC + self._gcm.encrypt(_NONCE.pack(_INDEXES, 0), body, self._of_indexes())
 
     def open_indexes(self, sealed: Body) -> bytes:
-        """The inverse. Raises Corrupt."""
+        """The inverse. Raises Corrupt for bytes that were not encrypted as this segment's indexes."""
         view = memoryview(sealed)
         if bytes(view[: len(INDEXES_MAGIC)]) != INDEXES_MAGIC:
             raise Corrupt("opening encrypted indexes, no magic at their start", segment=self._name)
@@ -104,10 +109,10 @@ class ObjectCipher:
 
 
 class KeyRing:
-    """Keys by id, none of them ever shown, and the topics that must be encrypted. Immutable, thread safe.
+    """Keys by id, which are never shown, and the topics that must be encrypted. Immutable, thread safe.
 
-    Of a topic in `required`, or of every topic where it holds ``*``, a reader refuses manifests that are not sealed and
-    segments that are not encrypted.
+    For a topic in `required` (``*``: for every topic) a reader refuses manifests that are not sealed and segments that
+    are not encrypted.
     """
 
     def __init__(self, keys: Mapping[str, bytes], required: Collection[str] = ()) -> None:
@@ -127,7 +132,7 @@ class KeyRing:
         return key_id in self._keys
 
     def __bool__(self) -> bool:
-        """Whether it holds a key or a requirement."""
+        """Whether the ring holds a key or a requirement."""
         return bool(self._keys or self._required)
 
     def requires(self, topic: str) -> bool:
@@ -135,12 +140,15 @@ class KeyRing:
         return ALL_TOPICS in self._required or topic in self._required
 
     def new_object(self, key_id: str, name: str) -> tuple[ObjectCipher, str]:
-        """A cipher with a fresh data key, and that key wrapped by `key_id`. Raises AccessDenied without that key."""
+        """A cipher with a new data key, and this key wrapped by `key_id`.
+
+        Raises AccessDenied if `key_id` is missing.
+        """
         data_key = os.urandom(KEY_BYTES)
         return ObjectCipher(data_key, name), self._wrapped(key_id, name, BINDING, data_key)
 
     def open_object(self, key_id: str, wrapped: str, name: str) -> ObjectCipher:
-        """The cipher of a segment. Raises AccessDenied when the key is missing, or is not the one that was used."""
+        """The cipher of a segment. Raises AccessDenied if the key is missing or is not the one that wrapped."""
         binding, data_key = self._unwrapped(key_id, wrapped, name)
         return ObjectCipher(data_key, name, binding)
 
@@ -151,7 +159,7 @@ class KeyRing:
     def derived(self, key_id: str, purpose: bytes, name: str) -> bytes:
         """32 bytes for one purpose: HKDF-SHA256 of a key of the ring, without salt.
 
-        Raises AccessDenied, naming the object `name`, where the ring has no such key.
+        Raises AccessDenied, naming the object `name`, if the ring has no such key.
         """
         known = self._derived.get((key_id, purpose))
         if known is None:
@@ -193,10 +201,10 @@ NO_KEYS = KeyRing({})
 
 
 def parse_key_ring(lines: Iterable[str], where: str) -> KeyRing:
-    """From lines ``<key id> <base64 of 32 bytes>`` and ``@require <topic>...``, ``*`` for all topics.
+    """Parse lines ``<key id> <base64 of 32 bytes>`` and ``@require <topic>...`` (``*``: all topics).
 
-    Empty lines and those that begin with # are passed over. Raises InvalidRequest naming `where` and the line's number,
-    never what is in it.
+    Skips empty lines and lines that begin with #. Raises InvalidRequest with `where` and the line number, never with
+    the line's content.
     """
     keys: dict[str, bytes] = {}
     required: set[str] = set()
@@ -231,7 +239,7 @@ def _required(topics: list[str], where: str, number: int) -> set[str]:
 
 
 def is_current(wrapped: str | None) -> bool:
-    """Whether a wrapped key has the form of today, which binds it to its entry."""
+    """Whether a wrapped key has the current form, which binds it to its entry. True for None."""
     return wrapped is None or _WRAPPED.fullmatch(wrapped) is not None
 
 
@@ -247,7 +255,7 @@ def _hkdf(key: bytes, purpose: bytes) -> bytes:
 
 
 def gcm(key: bytes) -> AESGCM:
-    """AES-GCM under this key. Raises InvalidRequest where the library is missing."""
+    """AES-GCM under this key. Raises InvalidRequest if the library is missing."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:

@@ -1,12 +1,12 @@
-"""Reading a local file ahead of who uploads it: the next block comes from the disk while the last one is looked at.
+"""Read a local file ahead of its upload: read the next block while the last one is processed.
 
-Copying reads a segment once, in order, and works on every block: CRCs, decoding, compression, encryption. So the disk
-would rest while the processor works, and the other way round. Here one event loop for the process reads the following
-block of each file with aiofiles; a file has one block that was asked for and one on its way, so memory stays bounded.
+A copy reads a segment once, in order, and processes every block: CRCs, decoding, compression, encryption. Without read
+ahead the disk waits for the processor, and the processor for the disk. One event loop for the process reads the next
+block of each file with aiofiles. A file has one block in use and one being read, so memory stays bounded.
 
-This is beside the door to the disk (`local.storage.storage`) and so never the last word: whatever goes wrong here (the
-file has moved, the disk fails) is answered by `read`, the way through that door, which knows what to make of it. What
-was read is checked by whoever asked, however it came.
+This path bypasses `local.storage.storage`, so its errors are never final. After an error here (the file was moved, the
+disk fails) the caller's `read` function reads through the storage, which handles the error. The caller checks the bytes
+of both paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class _Loop:
-    """An event loop in a thread of its own, made at first use, once in each process."""
+    """An event loop in a thread of its own, created at first use, once in each process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class _Loop:
 
     def run(self, work: Any) -> Future[Any]:  # noqa: ANN401  # a coroutine
         if self._pid != os.getpid():
-            self._lock = threading.Lock()  # a forked child has neither the thread nor who holds the lock
+            self._lock = threading.Lock()  # a forked child has neither the thread nor the lock's holder
             self._loop, self._pid = None, os.getpid()
         with self._lock:
             if self._loop is None:
@@ -48,9 +48,10 @@ _LOOP = _Loop()
 
 
 class FileAhead:
-    """One file of `size_bytes` that is read about in order. Thread safe; two who read at once only gain nothing by it.
+    """One file of `size_bytes` that is read roughly in order.
 
-    `path` is where it lies, `read` the way to it that always holds.
+    Thread safe; concurrent readers only lose the speed gain. `path` is the file, `read` the path through the storage,
+    which always works.
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class FileAhead:
         self._read = read
         self._block_bytes = block_bytes
         self._lock = threading.Lock()
-        self._at = -1  # the block at hand, by its number
+        self._at = -1  # number of the block in memory
         self._block: Body = b""
-        self._ahead: Future[bytes] | None = None  # the one after it
+        self._ahead: Future[bytes] | None = None  # the block after it
         self._turn = asyncio.Lock()
         self._file: Any = None
         self._has_failed = False
 
     def read(self, start: int, length: int) -> Body:
-        """Bytes ``[start, start + length)``. Raises what `read` raises."""
+        """Bytes ``[start, start + length)``. Raises the errors of the caller's `read`."""
         end = start + length
         if self._has_failed or not 0 <= start < end <= self._size_bytes:
             return self._read(start, length)
@@ -79,7 +80,7 @@ class FileAhead:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent; what is read afterwards comes through the storage."""
+        """Close the file. Idempotent; later reads use the storage."""
         with self._lock:
             self._has_failed = True
             ahead, self._ahead, self._block, self._at = self._ahead, None, b"", -1
@@ -108,7 +109,7 @@ class FileAhead:
         return self._block
 
     def _landed(self, ahead: Future[bytes], expected: int) -> bytes | None:
-        """What was read ahead; None, and nothing more is read so, when it is not all there."""
+        """The block that was read ahead; None if it is incomplete, which also stops reading ahead."""
         try:
             block = ahead.result()
         except OSError as error:
@@ -118,7 +119,7 @@ class FileAhead:
         return None if self._has_failed else block
 
     async def _end(self) -> None:
-        """Close the file once the block on its way is there: its number must not be another file's meanwhile."""
+        """Close the file after the pending read: its descriptor number must not be reused before."""
         async with self._turn:
             file, self._file = self._file, None
             if file is not None:
@@ -128,7 +129,7 @@ class FileAhead:
         import aiofiles
 
         wanted = min(self._block_bytes, self._size_bytes - number * self._block_bytes)
-        async with self._turn:  # a block that nobody took may still be on its way, and the file has one position
+        async with self._turn:  # an unused block may still be read, and the file has one position
             if self._file is None:
                 self._file = await aiofiles.open(self._path, "rb", buffering=0)
             await self._file.seek(number * self._block_bytes)

@@ -1,8 +1,8 @@
-"""The ``.indexes`` object: everything that is needed to read one segment, in one fetch.
+"""The ``.indexes`` object: all that a reader of one segment needs, in one GET.
 
 | bytes | field |
 |---|---|
-| sections | ``offset time txn producers epochs chunks``, one after another, any may be empty but ``chunks`` |
+| sections | ``offset time txn producers epochs chunks``, in this order; each but ``chunks`` may be empty |
 | table | JSON: ``{"<section>": [start, length], ...}`` |
 | 4 | length of the table |
 | 2 | format version, 1 |
@@ -10,8 +10,8 @@
 | 8 | magic ``TIERIDX\\n`` |
 
 Big-endian, written to the bucket. The first five sections are Kafka's own files as they were on disk (``.index``,
-``.timeindex``, ``.txnindex``, ``.snapshot`` and the leader epochs below the segment's end); this module does not look
-inside. ``chunks`` is `remote.segments.chunk_table`. A later version may add sections; a reader takes those it knows.
+``.timeindex``, ``.txnindex``, ``.snapshot`` and the leader epochs below the segment's end). This module does not parse
+them. ``chunks`` is `remote.segments.chunk_table`. A later version may add sections; a reader ignores unknown sections.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class IndexBundle:
     chunks: ChunkTable
 
     def __len__(self) -> int:
-        """Its weight in a cache, in bytes."""
+        """Its size in a cache, in bytes."""
         return sum(len(getattr(self, name)) for name in SECTIONS[:-1]) + 16 * len(self.chunks)
 
 
 def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:
-    """The object's bytes, and where each section lies in them."""
+    """The object's bytes, and the range of each section in them."""
     sections: dict[str, Body] = {name: getattr(bundle, name) for name in SECTIONS[:-1]}
     sections["chunks"] = encode_chunks(bundle.chunks)
     ranges: dict[str, IndexRange] = {}
@@ -63,7 +63,7 @@ def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:
 
 
 def decode_bundle(data: Body) -> IndexBundle:
-    """The inverse; sections are views of `data`. Raises Corrupt for any damage, before anything is looked at."""
+    """The inverse; sections are views of `data`. Raises Corrupt for any damage before it parses anything."""
     if len(data) < _FOOTER.size:
         raise Corrupt("reading an indexes object, too short", size_bytes=len(data))
     view = memoryview(data).toreadonly()

@@ -1,9 +1,9 @@
-"""How a segment is kept in the store: as it is, or its chunks compressed, or encrypted, or both, compression first.
+"""Object encoding of a segment: its chunks unchanged, compressed, encrypted, or both.
 
-Each compressed chunk is one zstd frame that needs no other; their chain is a zstd file like any other (``zstd -d``
-opens it). Where a segment is cut is told by whoever knows batches (`remote.segments.segment_upload_stream`), so that a
-frame holds whole ones. Whether compression pays is tried on the first chunk: batches that their producer compressed do
-not shrink again, and are stored as they are; the row's `codec` says which it is.
+With both, compression comes first. Each compressed chunk is one independent zstd frame, so their sequence is an
+ordinary zstd file (``zstd -d`` opens it). The caller that knows batches (`remote.segments.segment_upload_stream`) cuts
+the segment, so that a frame holds whole batches. The first chunk decides whether compression pays. Batches that their
+producer compressed do not shrink again and are stored without compression. The entry's `codec` records the decision.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTabl
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.store import Body
 
-PAYS_BELOW = 0.9  # of the first chunk's size; what saves less than a tenth costs more time than room
-CODECS = {RAW: "none", ZSTD: "zstd"}  # a row's `codec`
+PAYS_BELOW = 0.9  # of the first chunk's size; saving less than a tenth costs more time than it saves room
+CODECS = {RAW: "none", ZSTD: "zstd"}  # the `codec` of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
-    """How new objects are kept. `key_id` names a key of `keys`; None: not encrypted.
+    """The object encoding of new objects. `key_id` names a key of `keys`; None: not encrypted.
 
-    `storage_class` is told to the row; it is the store that puts objects there
+    `storage_class` is only recorded in the entry; the store puts objects there
     (`remote.store.s3_store.ObjectSettings`).
 
-    `level` is zstd's. Objects that are there already stay as they are, and readable, whatever is chosen here.
+    `level` is zstd's. Existing objects keep their encoding and stay readable after any change here.
     """
 
     codec: int = RAW
@@ -41,7 +41,7 @@ class AtRest:
     def __post_init__(self) -> None:
         if self.level is None:
             return
-        from local.format.compression import (  # heavy, and a process that only decides needs none of it
+        from local.format.compression import (  # heavy, and a process that only decides does not need it
             Codec,
             check_level,
         )
@@ -49,7 +49,7 @@ class AtRest:
         check_level(Codec.ZSTD, self.level)
 
     def pays(self, first_chunk: Body) -> bool:
-        """Whether compressing is worth it, by the first chunk of a segment."""
+        """Whether compression is worth it, by the first chunk of a segment."""
         return len(_compressed(first_chunk, self.level)) < PAYS_BELOW * len(first_chunk)
 
 
@@ -58,7 +58,7 @@ AS_IT_IS = AtRest()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What is done to the chunks of one object. Thread safe."""
+    """Encoder of the chunks of one object. Thread safe."""
 
     codec: int = RAW
     level: int | None = None
@@ -73,15 +73,15 @@ class Seal:
         return PLAIN if self.cipher is None else AES_256_GCM
 
     def close(self, number: int, chunk: Body) -> bytes:
-        """The stored form of chunk `number`; for the same bytes always the same."""
+        """The stored form of chunk `number`; deterministic for the same bytes."""
         body: Body = chunk if self.codec == RAW else _compressed(chunk, self.level)
         return bytes(body) if self.cipher is None else self.cipher.seal_chunk(number, body)
 
 
 def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCipher | None) -> bytes:
-    """The segment's bytes of a chunk whose stored form has passed its CRC. Raises Corrupt when they are not right.
+    """Decode the stored form of a chunk, which has passed its CRC, to the segment's bytes.
 
-    No frame, whatever it says, gives more than the chunk's length.
+    Raises Corrupt if the result differs from the chunk table. A frame never inflates to more than the chunk's length.
     """
     body: Body = stored
     if table.cipher == AES_256_GCM:
@@ -96,9 +96,9 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
 
 
 def open_ring(row: RemoteSegment, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
-    """The cipher of a segment of the partition at `prefix`; None for one that is not encrypted.
+    """The cipher of a segment of the partition at `prefix`; None if the segment is not encrypted.
 
-    Raises AccessDenied without its key, Corrupt for one that is not encrypted where the ring requires that.
+    Raises AccessDenied if its key is missing, Corrupt if it is not encrypted and the ring requires encryption.
     """
     name = object_identity(prefix, row.data_key)
     if row.key_id is not None:
@@ -118,7 +118,7 @@ def _compressed(chunk: Body, level: int | None) -> bytes:
 
 
 def _inflated(frame: memoryview, length: int) -> Body:
-    import numpy as np  # gives memory that nobody has written zeros into
+    import numpy as np  # allocates memory without writing zeros
 
     from local.format.compression import Codec, decompress_into
 

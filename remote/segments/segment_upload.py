@@ -1,25 +1,32 @@
-"""Copying one closed segment into the store: data object, indexes object, verification. Not visible until committed.
+"""Copy one closed segment into the store: data object, indexes object, verification.
 
-Order of effects: data up, its size asked for, what its bytes said held against what the row is going to say, indexes
-up, their size asked for. Only then is there a row, which the caller hands to `MetadataLog.commit`. A crash before that
-leaves objects which no head names; their names are never used again, for each attempt has a ulid of its own.
+Order of effects:
 
-Every byte is read once, looked at, checksummed, sealed as `remote.segments.object_encoding` says, and sent
-(`remote.segments.segment_upload_stream`): the checksums and the facts of the row are those of the very bytes that went
-into the requests.
+1. Upload the data object.
+2. Ask the store for its size.
+3. Compare the facts found in the bytes with the facts for the entry.
+4. Upload the indexes object and ask for its size.
+5. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
 
-What "verified" means here: the store says that the object is there and has the right size; nothing is read back. That
-its bits are right is seen to on the way in, as far as the store offers it:
+A crash before the commit leaves objects that no manifest names. Their names are never used again, because each attempt
+has a ULID of its own.
 
-| store | bits on the way in |
+Every byte is read once, inspected, checksummed, encoded by `remote.segments.object_encoding`, and sent
+(`remote.segments.segment_upload_stream`). So the checksums and the entry's facts come from the very bytes of the
+requests.
+
+"Verified" means: the store says that the object exists and has the right size. Nothing is read back. The store checks
+the bits during the upload as far as it can:
+
+| store | check of the bits during the upload |
 |---|---|
-| ``s3://`` | every body and part carries the CRC32 that botocore computes; S3 refuses what differs: sent again |
-| ``file://`` | written, synced, renamed, the directory synced; no checksum of the file system's own is assumed |
-| ``memory://`` | the very bytes |
+| ``s3://`` | every body and part carries the CRC32 that botocore computes; S3 refuses a mismatch; then a resend |
+| ``file://`` | written, fsynced, renamed, the directory fsynced; no checksum of the file system is assumed |
+| ``memory://`` | the bytes themselves |
 
 Not every server that speaks S3 compares the CRC32, and the client's option ``request_checksum_calculation =
-"when_required"`` leaves it out. The chunk checksums go into the indexes object, so bits that changed all the same are
-found by the first read of them and never given out; the local copy may be gone by then.
+"when_required"`` leaves it out. The indexes object contains the chunk checksums. So the first read of changed bits
+finds them, and no reader gets them; the local copy may be dropped before that.
 """
 
 from __future__ import annotations
@@ -42,14 +49,17 @@ from remote.store import Body, ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentToCopy:
-    """A closed local segment: its facts, the contents of its index files, and a way to read its ``.log``.
+    """A closed local segment: its facts, the contents of its index files, and access to its ``.log``.
 
-    `next_offset` is the next segment's base. `epochs` are pairs (leader epoch, start offset), ascending, the first
-    starting at `base_offset`. `leader_epochs` are the bytes kept in the indexes object. `read(start, length)` gives
-    exactly those bytes; it may be called again for the same range. `path` is where the ``.log`` lies, if that is on
-    this machine's disk, to be read ahead from (`remote.segments.file_read_ahead`). `inspect` makes an inspector, which
-    sees all of the bytes in order and tells `record_count` and the timestamps; where they are given as well the bytes
-    must agree. One of both is needed.
+    - `next_offset`: the next segment's base offset.
+    - `epochs`: pairs (leader epoch, start offset), ascending, the first starting at `base_offset`.
+    - `leader_epochs`: the bytes for the indexes object.
+    - `read(start, length)`: returns exactly these bytes; may be called again for the same range.
+    - `path`: the local ``.log`` file, to read it ahead (`remote.segments.file_read_ahead`); None if not on this
+      machine.
+    - `inspect`: makes an inspector, which sees all bytes in order and returns `record_count` and the timestamps.
+
+    `record_count` or `inspect` is required. If both are given, the bytes must agree with the given numbers.
     """
 
     base_offset: int
@@ -82,14 +92,17 @@ def copy_segment(
     chunk_bytes: int | None = None,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> RemoteSegment:
-    """Upload and verify a segment; the row to commit. Memory stays bounded whatever the segment's size.
+    """Upload and verify a segment; returns the entry to commit. Memory is bounded for any segment size.
 
-    With `view` it is a part of the compacted view of that name, and its objects lie among that view's.
-    `chunk_bytes` None takes what `remote.segments.chunk_table` says.
-    `progress` is told the bytes read for the first time, one call at a time, in sum the segment's size. On an error
-    the objects of this attempt are deleted as well as it can be done, and the error goes on. Raises Unavailable when
-    the store does not have what was sent, Corrupt when the segment changed while it was read or its bytes contradict
-    its place in the log, AccessDenied when the key to encrypt with is not in its ring.
+    With `view` the segment is a part of the compacted view of that name, and its objects are among that view's.
+    `chunk_bytes` None uses the defaults of `remote.segments.chunk_table`. `progress` receives the number of bytes read
+    for the first time; calls are serial and add up to the segment's size.
+
+    After an error the objects of this attempt are deleted if possible, and the error is raised. Raises:
+
+    - Unavailable if the store does not have the sent objects.
+    - Corrupt if the segment changed during the copy, or its bytes contradict its place in the log.
+    - AccessDenied if the encryption key is not in the ring.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
@@ -131,7 +144,7 @@ class _Copy:
         self._data_key = data_key(*names, view=view, is_zstd=codec == ZSTD, is_encrypted=at_rest.key_id is not None)
         self._cipher: ObjectCipher | None = None
         self._wrapped_key: str | None = None
-        self._may_be: list[str] = []  # keys under which an object may lie by now
+        self._may_be: list[str] = []  # keys under which an object may exist now
         if at_rest.key_id is not None:
             self._cipher, self._wrapped_key = at_rest.keys.new_object(
                 at_rest.key_id, object_identity(prefix, self._data_key)
@@ -192,7 +205,10 @@ class _Copy:
             left_behind(self._store).end()
 
     def _send(self, key: str, act: Callable[[str], object]) -> None:
-        """What the store refuses for good is not there; of what it did not answer nobody knows."""
+        """Run `act`, remembering that `key` may exist.
+
+        A permanent refusal creates no object; no reply leaves it open.
+        """
         key = self._prefix + key
         self._may_be.append(key)
         try:
@@ -202,14 +218,14 @@ class _Copy:
             raise
 
     def _codec(self, chunk_bytes: int) -> int:
-        """Zstd where it is wanted and pays, by the segment's first chunk."""
+        """Zstd if it is configured and pays, judged by the segment's first chunk."""
         if self._at_rest.codec == RAW:
             return RAW
         first = self._segment.read(0, min(chunk_bytes, self._segment.size_bytes))
         return self._at_rest.codec if self._at_rest.pays(first) else RAW
 
     def _facts(self) -> SegmentFacts:
-        """What the bytes said. Raises Corrupt when they contradict what is known of the segment."""
+        """The facts found in the bytes. Raises Corrupt if they contradict the known facts of the segment."""
         segment, facts = self._segment, self._outgoing.inspector.facts()
         told = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:
@@ -249,7 +265,7 @@ class _Copy:
         return len(body), ranges
 
     def _verify(self, key: str, size_bytes: int) -> None:
-        """The store says it has all of it, by size; see the module text for its bits."""
+        """Raise Unavailable unless the store has the object in full size; the module text covers its bits."""
         key = self._prefix + key
         try:
             found = self._store.head(key).size_bytes

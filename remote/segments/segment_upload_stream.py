@@ -1,13 +1,16 @@
-"""The stored bytes of one segment, made while they are sent: read, looked at, cut into chunks, sealed, cut into parts.
+"""Stream the stored bytes of one segment: read, inspect, cut into chunks, encode, cut into parts.
 
-Every byte is read once, and what is known of a segment is taken from the very bytes that go into the requests: the
-checksum of each chunk here, offsets, counts and times by the `Inspector` that the room above lends, for only that one
-knows batches. What is sealed is cut at batch starts: a chunk has as many whole batches as fit into `chunk_bytes`, or
-one that is larger; what goes up as it is has chunks of just that size.
+Every byte is read once, and all facts about a segment come from the very bytes of the requests. This module computes
+the checksum of each chunk. The caller's `Inspector`, which knows batches, finds offsets, counts and times.
 
-A try that begins anew (the store lost the first one) reads and looks again, and must meet the same bytes, before they
-are sealed: no other content ever goes under the same name, so a request of the first try that arrives late does no
-harm, and no nonce is used for two contents. In memory: one part, and the chunks that are being sealed side by side.
+| chunks are | cut |
+|---|---|
+| compressed or encrypted | at batch starts: as many whole batches as fit into `chunk_bytes`, or one larger batch |
+| stored unchanged | at exactly `chunk_bytes` |
+
+A new try (the store lost the first one) reads and inspects again. It must find the same bytes, which is checked before
+they are encoded. So the same name never gets other content, a late request of the first try does no harm, and no nonce
+is used for two contents. Memory: one part, and the chunks that are being encoded concurrently.
 """
 
 from __future__ import annotations
@@ -27,19 +30,21 @@ from remote.segments.chunk_table import ChunkTable
 from remote.segments.object_encoding import Seal
 from remote.store import Body, UploadSource, parts_of
 
-SEAL_THREADS = 3  # chunks of one segment that are compressed or encrypted at once
+SEAL_THREADS = 3  # chunks of one segment that are compressed or encrypted concurrently
 SEAL_AHEAD = 2 * SEAL_THREADS
-_GROWTH = 1.05  # what sealing can add at most, for the size of parts; zstd and a tag add far less
-LOOK_BYTES = 4 << 20  # checksummed and looked at together: less were more calls, more leaves the caches
-_JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that a part ends in
+_GROWTH = 1.05  # maximal growth by encoding, for the size of parts; zstd and a tag add far less
+LOOK_BYTES = 4 << 20  # checksummed and inspected together: less costs more calls, more does not fit the caches
+_JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that crosses the end of a part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the bytes of a segment said. Offsets are those of its batches, both in; None without any.
+    """Facts found in the bytes of a segment.
 
-    `offset_index`, `time_index` and `txn_index` take the place of those that came with the segment, where these
-    contradict the bytes; None where they agree.
+    Offsets are of its batches, both inclusive; None without batches.
+
+    `offset_index`, `time_index` and `txn_index` replace the segment's own index files where these contradict the bytes;
+    None where they agree.
     """
 
     record_count: int
@@ -53,22 +58,23 @@ class SegmentFacts:
 
 
 class Inspector(Protocol):
-    """Looks at a segment's bytes while they stream. One for each try; used by one thread at a time."""
+    """Inspects a segment's bytes as they stream. One for each try; used by one thread at a time."""
 
     def take(self, data: memoryview) -> int:
-        """How many bytes of `data` are whole batches, which begin where the last call's ended.
+        """The number of bytes of `data` that are whole batches.
 
-        Raises Corrupt and InvalidRequest, `at` a position in `data`.
+        `data` starts where the batches of the last call ended. Raises Corrupt and InvalidRequest; their fact `at` is a
+        position in `data`.
         """
         ...
 
     def facts(self) -> SegmentFacts | None:
-        """What it saw, once it saw all of the segment; None when it knows nothing of it."""
+        """The facts, after it saw the whole segment; None if it does not parse the bytes."""
         ...
 
 
 class _TakesAll:
-    """For bytes that nobody knows anything of."""
+    """Inspector for bytes of unknown content."""
 
     def take(self, data: memoryview) -> int:
         return len(data)
@@ -78,10 +84,10 @@ class _TakesAll:
 
 
 class Outgoing:
-    """One segment on its way. `read(start, length)` gives exactly those of `size_bytes` bytes.
+    """Upload of one segment of `size_bytes`. `read(start, length)` returns exactly these bytes.
 
-    `inspect` makes an inspector for each try. `progress` is told the bytes read for the first time. A try that nobody
-    waits for any more may still be at work beside the one that followed it.
+    `inspect` makes an inspector for each try. `progress` receives the number of bytes read for the first time. An
+    abandoned try may still run concurrently with its successor.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class Outgoing:
         self._inspect = inspect or _TakesAll
         self._progress = progress
         self._lock = threading.Lock()
-        self._known: list[tuple[int, int | bytes]] = []  # length and what tells its bytes from others, of any try
+        self._known: list[tuple[int, int | bytes]] = []  # per chunk of any try: length, and CRC or digest of its bytes
         self._told = 0
         self._last: _Try | None = None
 
@@ -110,12 +116,12 @@ class Outgoing:
 
     @property
     def inspector(self) -> Inspector:
-        """The one that saw the last try."""
+        """The inspector of the last try."""
         assert self._last is not None, "asked after the upload"
         return self._last.inspector
 
     def table(self) -> ChunkTable:
-        """What was sent. Raises Unavailable when the store did not take all of it."""
+        """The chunk table of the sent bytes. Raises Unavailable if the store did not read all of them."""
         sent = self._last.sent if self._last is not None else []
         if sum(length for length, _ in sent) != self.size_bytes:
             facts = {"expected_bytes": self.size_bytes, "sent_bytes": sum(length for length, _ in sent)}
@@ -137,7 +143,7 @@ class Outgoing:
         return self._last.parts()
 
     def read(self, start: int, length: int) -> Body:
-        """Raises Corrupt when the segment is shorter than told."""
+        """Read a range. Raises Corrupt if the segment is shorter than `size_bytes`."""
         body = self._read(start, length)
         if len(body) != length:
             facts = {"start": start, "length": length, "found": len(body)}
@@ -145,9 +151,9 @@ class Outgoing:
         return body
 
     def note(self, number: int, start: int, chunk: memoryview, crc: int) -> None:
-        """Chunk `number` was read. Raises Corrupt when it is not what it was in an earlier try.
+        """Record that chunk `number` was read. Raises Corrupt if its bytes differ from an earlier try.
 
-        Of a chunk to encrypt SHA-256 is compared: two contents under one nonce would give both away.
+        For a chunk to encrypt, SHA-256 is compared: two contents under one nonce would reveal both.
         """
         length = len(chunk)
         told = crc if self.seal.cipher is None else hashlib.sha256(chunk).digest()
@@ -163,12 +169,12 @@ class Outgoing:
 
 
 class _Try:
-    """One reading of the segment from its beginning."""
+    """One pass over the segment from its beginning."""
 
     def __init__(self, segment: Outgoing, inspector: Inspector) -> None:
         self.inspector = inspector
         self.sent: list[tuple[int, int]] = []  # (length, CRC) of each chunk of the segment
-        self.stored: list[tuple[int, int]] = []  # the same of their stored forms
+        self.stored: list[tuple[int, int]] = []  # (length, CRC) of their stored forms
         self._segment = segment
 
     def parts(self) -> Iterator[Body]:
@@ -204,7 +210,7 @@ class _Try:
             yield rest
 
     def _sealed(self) -> Iterator[bytes]:
-        """Stored chunks in order; a few of them are made side by side."""
+        """Stored chunks in order; several are encoded concurrently."""
         ahead: deque[Future[tuple[bytes, int]]] = deque()
         with ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="tiered-seal") as pool:
             try:
@@ -251,7 +257,10 @@ class _Try:
         self.sent.append((length, crc))
 
     def _inspected(self, tail: bytes, data: memoryview, start: int) -> tuple[bytes, int]:
-        """Show `data` to the inspector, a batch that began in `tail` first: (what is still open, how much was seen)."""
+        """Pass `data` to the inspector, first completing the batch that started in `tail`.
+
+        Returns (the rest of the tail that is still incomplete, the number of bytes of `data` that were taken).
+        """
         at, more = 0, _JOINED_BYTES
         while tail:
             taken = self._taken(memoryview(tail + data[:more]), start - len(tail))

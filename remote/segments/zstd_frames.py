@@ -1,4 +1,6 @@
-"""Where the frames of a zstd file begin and end, without opening one: for an object whose chunk table is not at hand.
+"""Find where the frames of a zstd file start and end, without decompression.
+
+For an object without its chunk table.
 
 | of a frame | bytes |
 |---|---|
@@ -8,7 +10,7 @@
 | dictionary id | 0, 1, 2, 4 |
 | content size | 0 (1 with a single segment), 2 (and 256 more), 4, 8; little-endian |
 | blocks | 3 each, little-endian: bit 0 last, 2-1 kind (1 repeats one byte), the rest its size; then its bytes |
-| checksum | 4, where the descriptor says so |
+| checksum | 4, if the descriptor says so |
 
 Source: RFC 8878, section 3.1.1.
 """
@@ -29,7 +31,7 @@ _REPEATED, _RESERVED = 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """`start` and `length` in the file, `content_bytes` as the frame itself says."""
+    """`start` and `length` in the file, `content_bytes` as stated by the frame."""
 
     start: int
     length: int
@@ -37,8 +39,11 @@ class Frame:
 
 
 def frames(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[Frame]:
-    """The frames of a file of `size_bytes`, in order. Raises Corrupt where none begins, one does not say how much is in
-    it, or the file ends inside one; what came before is given first."""
+    """The frames of a file of `size_bytes`, in order.
+
+    Raises Corrupt if no frame starts at a position, a frame does not state its content size, or the file ends inside a
+    frame. The frames before the damage are yielded first.
+    """
     at = 0
     while at < size_bytes:
         header = read(at, min(HEADER_BYTES_MAX, size_bytes - at))
