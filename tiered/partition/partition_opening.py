@@ -53,7 +53,7 @@ from tiered.config.disk_properties import APPEND_FREE_MIN
 from tiered.config.key_rings import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
-from tiered.node.writer_ids import new_writer_id, node_mark
+from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
 from tiered.partition.disk_room import check_room
 from tiered.partition.partition import Partition
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
@@ -307,8 +307,10 @@ class Opener:
                 held.stopped = error  # the bucket accepts other writes, so the problem is this partition's
             case Unavailable():
                 pass
+            case _ if self._store is not None:
+                held.stopped = error
             case _:
-                held.stopped = error if self._store is not None else None
+                pass  # no store is configured: the disk serves on, unless it notes that another writer fenced this log
         return error
 
     def remember_fencing(self, held: Partition, error: LogError) -> None:
@@ -320,6 +322,8 @@ class Opener:
         if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
         head = held.head()
+        if head is not None and isinstance(error, Fenced) and _is_deletion_alone(head, error):
+            return
         try:
             held.log.mark_fenced("unknown" if head is None else head.writer_id)
         except LogError as failed:
@@ -451,6 +455,13 @@ class Opener:
             return head
         # A topic that becomes tiered brings its log start offset. From here on the manifest's is authoritative.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
+
+
+def _is_deletion_alone(head: Head, error: Fenced) -> bool:
+    """Whether only a job that deletes objects came after this writer. It gives no offset and keeps no log, so this log
+    stays the last one that gives offsets."""
+    ours = error.facts.get("ours")
+    return head.writer_id.startswith(DELETION) and isinstance(ours, int) and error.facts.get("epoch") == ours + 1
 
 
 def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Head | None:

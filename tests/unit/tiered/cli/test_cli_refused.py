@@ -213,3 +213,31 @@ def test_every_look_at_a_lost_bucket_says_so_and_fails(lost: Path, capfd) -> Non
     (lost / "bucket").rename(lost / "empty")
     (lost / "former").rename(lost / "bucket")
     assert _run(node, "run --once") == 0, "the former bucket is back"
+
+
+def test_a_fenced_node_without_its_bucket_serves_its_disk_and_comes_back_by_a_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _home(tmp_path, monkeypatch)
+    a, remote = _node(tmp_path, "a"), f"file://{tmp_path}/bucket"
+    append = f"append t/0 {_lines(tmp_path, 20, 100)} -K : --batch 10"
+    rolled = ("topic alter t -X segment.ms=1", "run --once", "run --once", "topic alter t -X segment.ms=")
+    for line in ("topic create t -p 1", f"append t/0 {_lines(tmp_path, 0, 20)} -K : --batch 10", *rolled, append):
+        assert _run(a, line) == 0, line
+    assert _run(a, f"restore t --remote {remote} --to {tmp_path}/b/data --take-over --yes") == 0
+    assert _run(a, "run --once") == 5
+    assert (a / "data/t-0/fenced-by").exists()
+    (tmp_path / "bucket").rename(tmp_path / "away")
+    capfd.readouterr()
+    assert _run(a, append) != 0
+    assert _run(a, "consume t/0") == 5
+    told = capfd.readouterr().err
+    assert "consume t/0 --local" in told
+    assert "tiered run --take-over" in told
+    assert _run(a, "consume t/0 --local -o jsonl") == 0
+    assert len(capfd.readouterr().out.splitlines()) == 100
+    (tmp_path / "away").rename(tmp_path / "bucket")
+    assert _run(a, "run --once --take-over") == 0
+    assert not (a / "data/t-0/fenced-by").exists()
+    for line in (append, "run --once", "consume t/0"):
+        assert _run(a, line) == 0, line

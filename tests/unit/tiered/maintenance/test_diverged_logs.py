@@ -19,6 +19,7 @@ from policies.decisions import DropLocal
 from remote.manifest.commit_protocol import MetadataLog
 from tiered.maintenance.apply import apply_on_disk, apply_partition
 from tiered.manager.manager import LogManager
+from tiered.node.writer_ids import DELETION
 from tiered.stores.store_check import StoreCheck
 
 COPIED, ONLY_HERE = 20, 80
@@ -498,3 +499,50 @@ def test_a_disk_that_refuses_the_note_ends_no_work(world: World, monkeypatch: py
         assert manager.problems[NAME].facts["relation"] == "fenced"
         with pytest.raises(Diverged):
             send(manager, 1)
+
+
+def test_a_fenced_log_acknowledges_no_append_where_no_store_is_configured(world: World) -> None:
+    _fenced_at_work(world)
+    with LogManager.open(replace(world.config, remote_url=None), now_ms=NOW, storage=world.disk) as manager:
+        for _ in range(2):
+            with pytest.raises(Diverged, match="took over before the restart"):
+                send(manager, 1)
+            manager.tick(NOW)
+    assert NOTE in world.disk.names
+
+
+def test_a_fenced_manager_keeps_the_note_however_often_it_asks_the_bucket(world: World) -> None:
+    with world.open() as first:
+        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(first, 100)
+        settle(first)
+        with world.open(disk=world.other_disk()) as second:
+            send(second, 1, start=9000)
+            send(first, 1, start=100)
+            first.roll("t", now_ms=NOW)
+            for _ in range(4):
+                first.tick(NOW)
+                with pytest.raises(Conflict):
+                    send(first, 1, start=101)
+            assert NOTE in world.disk.names
+
+
+def test_a_deletion_that_took_the_epoch_leaves_no_note(world: World) -> None:
+    """The deletion gives no offset and holds no record: this log is still the last one that does."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 100)
+        settle(manager)
+        (topic,) = {key.partition("/0/")[0] for key in _heads(world)}
+        other = MetadataLog(world.store, f"{topic}/0/")
+        held = manager.partition(NAME)
+        other.become_writer(
+            f"{DELETION}x", NOW, topic="t", topic_id=held.topic.topic_id, partition=0, properties=held.topic.properties
+        )
+        send(manager, 1, start=100)
+        manager.roll("t", now_ms=NOW)
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Fenced)
+    assert NOTE not in world.disk.names
+    with _without_bucket(world) as manager:
+        send(manager, 1, start=101)
