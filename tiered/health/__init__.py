@@ -1,5 +1,5 @@
-"""Finding and repairing damage.
+"""Detection and repair of damage.
 
-`lint` checks settings, `doctor` a node, `scrub` a bucket; `repair` mends what a scrub found from good copies. Each
+`lint` checks settings, `doctor` a node, `scrub` a bucket; `repair` restores what a scrub found from good copies. Each
 result is a finding with a next step.
 """

@@ -1,17 +1,17 @@
-"""Who may do what to a bucket, and what the bucket does by itself: IAM policies and lifecycle rules, as values.
+"""IAM policies and lifecycle rules of a bucket, as values.
 
-Least privilege by role. Each action is there because something fails without it (tests/contract/test_access_policies
-takes each away once):
+Least privilege by role. Every action is needed: tests/contract/test_access_policies removes each once and sees a
+failure.
 
-| role | reads | creates | deletes | what for |
+| role | reads | creates | deletes | purpose |
 |---|---|---|---|---|
 | manager | all | all | all, unless the bucket is immutable | the daemon, `tiered` with a directory, writing jobs |
-| reader | all | nothing | nothing | `open_remote`, `consume`, `restore` without taking over |
-| spark | all | pins | pins | reads that hold on to what they read by |
-| gc | all | nothing | what heads name, not heads; unfinished uploads | `tiered gc --delete` |
+| reader | all | nothing | nothing | `open_remote`, `consume`, `restore` without a takeover |
+| spark | all | pins | pins | reads that pin a manifest |
+| gc | all | nothing | objects that a manifest may name, not manifests; unfinished uploads | `tiered gc --delete` |
 
-ListBucket is limited to the prefix. Without it a missing object is answered with 403 and not 404, and nobody could
-tell "not there" from "not allowed".
+ListBucket is limited to the prefix. Without it a missing object is answered with 403 instead of 404, which does not
+distinguish "missing" from "not allowed".
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from local.errors import InvalidRequest
 
 ABORT_DAYS, NONCURRENT_DAYS = 3, 7
 PINS = "*/meta/pin/*"
-NAMED = ("*/data/*", "*/view/*", "*/meta/spill/*")  # what a head may name, and so what may be nobody's
+NAMED = ("*/data/*", "*/view/*", "*/meta/spill/*")  # objects that a manifest may name, so possible orphans
 
 
 class Role(Enum):
-    """See the module text."""
+    """Roles; see the module text."""
 
     MANAGER = "manager"
     READER = "reader"
@@ -46,9 +46,9 @@ _OBJECT_ACTIONS: Mapping[Role, tuple[str, ...]] = {
 def iam_policy(
     role: Role, bucket: str, prefix: str = "", *, is_immutable: bool = False, kms_key: str | None = None
 ) -> dict[str, object]:
-    """The policy document of a role. `kms_key` is the ARN of the key that encrypts the bucket, where one does.
+    """Return the policy document of a role. `kms_key` is the ARN of the bucket's encryption key, if any.
 
-    Raises InvalidRequest for a collector of garbage in a bucket that is immutable.
+    Raises InvalidRequest for role GC in an immutable bucket.
     """
     if role is Role.GC and is_immutable:
         raise InvalidRequest("making a policy, nothing is deleted from an immutable bucket", role=role.value)
@@ -72,8 +72,10 @@ def iam_policy(
 def lifecycle_rules(
     prefix: str = "", *, is_immutable: bool = False, is_versioned: bool = False, abort_days: int = ABORT_DAYS
 ) -> list[dict[str, object]]:
-    """What the bucket is to do below `prefix`: end uploads that nobody completes, and in a versioned one let go of what
-    was deleted. Never what expires by age: objects as old as the topic are alive.
+    """Return the lifecycle rules for `prefix`.
+
+    The rules end incomplete uploads and, in a versioned bucket, expire deleted versions. No rule expires objects by
+    age: objects as old as the topic are in use.
     """
     where = {"Prefix": _root(prefix)}
     rules: list[dict[str, object]] = [

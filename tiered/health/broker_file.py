@@ -1,10 +1,12 @@
-"""A Kafka broker's ``server.properties``, or a file of topic settings, as settings of ours; and what is wrong in it.
+"""A Kafka broker's ``server.properties``, or a file of topic settings, as tiered settings.
 
-Read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a comment, a
-backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. A broker's values are bare numbers,
-and some of its names count hours or minutes; of several names for one setting the finest counts (Kafka's
-ServerTopicConfigSynonyms). What concerns the broker alone (listeners, quotas, replicas) has no effect here:
-`without_effect` names each and says why (`tiered.config.broker_only`).
+The linter returns findings about the file.
+
+The file is read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a
+comment, a backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. A broker's values are
+plain numbers, and some names count hours or minutes. Of several names for one setting the finest unit counts (Kafka's
+ServerTopicConfigSynonyms). Settings of the broker alone (listeners, quotas, replicas) have no effect here:
+`without_effect` names each with the reason (`tiered.config.broker_only`).
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ _UNITS = {"hours": 3_600_000, "minutes": 60_000}
 _ORDER = {
     "log.flush.scheduler.interval.ms": 1,
     "log.retention.check.interval.ms": 1,
-}  # the others' last word tells: ms before minutes before hours
+}  # for the others the last word decides: ms before minutes before hours
 _SYSTEM = "remote.log.storage.system.enable"
 _SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level"))
 _OF_BROKERS = frozenset(
     ("broker.id", "node.id", "process.roles", "listeners", "log.dir", "log.dirs", "zookeeper.connect")
 )
-_BLANKS = " \t\f"  # Java's; a line ends at CR, LF or both, and at nothing else
+_BLANKS = " \t\f"  # Java's; only CR, LF or both end a line
 _LINE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -41,7 +43,7 @@ _READING = "reading a broker's properties"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the file: what it says."""
+    """One entry of the file, with the number of its first line."""
 
     line: int
     name: str
@@ -49,8 +51,10 @@ class Entry:
 
 
 def read_entries(path: str) -> list[Entry]:
-    """The entries of the file at `path`, in order. Raises as `tiered.config.user_files.read_given`, InvalidRequest for
-    bytes that are no text and as `parse_entries`."""
+    """Read the entries of the file at `path`, in order.
+
+    Raises as `tiered.config.user_files.read_given`, as `parse_entries`, and InvalidRequest for bytes that are no text.
+    """
     from tiered.config.user_files import read_given
 
     body = read_given(path, _READING, "name the server.properties of a broker")
@@ -63,7 +67,7 @@ def read_entries(path: str) -> list[Entry]:
 
 
 def parse_entries(text: str) -> Iterator[Entry]:
-    """As `java.util.Properties.load` reads them. Raises InvalidRequest for an escape that it refuses."""
+    """Parse as `java.util.Properties.load`. Raises InvalidRequest for an escape that it refuses."""
     for first, line in _joined(text):
         found = _LINE.fullmatch(line)
         if found is not None:
@@ -71,7 +75,7 @@ def parse_entries(text: str) -> Iterator[Entry]:
 
 
 def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """The lines with entries and the number of the first line of each; a backslash at the end joins it to the next."""
+    """Yield each line with an entry and its first line number; a final backslash joins the next line."""
     pending: str | None = None
     first = 0
     for number, raw in enumerate(_LINE_END.split(text), 1):
@@ -91,10 +95,10 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 
 
 def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
-    """What the entries set, under our names, for ``[defaults]``: the finest name of each setting, hours as ms.
+    """Return the settings of the entries, under tiered's names, for ``[defaults]``.
 
-    Raises InvalidRequest for a value that Kafka would not take and for settings that contradict each other, under the
-    names that the entries have.
+    The finest name of each setting counts, and hours become ms. Raises InvalidRequest for a value that Kafka would
+    refuse and for contradicting settings, with the names in the file.
     """
     from tiered.config.topic_settings import check_combination
 
@@ -109,14 +113,14 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """An entry that sets nothing here, and why."""
+    """An entry without effect here, and the reason."""
 
     entry: Entry
     why: str
 
 
 def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
-    """Every entry that sets nothing, in the order of the file, with the reason or what does the same."""
+    """Return every entry without effect, in the order of the file, with the reason or the equivalent."""
     meant = _meant(entries)
     found = []
     for each in entries:
@@ -133,7 +137,7 @@ def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
 
 
 def lint_broker_file(path: str) -> list[LintFinding]:
-    """Everything that is wrong or bites in the file at `path`. Raises as `read_entries`."""
+    """Return all errors and warnings for the file at `path`. Raises as `read_entries`."""
     entries = read_entries(path)
     is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
     found = list(_twice(path, entries))
@@ -161,7 +165,7 @@ def lint_broker_file(path: str) -> list[LintFinding]:
 
 
 def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """The entry that counts for each setting of ours."""
+    """Return the entry that counts for each tiered setting."""
     meant: dict[str, Entry] = {}
     for each in entries:
         name = _our_name(each.name)
@@ -171,7 +175,7 @@ def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 
 def _as_written(facts: Mapping[str, object], meant: Mapping[str, Entry]) -> dict[str, object]:
-    """The facts of an error that names settings of ours, under the names and with the values of the file."""
+    """Return an error's facts with the names and values of the file instead of tiered's."""
     return {
         meant[name].name if name in meant else name: meant[name].value if name in meant else value
         for name, value in facts.items()
@@ -184,12 +188,12 @@ def _our_name(name: str) -> str | None:
 
 
 def _rank(name: str) -> int:
-    """0 for the finest name of a setting."""
+    """Return 0 for the finest name of a setting, more for coarser ones."""
     return _ORDER.get(name, {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0))
 
 
 def _value(entry: Entry, name: str) -> str:
-    """The value as ours. Raises InvalidRequest."""
+    """Convert the value to tiered's unit. Raises InvalidRequest."""
     text, unit = entry.value, _UNITS.get(entry.name.rpartition(".")[2])
     if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
         expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
@@ -224,7 +228,7 @@ def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[LintFindi
 
 
 def _unknown(where: str, name: str) -> Iterator[LintFinding]:
-    """A name that is nearly a known one, or one of the log's that Kafka has not."""
+    """Yield a finding for a misspelled name, or a log setting that Kafka does not have."""
     import difflib
 
     others = names_of_logs()
@@ -242,7 +246,7 @@ def _unknown(where: str, name: str) -> Iterator[LintFinding]:
 
 
 def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
-    """One setting said again, under the same name or another one."""
+    """Yield a finding for each setting given twice, under one name or two."""
     meant = _meant(entries)
     for each in entries:
         name = _our_name(each.name)
@@ -253,7 +257,7 @@ def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
 
 
 def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[LintFinding]:
-    """What Kafka itself wants of a broker that tiers."""
+    """Yield Kafka's own requirements for a broker with tiered storage."""
     system = entries.get(_SYSTEM)
     if system is None or system.value.lower() != "true":
         return
@@ -272,7 +276,7 @@ def _finding(severity: Severity, where: str, key: str, what: str, step: str) -> 
 
 
 def _unescaped(text: str, line: int) -> str:
-    """Raises InvalidRequest for ``\\u`` without four hex digits."""
+    """Replace escapes. Raises InvalidRequest for ``\\u`` without four hex digits."""
 
     def character(found: re.Match[str]) -> str:
         if found[1] == "u":

@@ -1,10 +1,12 @@
-"""A bucket decoded to the last record: every head, every object, every batch, held against what the rows say.
+"""Deep check of a bucket: every manifest, object and batch against the segment entries.
 
-`remote.check.partition_check` looks at names, heads, sizes and checksums; this module looks inside the segments, as the
-room above batches and buckets can. A row must say of its segment exactly what its bytes say: that all of them are whole
-batches with the right CRC, all offsets inside ``[base, next)``, the number of records, the smallest and the largest
-timestamp, the leader epoch of every batch; and its indexes must point at these batches. Of a segment that was never
-cleaned the transaction index must know every transaction that is aborted in it, and none that is not.
+`remote.check.partition_check` checks names, manifests, sizes and checksums; this module checks the content of segments.
+The facts of an entry must equal the facts of the bytes:
+
+- The segment consists of whole batches with the right CRC, with all offsets inside ``[base, next)``.
+- The number of records, the smallest and the largest timestamp, and the leader epoch of every batch agree.
+- The indexes point at these batches.
+- In a segment that was never cleaned the transaction index names exactly the transactions aborted in it.
 """
 
 from __future__ import annotations
@@ -35,32 +37,32 @@ from remote.store import ObjectStore
 
 
 def check_bucket(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketReport]:
-    """Every partition of a store, in order. Raises what the store raises when it cannot be reached."""
+    """Check every partition of a store, in order. Raises the store's error if it cannot be reached."""
     return [check_partition(store, name.prefix, check_contents, keys=keys) for name in list_partitions(store)]
 
 
 def damage(reports: list[BucketReport]) -> list[Finding]:
-    """What is worse than a warning."""
+    """Return the findings that are worse than a warning."""
     return [each for report in reports for each in report.findings if worst([each]) is Severity.CORRUPT]
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the bytes of one segment said."""
+    """Facts collected from the bytes of one segment."""
 
     records: int = 0
     timestamps: list[int] = field(default_factory=list)
     tables: list[tuple[int, BatchTable]] = field(default_factory=list)
-    open_producers: set[int] = field(default_factory=set)  # with data of a transaction that no marker has ended
+    open_producers: set[int] = field(default_factory=set)  # with data of a transaction without a marker so far
     aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
-    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, of all markers that may abort
+    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, for all markers that may abort
 
     def min_max(self) -> tuple[int | None, int | None]:
         return min(self.timestamps, default=None), max(self.timestamps, default=None)
 
 
 def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
-    """What is wrong inside one segment. Raises Corrupt where its bytes do not have their checksums."""
+    """Yield the damage inside one segment. Raises Corrupt if its bytes contradict their checksums."""
     seen = _Seen()
     walk = BatchRuns(read, row.size_bytes)
     for run in walk:
@@ -97,7 +99,7 @@ def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Fi
 
 
 def _take_transactions(run: Run, seen: _Seen) -> None:
-    """Which transactions the run's markers abort, as far as the segment tells."""
+    """Collect the transactions that the run's markers abort, as far as the segment shows it."""
     flags = run.table.attributes
     for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
         producer = int(run.table.producer_ids[at])
@@ -115,7 +117,7 @@ def _take_transactions(run: Run, seen: _Seen) -> None:
 
 def _of_transactions(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
     if row.cleaned_through is not None or row.made_by is not None:
-        return  # a pass keeps markers and entries as long as they are of use, each by a rule of its own
+        return  # a cleaner pass removes markers and entries by rules of its own
     known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
     for producer, offset in sorted(seen.aborted - known):
         yield _wrong(path, row, f"an aborted transaction is missing: producer_id={producer} marker_at={offset}")

@@ -1,9 +1,9 @@
-"""A bucket verified: the shallow scrub, a deep one, or a deep one of some of its segments, drawn by a seed.
+"""Verification of a bucket: a shallow scrub, a deep scrub, or a deep scrub of a sample of segments.
 
-All heads, pages, rows, names and sizes are always looked at: that is metadata and one listing. A `Sample` says of how
-many segments the bytes are read and decoded: of those that the newest heads of the chosen partitions name, together,
-at least one. Which ones hangs on the seed and their names alone, so the same seed draws the same ones again, however
-many are beside them, and another seed others.
+All manifests, pages, entries, names and sizes are checked every time: metadata and one listing. A `Sample` is the share
+of segments to read and decode, of all segments in the newest manifests of the chosen partitions, at least one. The draw
+depends on the seed and the segment names only. So the same seed draws the same segments again, whatever other segments
+exist, and another seed draws others.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from remote.store import ObjectStore
 from tiered.health.scrub import THREADS, LocalCopy, ScrubPlan, SegmentJob, plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport
 
-Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # of bytes to read: a progress of bytes read
+Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # bytes to read -> callback of bytes read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """`share` of the segments, above 0 and at most 1, drawn by `seed`. Raises InvalidRequest for another share."""
+    """A `share` of the segments, above 0 and at most 1, drawn by `seed`.
+
+    Raises InvalidRequest for another share.
+    """
 
     share: float
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:  # no number is neither
+        if not 0 < self.share <= 1:  # NaN is neither
             raise InvalidRequest(
                 "drawing a sample of segments, its share is above 0% and at most 100%", share=self.share
             )
 
     def of(self, jobs: Sequence[SegmentJob]) -> tuple[SegmentJob, ...]:
-        """Those drawn, in their order."""
+        """Return the drawn segments, in their order."""
         count = math.ceil(self.share * len(jobs))
         drawn = set(sorted(range(len(jobs)), key=lambda at: self._lot(jobs[at]))[:count])
         return tuple(job for at, job in enumerate(jobs) if at in drawn)
@@ -49,7 +52,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict:
-    """What was found. The newest heads name `segments`; the bytes of `read_segments` of them were decoded."""
+    """Findings of a verification.
+
+    The newest manifests name `segments` segments; the bytes of `read_segments` of them were decoded.
+    """
 
     report: ScrubReport
     segments: int
@@ -71,9 +77,9 @@ def verify_bucket(
     should_stop: Callable[[], bool] = lambda: False,
     telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
 ) -> BucketVerdict | None:
-    """Look at everything, and with `deep` or a `sample` into the segments; None when told to stop before the end.
+    """Check everything, and with `deep` or a `sample` the content of segments. Changes nothing.
 
-    `missing` as in `tiered.health.scrub.plan_scrub`. Changes nothing. Raises Unavailable.
+    Returns None if `should_stop` ended it early. `missing` as in `tiered.health.scrub.plan_scrub`. Raises Unavailable.
     """
     plan = plan_scrub(store, names, deep=deep or sample is not None, missing=missing)
     if sample is not None:

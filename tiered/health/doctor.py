@@ -1,8 +1,8 @@
-"""What is wrong with a node, found by looking: each finding says what to do next.
+"""Checks of a node: each finding has a next step.
 
-Checks run one after the other and none ends another: what a check raises is its finding. They write nothing but, unless
-told not to, one small file in each log directory and a few objects under the probe's prefix in the store, which they
-remove. What they look at they look at beside a manager at work.
+The checks run one after another. An exception in one check becomes its finding, and the next check runs. The checks
+write nothing except, unless told not to, one small file in each log directory and a few objects under the probe's
+prefix in the store. They remove both. They may run while a manager works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """How bad it is. SKIPPED: it could not be looked at, or was not to be."""
+    """Severity of a finding. SKIPPED: the check was impossible or not wanted."""
 
     OK = "ok"
     WARNING = "warning"
@@ -34,7 +34,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found. `next_step` is empty where nothing is to be done."""
+    """Finding of one check. `next_step` is empty if there is nothing to do."""
 
     check: str
     state: State
@@ -44,8 +44,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The machine as the checks see it. `clock_ms` is the wall clock, `files_max` the limit of open files (None: not
-    known), `lock_holder` the process that holds a lock file (None: nobody that can be seen)."""
+    """The machine, as the checks see it.
+
+    `clock_ms` is the wall clock, `files_max` the limit of open files (None: unknown), `lock_holder` the process that
+    holds a lock file (None: no visible process).
+    """
 
     storage: Storage
     clock_ms: Callable[[], int]
@@ -55,9 +58,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """What is looked at. `store` None: none is configured. `may_write`: the checks that write for a moment may.
+    """Subject of the checks. `store` None: no store is configured.
 
-    `is_away` tells whether the store was asked and has answered nothing.
+    `may_write`: the checks may write their temporary files and objects. `is_away` returns whether the store was asked
+    and has not answered.
     """
 
     config: Config
@@ -71,7 +75,10 @@ Check = Callable[[Patient], Iterable[Finding]]
 
 
 def examine(config: Config, *, may_write: bool = True, around: Surroundings | None = None) -> Iterator[Finding]:
-    """Every finding as it is made, the machine first, then the store, then what lies in both. Closes what it opens."""
+    """Yield findings as they are made: the machine, the store, then the content of both.
+
+    Closes everything that it opens.
+    """
     from tiered.health.doctor_node import NODE_CHECKS
     from tiered.health.doctor_store import PARTITION_CHECKS, STORE_CHECKS
     from tiered.stores.short_deadline_store import BriefStore
@@ -97,7 +104,7 @@ def examine(config: Config, *, may_write: bool = True, around: Surroundings | No
 
 
 def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
-    """What each check finds; one that raises has found that."""
+    """Yield the findings of each check; an exception becomes a finding."""
     for name, check in checks:
         try:
             yield from check(patient)
@@ -106,7 +113,7 @@ def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterato
 
 
 def failed(check: str, error: BaseException) -> Finding:
-    """An error as a finding."""
+    """Convert an error to a finding."""
     step = "see what it names, and its cause"
     if isinstance(error, ImportError):
         step = f"pip install {error.name or 'the package'}"
@@ -116,7 +123,7 @@ def failed(check: str, error: BaseException) -> Finding:
 
 
 def surroundings() -> Surroundings:
-    """This machine."""
+    """Return the access to this machine."""
     return Surroundings(
         storage=DiskStorage(),
         clock_ms=lambda: time.time_ns() // 1_000_000,

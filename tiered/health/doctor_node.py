@@ -1,4 +1,4 @@
-"""The doctor's checks of the machine: versions, settings, log directories, limits, the manager at work."""
+"""The doctor's checks of the machine: versions, settings, log directories, limits, the manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES_PER_PARTITION = 3  # of an active segment: .log, .index, .timeindex
 FILES_BESIDE = 256  # connections, maps, checkpoints
 PROBE = ".tiered-doctor-probe"
 
-# Package, what it is for, least version; the doctor's own door is metadata, nothing is imported.
+# Package, purpose, minimum version. Only package metadata is read; no package is imported.
 _PACKAGES = (
     ("fsspec", "every store", (2026, 2)),
     ("s3fs", "s3://", (2026, 2)),
@@ -37,7 +37,7 @@ _PACKAGES = (
 
 
 def versions(patient: Patient) -> Iterator[Finding]:
-    """What runs here, and what of it is too old."""
+    """Report the installed versions, and packages that are too old."""
     from importlib.metadata import PackageNotFoundError, version
 
     from tiered import __version__
@@ -59,7 +59,7 @@ def versions(patient: Patient) -> Iterator[Finding]:
 
 
 def kernels(patient: Patient) -> Iterator[Finding]:
-    """The compiled kernels, or their slow twins."""
+    """Report whether the compiled kernels or the slow ones run."""
     from local.kernels import implementation
 
     if implementation() == "compiled":
@@ -70,7 +70,7 @@ def kernels(patient: Patient) -> Iterator[Finding]:
 
 
 def settings(patient: Patient) -> Iterator[Finding]:
-    """Settings of every topic that cannot work, or hardly do what somebody meant: what `tiered config lint` finds."""
+    """Report settings of topics that cannot work or hardly make sense: findings of `tiered config lint`."""
     from tiered.health.lint import Severity, lint_config
     from tiered.node.topic_registry import TopicRegistry
 
@@ -87,7 +87,7 @@ def settings(patient: Patient) -> Iterator[Finding]:
 
 
 def log_directories(patient: Patient) -> Iterator[Finding]:
-    """Each one: there, ours, online, held by whom, room, how long an fsync takes."""
+    """Check each directory: existence, permissions, state, lock holder, free space, fsync time."""
     from tiered.inspect.log_dir_usage import describe_log_dirs
 
     config = patient.config
@@ -139,7 +139,7 @@ def _space(status: LogDirStatus, bytes_min: int, share_min: float) -> Iterator[F
 
 
 def _fsync(patient: Patient, root: str) -> Iterator[Finding]:
-    """The median of five: one may meet somebody else's."""
+    """Take the median of five: a single fsync may wait for another process."""
     storage, path, took = patient.around.storage, join(root, PROBE), []
     file = storage.create(path)
     try:
@@ -161,7 +161,7 @@ def _fsync(patient: Patient, root: str) -> Iterator[Finding]:
 
 
 def open_files(patient: Patient) -> Iterator[Finding]:
-    """Whether the limit of open files lets every partition have its active segment."""
+    """Check that the limit of open files allows an active segment for every partition."""
     from tiered.node.topic_registry import TopicRegistry
 
     registry = TopicRegistry([(patient.around.storage, root) for root in patient.config.data_dirs])
@@ -176,7 +176,7 @@ def open_files(patient: Patient) -> Iterator[Finding]:
 
 
 def work(patient: Patient) -> Iterator[Finding]:
-    """The manager that worked last, and what it met."""
+    """Report the last running manager and its problems."""
     from tiered.node.work_report import read_report
 
     report = read_report([(patient.around.storage, root) for root in patient.config.data_dirs])
@@ -207,7 +207,7 @@ def work(patient: Patient) -> Iterator[Finding]:
 
 
 def pauses(patient: Patient) -> Iterator[Finding]:
-    """Topics whose uploads somebody paused, and since when."""
+    """Report topics with paused uploads, and since when."""
     from tiered.node.upload_pause import paused_topics
 
     now_ms = patient.around.clock_ms()
@@ -223,7 +223,7 @@ def pauses(patient: Patient) -> Iterator[Finding]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version."""
+    """Return the leading numbers of a version."""
     numbers = []
     for part in text.split("."):
         if not part.isdigit():
@@ -237,7 +237,7 @@ def _bad(check: str, what: str, step: str) -> Finding:
 
 
 def key_ring(patient: Patient) -> Iterator[Finding]:
-    """The file of keys, where one is configured: whether it can be read, and by its owner alone."""
+    """Check that a configured key file can be read, and only by its owner."""
     from tiered.config.key_rings import load_key_ring
 
     ring = load_key_ring(patient.config.key_ring, os.environ)

@@ -1,4 +1,7 @@
-"""The doctor's checks of the store, and of what lies in it: permissions, guarantees, clock, heads, pins, uploads."""
+"""The doctor's checks of the store and its content: permissions, guarantees, clock, manifests, pins.
+
+Unfinished uploads are checked too.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from tiered.partition.partition import Partition
 from tiered.read.partition_source import PartitionSource
 
 SKEW_WARNING_MS = 30_000
-SKEW_ERROR_MS = 5 * 60_000  # S3 refuses what is signed 15 minutes off
-RESOLUTION_MS = 1000  # stores tell whole seconds
+SKEW_ERROR_MS = 5 * 60_000  # S3 refuses signatures that are 15 minutes off
+RESOLUTION_MS = 1000  # stores report whole seconds
 PARTITIONS_LOOKED_AT = 200  # pins cost a listing each
 PIN_MS_LONG = 7 * 86_400_000
 UPLOAD_MS_OLD = 86_400_000
@@ -28,7 +31,7 @@ HEAD_BYTES_LARGE = 8 << 20
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
-    """List, create, read and delete, each on its own, and the store's clock beside ours."""
+    """Check list, create, read and delete separately, and compare the store's clock with this one."""
     store, clock = _store(patient), patient.around.clock_ms
     begun = clock()
     try:
@@ -63,7 +66,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
 
 
 def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]:
-    """Remove the probe, where something was put; a store that takes no delete is told."""
+    """Delete the probe, if it was created; report a store that refuses deletes."""
     if not done:
         return
     try:
@@ -79,7 +82,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
-    """How far the store's clock is surely off ours, what it cannot tell given in our favour."""
+    """Report the minimum difference between both clocks, after the limits of measurement."""
     late, early = modified_ms - after_ms, before_ms - (modified_ms + RESOLUTION_MS)
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:
@@ -93,7 +96,7 @@ def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
 
 
 def guarantees(patient: Patient) -> Iterator[Finding]:
-    """Create only if absent, also when several do it at once."""
+    """Check that the store creates an object only if absent, also in concurrent calls."""
     if not patient.may_write:
         yield Finding(check="guarantees", state=State.SKIPPED, what="was not to be tried")
         return
@@ -109,14 +112,14 @@ def guarantees(patient: Patient) -> Iterator[Finding]:
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
-    """Uploads in parts that nobody completed; they cost money and no listing shows them."""
+    """Report incomplete multipart uploads; they cost money and no listing shows them."""
     from remote.store.unfinished_uploads import UnfinishedUploads
     from tiered.stores.configured_store import store_options
 
     url, now_ms = patient.config.remote_url or "", patient.around.clock_ms()
     if not url.startswith("s3://"):
         return
-    if patient.is_away():  # these are listed by a client of its own, with waits of its own
+    if patient.is_away():  # a separate client with its own timeouts lists them
         yield Finding(check="uploads", state=State.SKIPPED, what="the store answered nothing")
         return
     options = store_options(patient.config)
@@ -133,7 +136,7 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
 
 
 def partitions(patient: Patient) -> Iterator[Finding]:
-    """Every partition opened to look at: its log, its newest head, what waits there, who holds on to it."""
+    """Open every partition read-only and check its log, manifest, pending deletes and pins."""
     now_ms = patient.around.clock_ms()
     with LogManager.open(
         patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage, store=patient.store
@@ -173,7 +176,10 @@ def _of_head(held: Partition) -> Iterator[Finding]:
 
 
 def _behind(held: Partition, head: Head) -> Finding:
-    """What the next start does with a log that ends before the bucket, by the check that the start itself makes."""
+    """Report the next start's handling of a log that ends below the bucket's end.
+
+    The start's own check decides.
+    """
     from tiered.partition.reconciliation import check_same_records
 
     try:
@@ -187,7 +193,10 @@ def _behind(held: Partition, head: Head) -> Finding:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """Pins that hold objects for long, and those that ended and that nobody has removed; a fork's outlives its end."""
+    """Report pins that hold objects for long, and ended pins that were not removed.
+
+    A fork's pin outlives its end.
+    """
     if patient.store is None:
         return
     looked_at = [each for each in held if isinstance(each.metadata, MetadataLog)]

@@ -1,9 +1,13 @@
-"""What is wrong with the configuration of a place: all of it at once, each thing with its file, line and next step.
+"""Lint of a node's configuration: all findings at once, each with file, line and next step.
 
-Looked at are ``tiered.toml``, the environment, the command line's settings, and what the topics of the place have of
-their own. First key by key: unknown ones, values that are none. Where every key holds, what contradicts each other, and
-then what holds and can hardly be meant (`tiered.health.lint_rules`). What is the same for many topics is told once, of
-the layer that it comes from. Needs no store; no log is opened.
+Checked are ``tiered.toml``, the environment, the command line's settings, and the own settings of the topics.
+
+1. Each key by itself: unknown keys, invalid values.
+2. If every key is valid: settings that contradict each other.
+3. Then valid settings that hardly make sense (`tiered.health.lint_rules`).
+
+A finding that is the same for many topics is reported once, for the layer that it comes from. Needs no store; no log is
+opened.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _AT_LINE = re.compile(r"\(at line (\d+)")
 
 
 class Severity(StrEnum):
-    """`ERROR` is refused by whoever opens the place; `WARNING` holds and bites."""
+    """`ERROR` is refused when the node opens; `WARNING` is valid but harmful."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -39,9 +43,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """`where` is ``file:line``, ``topic NAME``, ``environment`` or ``-X``; `key` is empty where it is of no single key.
+    """One finding. `where` is ``file:line``, ``topic NAME``, ``environment`` or ``-X``.
 
-    `topics` are those that it holds for; empty for a finding about a file as such.
+    `key` is empty for a finding about no single key. `topics` are the affected topics; empty for a finding about a
+    file.
     """
 
     severity: Severity
@@ -60,9 +65,9 @@ def lint_place(
     topics: Sequence[str] | None = None,
     storage: Storage | None = None,
 ) -> list[LintFinding]:
-    """The findings about the place whose ``tiered.toml`` is at `path`, those of all topics or of `topics`.
+    """Return the findings for the node with its ``tiered.toml`` at `path`, for all topics or `topics`.
 
-    Raises NotFound for a file or a topic that is not there, and Corrupt where the topics cannot be read.
+    Raises NotFound for a missing file or topic, and Corrupt if the topics cannot be read.
     """
     lines = TomlLines.read(path)
     overrides, environ = overrides or {}, environ or {}
@@ -87,9 +92,9 @@ def lint_config(
     is_whole: bool = True,
     with_defaults: bool = True,
 ) -> list[LintFinding]:
-    """The findings about a configuration that was read and these topics. `is_whole`: they are all there are.
+    """Return the findings for a loaded configuration and these topics. `is_whole`: they are all topics.
 
-    Without `with_defaults` topics that are to come are not looked at.
+    Without `with_defaults` future topics are not checked.
     """
     lines = lines or TomlLines(config.path or "", {})
     found = list(_own_keys(topics))
@@ -110,7 +115,7 @@ def lint_config(
 
 
 class TomlLines:
-    """Where each key of a ``tiered.toml`` stands."""
+    """The line of each key of a ``tiered.toml``."""
 
     def __init__(
         self, path: str, lines: Mapping[tuple[str, str], int], body: Mapping[str, object] | None = None
@@ -120,7 +125,7 @@ class TomlLines:
 
     @classmethod
     def read(cls, path: str) -> TomlLines:
-        """Raises NotFound. A file that is no TOML is a trouble."""
+        """Read the file. Raises NotFound. A file that is no TOML sets `trouble`."""
         try:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
@@ -144,12 +149,12 @@ class TomlLines:
         return found
 
     def where(self, section: str, key: str) -> str | None:
-        """``file:line`` of a key, or of the header of its section where the key has no line of its own."""
+        """Return ``file:line`` of a key, or of its section's header if the key has no line of its own."""
         line = self._lines.get((section, key)) or self._lines.get((section, ""))
         return f"{self.path}:{line}" if line else None
 
     def where_from(self, setting: Setting) -> str:
-        """Where an effective setting comes from, with the line where that is the file."""
+        """Return the origin of an effective setting, with the line if it is the file."""
         if not self.path or not setting.origin.startswith(f"{self.path} ["):
             return setting.origin
         section = setting.origin.removeprefix(f"{self.path} [")[:-1].replace('"', "")
@@ -160,7 +165,7 @@ _PLACE = frozenset(key for keys in KEYS.values() for key in keys)
 
 
 def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:
-    """((section, key), line) of every key at the beginning of a line, and of every header, whose key is empty."""
+    """Yield ((section, key), line) of every key at the start of a line, and of headers with an empty key."""
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.fullmatch(line):
@@ -171,7 +176,7 @@ def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:
 
 
 def _path_of(header: str) -> list[str]:
-    """``[topics."orders*"]`` as its parts; none for what is no header after all."""
+    """Return the parts of ``[topics."orders*"]``; empty for text that is no header."""
     try:
         table: object = tomllib.loads(header)
     except tomllib.TOMLDecodeError:
@@ -234,7 +239,7 @@ def _own_keys(topics: Iterable[Topic]) -> Iterator[LintFinding]:
 
 
 def _checked(name: str, text: str, where: str, *, per_topic: bool) -> Iterator[LintFinding]:
-    """One setting by itself: known, of the right kind, in range."""
+    """Check one setting by itself: known, of the right type, in range."""
     try:
         find_property(name, per_topic=per_topic)
         parse(name, text)
@@ -243,7 +248,7 @@ def _checked(name: str, text: str, where: str, *, per_topic: bool) -> Iterator[L
 
 
 def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
-    """What is wrong with one setting, and what to do."""
+    """Return the error of one setting, and the next step."""
     meant = error.facts.get("did_you_mean")
     if meant is not None:
         return f"{error.attempt.removeprefix('reading a setting, ')}: {name}; did you mean {meant}?", f"write {meant}"
@@ -296,8 +301,10 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
 
 
 def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[LintFinding]:
-    """What the file says of one topic by its name, and the topic says otherwise: the file binds nothing there. A glob
-    is for many, of which some may well have settings of their own."""
+    """Yield file settings of a single named topic that the topic's own settings override.
+
+    A glob is for many topics, and some of them may have settings of their own.
+    """
     for topic in topics:
         for name, text in config.topics.get(topic.name, {}).items():
             own = topic.properties.get(name)
@@ -313,7 +320,7 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
 
 
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[LintFinding]:
-    """What is refused of a topic (None: one to come without settings of its own), else what bites."""
+    """Yield errors of a topic, else its warnings. None is a future topic without own settings."""
     from tiered.config.key_rings import load_key_ring
     from tiered.config.topic_settings import log_settings
     from tiered.stores.object_encoding import encoding_of
@@ -330,7 +337,7 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
         yield replace(_refused(error, where, key, topic=name), topics=(name,) if name else ())
         return
     except LogError:
-        return  # the key ring cannot be read, and that was told
+        return  # an unreadable key ring is reported already
     if wants_tier(values) and config.remote_url is None and name:
         where, what = (
             lines.where_from(effective["remote.storage.enable"]),

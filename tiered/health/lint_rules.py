@@ -1,8 +1,8 @@
-"""Settings that hold and can hardly be meant: rules over the effective settings of one topic that say what bites.
+"""Lint rules: valid settings that hardly make sense, checked on one topic's effective settings.
 
-What Kafka or this manager refuses is not here (`tiered.config.topic_settings`, `tiered.partition.partition_opening`):
-the caller asks for that first. Pure: settings in, hints out; nobody's disk or store is looked at. A rule about what
-binds nothing speaks only where somebody has set it.
+Settings that Kafka or the manager refuses are not covered here (`tiered.config.topic_settings`,
+`tiered.partition.partition_opening`): the caller checks them first. The rules are pure functions from settings to
+hints, without access to disk or store. A rule about a setting without effect reports it only if it was set explicitly.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from tiered.config.units import format_bytes, format_ms
 
 DAY_MS = 86_400_000
 MONTH_MS = 30 * DAY_MS
-_SIZES = tuple(1 << power for power in range(26, 31))  # that are proposed for segments
-SEGMENT_BYTES_LEAST = 1 << 20  # below it requests cost more than storage, whatever the prices
+_SIZES = tuple(1 << power for power in range(26, 31))  # sizes to propose for segments
+SEGMENT_BYTES_LEAST = 1 << 20  # below it requests cost more than storage, at any prices
 GRACE_MS_LEAST = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """`keys` are the settings that meet, the one to change first. `step` is ``-X ...`` for the topic, or a command."""
+    """A hint. `keys` are the conflicting settings, the one to change first.
+
+    `step` is ``-X ...`` for the topic, or a command.
+    """
 
     keys: tuple[str, ...]
     what: str
@@ -37,7 +40,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The effective settings of one topic (`name` empty: of topics to come), resolved."""
+    """The effective settings of one topic (`name` empty: of future topics), resolved."""
 
     name: str
     settings: Mapping[str, Setting]
@@ -46,7 +49,7 @@ class Subject:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Setting], prices: PriceTable = BUILT_IN) -> Subject:
-        """Raises InvalidRequest for settings that contradict each other."""
+        """Resolve the settings. Raises InvalidRequest if they contradict each other."""
         rules = resolve_rules({each.name: each.value for each in settings.values()})
         return cls(name=name, settings=settings, rules=rules, prices=prices)
 
@@ -62,7 +65,7 @@ class Subject:
         return self.settings[key].value
 
     def is_set(self, key: str) -> bool:
-        """Whether anybody has said it."""
+        """Return whether the setting was set explicitly."""
         return self.settings[key].origin != "default"
 
     @property
@@ -74,7 +77,7 @@ Rule = Callable[[Subject], Iterator[Hint]]
 
 
 def hints(subject: Subject) -> Iterator[Hint]:
-    """Every hint of every rule, in the rules' order."""
+    """Yield every hint of every rule, in the rules' order."""
     for rule in RULES:
         yield from rule(subject)
 
@@ -106,7 +109,7 @@ def _less_than_a_segment(of: Subject) -> Iterator[Hint]:
 
 
 def _dear_requests(of: Subject) -> Iterator[Hint]:
-    """A segment's requests against what keeping it costs while it lives, a month at most."""
+    """Compare a segment's request price with its storage price for its lifetime, a month at most."""
     if not of.is_tiered:
         return
     size = of.bytes_of("segment.bytes")
@@ -139,7 +142,7 @@ def _small_objects(of: Subject) -> Iterator[Hint]:
 
 
 def _short_lived(of: Subject) -> Iterator[Hint]:
-    """A class whose minimum duration is longer than its objects live."""
+    """Report a class with a minimum duration longer than the lifetime of its objects."""
     prices, kept = of.prices.of(_class(of)), of.rules.log_limits.ms
     if of.is_tiered and kept is not None and prices.min_days * DAY_MS > kept:
         yield Hint(
@@ -184,7 +187,7 @@ def _binds_nothing(of: Subject) -> Iterator[Hint]:
 
 
 def _never_cleaned(of: Subject) -> Iterator[Hint]:
-    """What is never clean never goes to the bucket, and so never leaves the disk."""
+    """Report logs that are never cleaned: they are not copied, and so never dropped from the disk."""
     rules = of.rules
     if not rules.cleanup_compact:
         return
@@ -221,7 +224,10 @@ def _waits_for_the_cleaner(of: Subject) -> Iterator[Hint]:
 
 
 def _tombstones(of: Subject) -> Iterator[Hint]:
-    """A tombstone that goes before its segment was copied never tells a reader of the bucket alone."""
+    """Report tombstones that are removed before their segment is copied.
+
+    A reader of the bucket alone then never sees them.
+    """
     rules = of.rules
     if not (of.is_tiered and rules.cleanup_compact) or rules.copy_lag_ms is None:
         return
@@ -236,7 +242,7 @@ def _tombstones(of: Subject) -> Iterator[Hint]:
 
 
 def _rewritten_early(of: Subject) -> Iterator[Hint]:
-    """Cleaning again replaces objects, and those of colder classes are paid for to the end of their minimum."""
+    """Report compaction in classes with a minimum duration: replaced objects are billed to its end."""
     prices = of.prices.of(_class(of))
     if of.is_tiered and of.rules.cleanup_compact and prices.min_days and of.rules.recompaction_min_reduction < 1:
         yield Hint(

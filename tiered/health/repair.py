@@ -1,20 +1,24 @@
-"""Making good what a scrub found damaged, from the good copy where there is one; a plan first.
+"""Repair of damage that a scrub found, from a good copy if there is one; plan first, then run.
 
-The report says where to look; what is wrong, and whether there is a good copy, is looked at anew when the plan is made.
+The report says where to search. The plan checks the damage and the good copies again.
 
-| damaged | what is done | how it becomes visible |
+| damaged | repair | how it becomes visible |
 |---|---|---|
-| a segment, its indexes, or its row | the good bytes go up under a new name | its row takes the place of the old one |
-| a page of rows | the very same page put back, else its rows in a new one | the same name, or a commit |
-| one that forks name, or their home does | the same for the rows of each (`health.repair_relatives`) | a commit each |
-| an older head | nothing: only the newest counts, and it is whole | |
-| a view's part, the newest head, what else has no good copy | nothing: told as hopeless, with its offsets | |
+| a segment, its indexes, or its entry | the good bytes are uploaded under a new name | its entry replaces the old one |
+| a manifest page | the identical page is put back, else its entries go into a new page | same name, or a commit |
+| an object that forks or their source name | the entries of each, `health.repair_relatives` | a commit each |
+| an older manifest | none: only the newest counts, and it is valid | |
+| a view's part, the newest manifest, other objects without a good copy | none: reported as hopeless, with offsets | |
 
-Order of effects for a segment: upload and verification, then one head in which the new row has exactly the offsets of
-the old one (rule P11), committed as a guest of the present epoch (`remote.manifest.co_writer`), so a manager goes on
-beside it. The damaged objects are listed for deletion: they stay for the grace time. A crash before the commit leaves
-objects that no head names; to go on, plan again. For a page: one put of the same bytes under the same name, or a
-commit. What the checksums do not prove to be the lost bytes is never put under an old name.
+Order of effects for a segment:
+
+1. The good bytes are uploaded and verified.
+2. One manifest is committed as a co-writer of the current epoch (`remote.manifest.co_writer`), so a manager keeps
+   running. Its new entry has exactly the offsets of the old one (rule P11).
+3. The damaged objects are pending deletes from then on, and stay for the grace period.
+
+A crash before the commit leaves objects that no manifest names; plan again. A page is repaired by one put of the same
+bytes under the same name, or by a commit. Bytes are put under an old name only if the checksums prove them identical.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ Progress = Callable[[int], None]
 
 
 class Copies(Protocol):
-    """What this machine's disk holds (`tiered.health.repair_from_local`)."""
+    """Good copies on this machine's disk (`tiered.health.repair_from_local`)."""
 
     def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool: ...
 
@@ -64,8 +68,11 @@ class Copies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRepair:
-    """A segment to be uploaded anew. `source` is "local" or "bucket"; with `relative` a good copy of that partition, a
-    fork or what it was forked from: its log on the disk, or the row `other` of it in the bucket."""
+    """A segment to upload again. `source` is "local" or "bucket".
+
+    With `relative` the good copy belongs to that partition, a fork or the source of a fork. It is in its log on the
+    disk, or in the bucket as its entry `other`.
+    """
 
     name: RemotePartitionName
     row: RemoteSegment
@@ -80,8 +87,10 @@ class SegmentRepair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRepair:
-    """A page to be put back. `source` is "older head", "objects", or "page itself" where the
-    head is wrong about a whole one."""
+    """A page to put back. `source` is "older head", "objects", or "page itself".
+
+    "page itself": the page is valid, and the manifest describes it wrongly.
+    """
 
     name: RemotePartitionName
     spill: SpillRow
@@ -95,7 +104,7 @@ class PageRepair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untouched:
-    """What is left as it is, and why. `offsets` half open; None where none are concerned."""
+    """An object left unchanged, and the reason. `offsets` are half open; None if no offsets are affected."""
 
     name: RemotePartitionName
     object: str
@@ -105,7 +114,7 @@ class Untouched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """`hopeless` has no good copy; `needless` is whole by now, or does not count."""
+    """Planned repairs. `hopeless` have no good copy; `needless` are valid by now, or do not matter."""
 
     pages: tuple[PageRepair, ...] = ()
     segments: tuple[SegmentRepair, ...] = ()
@@ -114,13 +123,13 @@ class RepairPlan:
 
     @property
     def size_bytes(self) -> int:
-        """What goes up."""
+        """The bytes to upload."""
         return sum(each.row.size_bytes for each in self.segments) + sum(each.spill.page_bytes for each in self.pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What was made good, by object, and what could not be, with the error."""
+    """The repaired objects, and the failed ones with the error."""
 
     done: tuple[SegmentRepair | PageRepair, ...]
     failed: tuple[Untouched, ...] = ()
@@ -132,14 +141,14 @@ class Repaired:
 def plan_repair(
     store: ObjectStore, report: ScrubReport, *, keys: KeyRing = NO_KEYS, copies: Copies | None = None
 ) -> RepairPlan:
-    """What of a report can be made good, and from what. Reads what is damaged, and the good copies; writes nothing.
+    """Plan the repairs of a report. Reads damaged objects and good copies; writes nothing.
 
-    What a report says of one partition is looked at in all that name the same objects. Raises Unavailable.
+    A finding about one partition is checked in all partitions that name the same objects. Raises Unavailable.
     """
     plan = RepairPlan()
     relatives = Relatives(store)
     by_name: dict[RemotePartitionName, list[Found]] = {}
-    unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a key that is missing, or wrong
+    unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a missing or wrong key
     for found in (*report.of("corrupt"), *unreadable):
         by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
     for name, ulid in sorted(_shared(relatives, by_name)):
@@ -153,7 +162,7 @@ def plan_repair(
 def _shared(
     relatives: Relatives, by_name: Mapping[RemotePartitionName, Sequence[Found]]
 ) -> set[tuple[RemotePartitionName, str]]:
-    """Rows of other partitions that name an object of one that is told of."""
+    """Return entries of other partitions that name an object of a reported one."""
     shared = set()
     for name, found in by_name.items():
         ulids = {each.ulid for each in found if each.ulid is not None}
@@ -230,7 +239,10 @@ def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Unt
 def _damaged_pages(
     store: ObjectStore, name: RemotePartitionName, head: Head
 ) -> Iterator[tuple[SpillRow, tuple[tuple[RemoteSegment, ...], str] | None]]:
-    """Pages that cannot be read; and, with their rows, whole ones of which the head says something else."""
+    """Yield unreadable pages (with None), and wrongly described ones with their entries.
+
+    A page is wrongly described if its summary in the manifest contradicts its entries.
+    """
     pages = Pages(store, name.prefix)
     for spill in head.spills:
         try:
@@ -245,7 +257,7 @@ def _damaged_pages(
 def _rows(
     store: ObjectStore, name: RemotePartitionName, head: Head, repaired: Sequence[PageRepair], ulids: set[str]
 ) -> list[RemoteSegment]:
-    """The log's rows of these names that the head still has, those of pages that are about to be repaired too."""
+    """Return the log's entries with these ULIDs, including entries of pages under repair."""
     pages, rows = Pages(store, name.prefix), list(head.segments)
     anew = {each.spill: each.rows for each in repaired}
     for spill in head.spills:
@@ -279,7 +291,7 @@ def _source(
     copies: Copies | None,
     relatives: Relatives,
 ) -> SegmentRepair:
-    """Where the good copy is. Raises Corrupt, saying why, where there is none."""
+    """Find the good copy. Raises Corrupt with the reason if there is none."""
     if copies is not None and copies(name, row):
         return SegmentRepair(name=name, row=row, source="local")
     try:
@@ -307,11 +319,10 @@ def run_repair(
     progress: Progress = lambda done_bytes: None,
     settings: SettingsOf = own_settings,
 ) -> Repaired:
-    """Make good what a plan says, pages first; each by itself, so that what fails hides nothing else.
+    """Carry out a plan, pages first. A failed repair does not stop the others.
 
-    `progress` hears of bytes, in sum those of what is repaired. A plaintext entry is encrypted where `settings` of its
-    topic name a key. Raises Unavailable and Fenced; what was repaired by
-    then stays repaired.
+    `progress` is called with bytes; their sum is the size of all repairs. The objects of a plaintext entry are
+    encrypted if `settings` of its topic name a key. Raises Unavailable and Fenced; earlier repairs stay.
     """
     done: list[SegmentRepair | PageRepair] = []
     failed = []
@@ -352,17 +363,21 @@ def _repair_segment(
 
 
 def _sharing(log: GuestLog, head: Head, old: RemoteSegment) -> list[RemoteSegment]:
-    """Other rows of the log that name an object of this one: a damaged row may name what is somebody else's."""
+    """Return other entries of the log that name an object of this one.
+
+    A damaged entry may name another entry's object.
+    """
     keys = {old.data_key, old.indexes_key}
     rows = log.ask(head, lambda index: list(index.rows_with_dead(0, head.rows_next_offset)))
     return [row for row in rows if row != old and keys & {row.data_key, row.indexes_key}]
 
 
 def put_in_place(old: RemoteSegment, new: RemoteSegment, *, spares: Sequence[RemoteSegment] = ()) -> Change:
-    """One row for another of the same offsets, found by all that it says, for damaged rows may share a name.
+    """Replace one entry by another with the same offsets.
 
-    What the old one names is listed for deletion, but for objects of the rows in `spares`. Where the old row is not
-    there any more the new objects are listed instead.
+    The old entry is found by all its fields, because damaged entries may share a name. Its objects become pending
+    deletes, except objects of the entries in `spares`. If the old entry is no longer there, the new objects become
+    pending deletes.
     """
     assert (old.base_offset, old.next_offset) == (new.base_offset, new.next_offset), "a repair moves no offsets"
     needed = {key for row in (*spares, new) for key in (row.data_key, row.indexes_key)}
@@ -404,15 +419,17 @@ def _info(log: Log, row: RemoteSegment) -> SegmentInfo:
 
 
 def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
-    """The same bytes under the same name where they can be made again and put there; else the rows in a new page, by a
-    commit."""
+    """Repair a page: put the same bytes under the same name, if they can be rebuilt and put.
+
+    Otherwise a commit puts the entries into a new page.
+    """
     prefix, spill = repair.name.prefix, repair.spill
     says = parse_spill_key(spill.key)
     assert says is not None, "a head names pages by their keys"
     sealer, key_id = sealer_of(store, prefix), spill.seal_key_id
     again, body = encode_page(repair.rows, says.epoch, says.ulid, sealer=sealer, seal_key_id=key_id)
     if again == spill:
-        with suppress(AlreadyExists):  # an immutable bucket, in which the damaged one stays
+        with suppress(AlreadyExists):  # in an immutable bucket the damaged page stays
             store.put(prefix + spill.key, body)
             return
     log = GuestLog(store, prefix)

@@ -1,7 +1,7 @@
-"""Segments of the bucket whose bytes lie on this machine's disk as well: the good copy that a damaged one is made from.
+"""Good copies of remote segments on this machine's disk, as the source of repairs.
 
-Not every local segment will do: a cleaning may have taken records out of it since, so that it holds less than the row
-says. Only the very same bytes count, by the range, the size and the CRC32C that the row has.
+A cleaner pass may have removed records from a local segment, which then has less than the entry says. So only identical
+bytes count, by range, size and CRC32C of the entry.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """What the logs of a manager hold; a read-only one will do. Reads a segment whole, each time it is asked for.
+    """Finds good copies in a manager's logs; a read-only manager is sufficient.
 
-    The manager is opened when somebody asks for the first time, for that reads every log's directory; where it cannot
-    be opened there are no copies, and a warning says so. A context manager that closes it.
+    Reads a whole segment in each call. The manager is opened on the first call, because that reads every log's
+    directory. If it cannot be opened, there are no copies and a warning is logged. A context manager that closes the
+    manager.
     """
 
     def __init__(self, open_manager: Callable[[], LogManager]) -> None:
@@ -44,7 +45,7 @@ class LocalCopies:
         return log is not None and has_same_bytes(log, row)
 
     def log(self, name: RemotePartitionName) -> Log | None:
-        """The partition's log; None where this machine has none, or another topic of that name."""
+        """Return the partition's log; None if this machine has none, or another topic of that name."""
         manager = self._manager()
         try:
             if manager is None or manager.topic(name.topic).topic_id != name.topic_id:
@@ -64,7 +65,7 @@ class LocalCopies:
 
 
 def has_same_bytes(log: Log, row: RemoteSegment) -> bool:
-    """Whether a sealed local segment is the row's, byte for byte. One that vanishes or cannot be read is none."""
+    """Return whether a closed local segment has the entry's bytes. A missing or unreadable one does not."""
     try:
         infos = [info for info in log.segments()[:-1] if info.base_offset == row.base_offset]
         if not infos or infos[0].next_offset != row.next_offset or infos[0].size_bytes != row.size_bytes:

@@ -1,13 +1,15 @@
-"""Forks in a repair: partitions that name one object are damaged together, and one may hold what heals the other.
+"""Forks in a repair: partitions that name one object share its damage.
 
-A repaired segment has a new name, and only the row of one partition is put in its place; a fork's rows go on naming
-what is damaged, as does the origin where a fork was repaired. So a report about one of them is taken for a report about
-all that name the object: its home, the forks that the home's pins tell of. Each is repaired by itself, a row at a time.
+One of them may have a good copy for the others.
 
-Where neither the disk nor the bucket has the bytes under the partition's own name, its relatives are asked: their logs
-on this machine's disk, then their rows of the same offsets, size and checksum that name another object which is whole.
+A repaired segment has a new name, which only one partition's entry gets. The entries of a fork still name the damaged
+object, and so do the source's if the fork was repaired. So a finding about one partition counts for all partitions that
+name the object: its home, and the forks named in the home's pins. Each is repaired separately, an entry at a time.
 
-Reads alone.
+If neither the disk nor the bucket has the bytes under the partition's own name, its relatives are searched. First their
+logs on this machine's disk, then their entries with the same offsets, size and checksum and another, undamaged object.
+
+The module only reads.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ IsWhole = Callable[[RemotePartitionName, RemoteSegment], bool]
 
 
 class Relatives:
-    """Who shares objects with whom in a bucket, asked for once each."""
+    """Partitions of a bucket that share objects; each is read once."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -35,7 +37,10 @@ class Relatives:
         self._rows: dict[RemotePartitionName, tuple[RemoteSegment, ...]] = {}
 
     def naming(self, name: RemotePartitionName, row: RemoteSegment) -> Iterator[tuple[RemotePartitionName, str]]:
-        """The other partitions whose newest head names an object of this row, with the ulid of the row that does."""
+        """Yield other partitions with an entry that names an object of this one, and its ULID.
+
+        Only the newest manifests count.
+        """
         objects = self._objects(name, row)
         for other in self._of(name, row):
             for each in self.rows(other):
@@ -45,7 +50,7 @@ class Relatives:
     def same_bytes(
         self, name: RemotePartitionName, row: RemoteSegment, is_whole: IsWhole
     ) -> tuple[RemotePartitionName, RemoteSegment] | None:
-        """A relative's row that has this one's bytes in objects of its own which are whole."""
+        """Return a relative's entry with the same bytes in undamaged objects of its own."""
         objects = self._objects(name, row)
         for other in self._of(name, row):
             for each in self.rows(other):
@@ -54,11 +59,11 @@ class Relatives:
         return None
 
     def on_disk(self, name: RemotePartitionName, row: RemoteSegment, copies: IsWhole) -> RemotePartitionName | None:
-        """The relative whose log on this machine's disk has the row's bytes."""
+        """Return the relative with the entry's bytes in its log on this machine's disk."""
         return next((other for other in self._of(name, row) if copies(other, row)), None)
 
     def rows(self, name: RemotePartitionName) -> Sequence[RemoteSegment]:
-        """Those of the newest head; none of a partition that cannot be read or was deleted."""
+        """Return the newest manifest's entries; none if the partition is unreadable or deleted."""
         if name not in self._rows:
             self._rows[name] = ()
             log = MetadataLog(self._store, name.prefix)
@@ -67,7 +72,7 @@ class Relatives:
                 if head is not None and head.deleted_ms is None:
                     self._rows[name] = tuple(log.ask(head, lambda index: list(index.rows())))
             except (Corrupt, NotFound):
-                pass  # its own repair tells
+                pass  # its own repair reports the error
         return self._rows[name]
 
     def _of(self, name: RemotePartitionName, row: RemoteSegment) -> Iterable[RemotePartitionName]:

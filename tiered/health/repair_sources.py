@@ -1,15 +1,16 @@
-"""Where the good copy of something damaged comes from: the disk, the bucket's own bytes, older heads, other objects.
+"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects.
 
 | damaged | good copy |
 |---|---|
-| a segment's objects | the same bytes in a sealed segment of this machine's log |
-| its indexes, or what the row says of it | its data, whose batches have their CRCs; the rest is made from them |
-| a page of rows | an older head that still holds them; else the objects that the rows are about |
+| a segment's objects | the same bytes in a closed segment of this machine's log |
+| its indexes, or facts in its entry | its data, because batches have CRCs; the rest is rebuilt from them |
+| a manifest page | an older manifest that still has the entries, else the objects of the entries |
 
-What only the damaged thing knew is not made up. Without its indexes an object that is compressed or encrypted cannot
-be taken apart, and aborted transactions and producers cannot be told from a segment alone: then there is no good copy.
+Facts that only the damaged object had are not invented. Without its indexes a compressed or encrypted object cannot be
+divided into chunks. Aborted transactions and producers cannot be derived from a segment alone. There is no good copy
+then.
 
-Reads alone. Memory: the headers of one segment's batches, its bytes range by range, the rows of a page.
+The module only reads. Memory: the headers of one segment's batches, its bytes range by range, the entries of a page.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from remote.store import Body, ObjectStore
 from tiered.partition.segment_inspection import SegmentWatch
 
 INTERVAL_BYTES = 4096
-HEADS_MAX = 512  # older heads looked into for a page's rows
+HEADS_MAX = 512  # older manifests searched for a page's entries
 
 Read = Callable[[int, int], Body]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bytes:
-    """A segment's bytes and what came with them; `bundle` None where its indexes are lost."""
+    """A segment's bytes and indexes; `bundle` is None if the indexes are lost."""
 
     read: Read
     size_bytes: int
@@ -59,9 +60,9 @@ class _Bytes:
 
 
 def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
-    """The segment as its own data has it, indexes and facts made anew. `is_last`: no row of the partition lies above.
+    """Build the segment from its own data, with new indexes and facts.
 
-    Raises Corrupt, saying why, where the bucket has no good copy.
+    `is_last`: the partition has no entry above. Raises Corrupt, with the reason, if the bucket has no good copy.
     """
     row = with_own_names(row)
     found = _indexed(store, prefix, row, keys) or _raw(store, prefix, row)
@@ -92,12 +93,15 @@ def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRi
 
 
 def with_own_names(row: RemoteSegment) -> RemoteSegment:
-    """The row with the names of its own objects, by the one that says its offsets. Raises Corrupt where none does."""
+    """Return the entry with the names of its own objects.
+
+    The name with the entry's offsets counts. Raises Corrupt if there is none.
+    """
     for key in (row.indexes_key, row.data_key):
         says = parse_data_key(own_part(key))
         if says is None:
             continue
-        home = key.removesuffix(own_part(key))  # of a fork's row: the partition whose object it is
+        home = key.removesuffix(own_part(key))  # of a fork's entry: the partition that owns the object
         is_same = (says.base_offset, says.last_offset + 1) == (row.base_offset, row.next_offset)
         if is_same or row.is_named(says.base_offset, says.last_offset, says.ulid):
             names = says.base_offset, says.last_offset, says.epoch, says.ulid
@@ -109,7 +113,10 @@ def with_own_names(row: RemoteSegment) -> RemoteSegment:
 
 
 def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing) -> _Bytes | None:
-    """By the indexes object, whatever the row says of sizes and checksums; None where that one is damaged or gone."""
+    """Read through the indexes object, ignoring the entry's sizes and checksums; None if it is damaged.
+
+    None also if it is missing.
+    """
     try:
         body = store.get(full_key(prefix, row.indexes_key))
         cipher = open_ring(row, prefix, keys)
@@ -122,7 +129,7 @@ def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing)
 
 
 def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> RemoteSegment:
-    """The row with the sizes, checksums and codec that its indexes say."""
+    """Return the entry with the sizes, checksums and codec of its indexes."""
     table = bundle.chunks
     return replace(
         row,
@@ -136,7 +143,7 @@ def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> R
 
 
 def _raw(store: ObjectStore, prefix: str, row: RemoteSegment) -> _Bytes:
-    """The object that is the segment itself, by the row's size and checksum."""
+    """Read a plain object, checked by the entry's size and checksum."""
     key = full_key(prefix, row.data_key)
     if row.codec != "none" or row.key_id is not None:
         raise Corrupt("repairing a segment, its chunks cannot be told apart without its indexes", object=key)
@@ -168,7 +175,7 @@ def _as_view(read: Read) -> Callable[[int, int], memoryview]:
 
 
 def _fit(epochs: Sequence[tuple[int, int]], tables: Sequence[BatchTable]) -> bool:
-    """Whether these say every batch's leader epoch."""
+    """Return whether `epochs` has every batch's leader epoch."""
     for table in tables:
         for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
             told = [each for each, start in epochs if start <= offset]
@@ -189,7 +196,7 @@ def _epochs_of(tables: Sequence[BatchTable], base_offset: int) -> tuple[tuple[in
 def _side_files(
     bundle: IndexBundle | None, row: RemoteSegment, tables: Sequence[BatchTable], *, is_last: bool
 ) -> tuple[bytes, bytes, bytes]:
-    """Transaction index, producers, lineage: as they were, or empty where they must have been."""
+    """Return transaction index, producers and leader epochs: as stored, or empty if they must have been."""
     if bundle is not None:
         return bytes(bundle.txn), bytes(bundle.producers), bytes(bundle.epochs)
     if row.aborted_bytes:
@@ -203,9 +210,9 @@ def _side_files(
 
 
 def rows_of_page(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> tuple[Rows, str]:
-    """The rows of a page that cannot be read, and where they were found: they sum up to what the head says of it.
+    """Return the entries of an unreadable page, and their source; they match the manifest's summary.
 
-    Raises Corrupt where there is no good copy.
+    Raises Corrupt if there is no good copy.
     """
     if (rows := _from_older_heads(store, prefix, head, spill)) is not None:
         return rows, "older head"
@@ -222,7 +229,7 @@ def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillR
         with suppress(Corrupt):
             older = chain.read(sequence)
         if older is None or (spill.seal_key_id is not None and older.seal_key_id is None):
-            continue  # what is not sealed proves nothing of a sealed page
+            continue  # unsealed manifests prove nothing about a sealed page
         with suppress(Corrupt, NotFound):
             rows = [
                 row
@@ -245,7 +252,7 @@ def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
 
 
 def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows:
-    """A row for each pair of objects in the page's range that nothing else accounts for, made from their bytes."""
+    """Build an entry for each pair of objects in the page's range that is not a pending delete."""
     if spill.seal_key_id is not None:
         raise Corrupt("repairing a page, it was sealed, and objects alone prove nothing: forgeries", page=spill.key)
     gone = set(waiting_keys(head, Pages(store, prefix).rows))
@@ -316,7 +323,7 @@ def _facts(remote: RemotePartition, row: RemoteSegment) -> SegmentFacts:
 
 
 def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
-    """Where the sections lie, as `encode_bundle` puts them."""
+    """Return the positions of the sections, as `encode_bundle` places them."""
     body, ranges = encode_bundle(bundle)
     if len(body) != body_bytes:
         raise Corrupt("repairing a page, an indexes object is laid out in another way", size_bytes=body_bytes)
@@ -324,7 +331,7 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
 
 
 def _unlike(spill: SpillRow, rows: Rows) -> str | None:
-    """In what the rows differ from the page, but for what only rows know."""
+    """Return a difference between entries and page, ignoring facts that only entries have."""
     names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
     sums = {
         "base_offset": rows[0].base_offset,

@@ -1,19 +1,19 @@
-"""Scrubbing a bucket: is everything that the heads name there, and is every byte of it what was stored?
+"""Scrub of a bucket: checks that every named object exists and has the stored bytes.
 
-| depth | looks at | reads |
+| depth | checks | reads |
 |---|---|---|
-| shallow | heads and their chain, pages, tiling, names, existence, sizes, what nothing names | metadata, one listing |
-| deep | that, and each chunk's and batch's CRC, the rows' facts, the indexes against the data | every readable byte |
+| shallow | manifests and their chain, pages, tiling, names, existence, sizes, unnamed objects | metadata, one listing |
+| deep | also each chunk's and batch's CRC, the facts of entries, indexes against data | every readable byte |
 
-Three steps, so that the middle one can be done anywhere (threads here, tasks of a cluster elsewhere):
+Three steps, so that the second can run anywhere (threads here, tasks of a cluster elsewhere):
 
 1. `plan_scrub` surveys each partition, which **is** the shallow scrub, and lists a `SegmentJob` for every segment.
-2. `scrub_segment` does one job. It needs nothing but the store and the keys, writes nothing, and may be repeated.
-3. `report_of` drops what concerns rows that expired or were replaced meanwhile, looks for good copies, and sums up.
+2. `scrub_segment` does one job. It needs only the store and the keys, writes nothing, and may be repeated.
+3. `report_of` removes findings about entries that expired or were replaced since, searches good copies, and sums up.
 
-`run_scrub` does 2 in threads and remembers in a file what is done, so that a scrub of days can be stopped (a job is
-cut nowhere else than between two) and goes on where it was. What a job found is kept with it: a finding is not lost by
-an interruption. Surveys are made anew every time. Nothing in the bucket is changed by any of this.
+`run_scrub` does step 2 in threads and records finished jobs with their findings in a file. So a scrub of days can be
+stopped between two jobs and resumed, and no finding is lost. Surveys are repeated on every run. Nothing in the bucket
+is changed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
 
 THREADS = 4
 _WEIGHTS: dict[Severity, Weight] = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CORRUPT: "corrupt"}
-LocalCopy = Callable[[RemotePartitionName, RemoteSegment], bool]  # does this machine's disk hold the same bytes?
+LocalCopy = Callable[[RemotePartitionName, RemoteSegment], bool]  # whether this machine's disk has the same bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentJob:
-    """One segment to look into; it can be pickled."""
+    """One segment to check; it can be pickled."""
 
     prefix: str
     row: RemoteSegment
@@ -60,7 +60,7 @@ class SegmentJob:
 
     @property
     def identity(self) -> str:
-        """Of this partition's row as it is: a fork and its source have the same objects, and rows of their own."""
+        """Key of this partition's entry: a fork and its source share objects, but have their own entries."""
         told = crc32c(msgspec.json.encode(self.row))
         return f"{self.name} of {self.prefix} {self.row.base_offset} {told:08x}"
 
@@ -71,7 +71,7 @@ class SegmentJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPlan:
-    """`surveys` by partition; `jobs` is empty for a shallow scrub."""
+    """The survey of each partition; `jobs` is empty for a shallow scrub."""
 
     store_url: str
     is_deep: bool
@@ -80,7 +80,7 @@ class ScrubPlan:
 
     @property
     def size_bytes(self) -> int:
-        """What the jobs are going to read."""
+        """The bytes that the jobs will read."""
         return sum(job.read_bytes for job in self.jobs)
 
 
@@ -92,11 +92,11 @@ def plan_scrub(
     settings: SettingsOf = own_settings,
     missing: Sequence[RemotePartitionName] = (),
 ) -> ScrubPlan:
-    """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
+    """Run the shallow scrub, and list the jobs of a deep one.
 
-    A partition that cannot be surveyed is a finding, and the others are surveyed. The partitions `missing` have no
-    object: each is a finding where its topic was not deleted. Raises what the store raises where it is out of reach, or
-    refuses every partition.
+    `settings` returns the settings of a topic from its own. A partition that cannot be surveyed becomes a finding, and
+    the others are surveyed. The partitions `missing` have no object: each is a finding unless its topic was deleted.
+    Raises the store's error if it is unreachable, or refuses every partition.
     """
     surveys: dict[RemotePartitionName, BucketReport] = {}
     refused: list[LogError] = []
@@ -121,7 +121,7 @@ def plan_scrub(
 
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
-    """Read one segment and its indexes to the last byte. Raises Unavailable when the store is out of reach.
+    """Read one segment and its indexes completely. Raises Unavailable if the store is unreachable.
 
     A segment that the store refuses while it serves others is a finding.
     """
@@ -146,9 +146,9 @@ def run_scrub(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
-    """The results of all jobs, those that `state` knows among them; None when it was told to stop before the end.
+    """Return the results of all jobs, including results in `state`; None if stopped early.
 
-    `progress` hears of the bytes of each job. Raises Unavailable; what is done by then is in `state`.
+    `progress` is called with the bytes of each job. Raises Unavailable; finished jobs are in `state`.
     """
     done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
@@ -176,12 +176,15 @@ def report_of(
     now_ms: int,
     local_copy: LocalCopy = lambda name, row: False,
 ) -> ScrubReport:
-    """What a scrub found, worst first. `local_copy` says of a damaged segment whether a disk has the same bytes."""
+    """Build the report, worst finding first.
+
+    `local_copy` returns for a damaged segment whether a disk has the same bytes.
+    """
     jobs = {job.identity: job for job in plan.jobs}
     by_prefix = {name.prefix: name for name in plan.surveys}
     found = []
     for name, survey in plan.surveys.items():
-        # Rows that are damaged may name one object twice: the offsets tell which of them is meant.
+        # Damaged entries may name one object twice: the offsets identify the entry.
         by_place = {
             (full_key(name.prefix, key), (row.base_offset, row.next_offset)): row
             for row in (*survey.rows, *survey.suspects)
@@ -236,7 +239,7 @@ def _without_manifest(name: RemotePartitionName) -> BucketReport:
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
-    """One warning for all entries that are plaintext where the settings of their topic name an encryption key."""
+    """Return one warning for all plaintext entries if the topic's settings name an encryption key."""
     key = None if survey.head is None else settings(name.topic, survey.head.properties).get(KEY_ID)
     entries = sorted((row for row in survey.rows if row.key_id is None), key=lambda row: row.base_offset)
     if not key or not entries:

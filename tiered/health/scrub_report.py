@@ -1,4 +1,7 @@
-"""What a scrub found, as a value and as a file: versioned JSON, one object, fields only ever added within a version."""
+"""Report of a scrub, as a value and as a file: versioned JSON, one object.
+
+Within a version fields are only added.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ Weight = Literal["info", "warning", "corrupt"]
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """One finding. `object` is relative to the partition's prefix, empty for the partition as a whole.
 
-    `at` and `length` are bytes of the object, `base_offset` and `next_offset` the half-open range that it concerns.
-    `ulid` names the segment's row. `good_copy` says where the same bytes are whole: "local" on this machine's disk.
+    `at` and `length` are bytes of the object, `base_offset` and `next_offset` the affected half-open range. `ulid`
+    names the segment's entry. `good_copy` is the place of identical bytes: "local" for this machine's disk.
     """
 
     severity: Weight
@@ -35,9 +38,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition was like: its newest head, and how many objects of which kind lie below its prefix.
+    """One partition: its newest manifest, and the number of objects of each kind below its prefix.
 
-    None where its heads are sealed and the key ring lacks their key, and where it has none.
+    Fields are None without a manifest, and if the manifests are sealed and the key ring lacks their key.
     """
 
     topic: str
@@ -51,10 +54,10 @@ class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A scrub that came to its end. Findings are sorted, the heaviest first.
+    """Report of a completed scrub. Findings are sorted, the most severe first.
 
-    `unread_segments` could not be opened, with `unread_bytes` of objects that `read_bytes` are without;
-    of `unread_partitions` not even the heads.
+    `unread_segments` could not be opened; `unread_bytes` are the bytes of their objects, not included in `read_bytes`.
+    Even the manifests of `unread_partitions` could not be read.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -73,7 +76,7 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.findings if each.severity == severity]
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _REPORT = msgspec.json.Decoder(ScrubReport)
 
 
@@ -82,7 +85,10 @@ def encode_report(report: ScrubReport) -> bytes:
 
 
 def decode_report(data: bytes, path: str) -> ScrubReport:
-    """The inverse. Raises InvalidRequest for another version, and for what is no report: it is whatever was typed."""
+    """Decode a report. Raises InvalidRequest for another version and for a file that is no report.
+
+    It is InvalidRequest, not Corrupt, because the path may be any file that a user typed.
+    """
     try:
         report = _REPORT.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""How far a deep scrub is: a file of lines, one for each segment that was read to its end, appended as it goes.
+"""Progress of a deep scrub: a file with one line for each segment that was read completely.
 
-The first line says which store is scrubbed. A crash may lose the last lines or tear one: those segments are read again.
-So nothing is synced, and a line that cannot be read ends the file for us. Results are known by all that their jobs
-were: the object's name is never used twice, but forks have it too, and a row may be mended.
+The first line names the scrubbed store. A crash may lose the last lines or tear one; these segments are read again. So
+no fsync is needed, and an unreadable line ends the file for the reader. Results are keyed by all facts of their jobs,
+not by the object's name alone. The name is never reused, but forks share it, and a repair may change the entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """What was found in one segment. `name` is what its job is known by (`tiered.health.scrub.SegmentJob.identity`);
-    `read_bytes` are those of its objects."""
+    """Findings in one segment. `name` is `tiered.health.scrub.SegmentJob.identity`.
+
+    `read_bytes` are the bytes of its objects.
+    """
 
     name: str
     read_bytes: int
@@ -36,7 +38,7 @@ class SegmentResult:
         return any(each.is_unread for each in self.findings)
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _RESULT = msgspec.json.Decoder(SegmentResult)
 
 
@@ -46,17 +48,17 @@ class _First(msgspec.Struct, frozen=True):
     started_ms: int
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _FIRST = msgspec.json.Decoder(_First)
 
 
 class ScrubState:
-    """A context manager that closes the file. One thread at a time."""
+    """The progress file as a context manager that closes it. One thread at a time."""
 
     def __init__(self, storage: Storage, path: str, store_url: str, *, now_ms: int, resume: bool) -> None:
-        """With `resume` what an earlier scrub of the same store left there is gone on with, where there is any.
+        """With `resume`, continue with the file of an earlier scrub of the same store, if there is one.
 
-        Raises InvalidRequest for a file that is another store's.
+        Raises InvalidRequest for another store's file.
         """
         self._storage, self._path = storage, path
         self._done: dict[str, SegmentResult] = {}
@@ -64,7 +66,8 @@ class ScrubState:
         self.is_resumed = resume and self._read(store_url)
         if dirname(path):
             storage.make_directory(dirname(path))
-        # Written anew, for a torn line would run into the next one; aside, for a crash now must not lose it.
+        # Rewritten: a torn line would join the next one. Written under another name: a crash must not lose the old
+        # file.
         self._file = storage.create(path + TEMPORARY)
         self._append(_First(VERSION, store_url, self.started_ms))
         for line in self._done.values():
@@ -72,15 +75,15 @@ class ScrubState:
         storage.rename(path + TEMPORARY, path)
 
     def results(self, names: Iterable[str]) -> dict[str, SegmentResult]:
-        """What is known of these jobs."""
+        """Return the known results of these jobs."""
         return {name: self._done[name] for name in names if name in self._done}
 
     def note(self, result: SegmentResult) -> None:
-        """A segment was read to its end."""
+        """Record a segment that was read completely."""
         self._append(result)
 
     def remove(self) -> None:
-        """The scrub is over: its report has everything."""
+        """Delete the file: the scrub is complete and its report has all results."""
         self.close()
         self._storage.unlink(self._path)
 

@@ -1,12 +1,12 @@
-"""The compacted views beside a log held against their catalog: for `tiered verify`. Nothing is written.
+"""Check of the local compacted views against their catalog, for `tiered verify`. Writes nothing.
 
-| file | with |
+| file | checked against |
 |---|---|
 | ``view-catalog`` | its checksum and its own rules |
 | a part, its indexes | the size, the CRC-32C and the offsets in the catalog; every batch's CRC |
-| any other file below ``view`` | named by the catalog; one that is not is left over, the next start removes it |
+| any other file below ``view`` | the names in the catalog; an unnamed file is deleted by the next start |
 
-Another process may switch a view meanwhile. So what seems wrong is looked at again with the catalog read anew.
+Another process may switch a view during the check. So a problem is checked again with a fresh catalog.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOKS = 3
 
 
 def verify_views(storage: Storage, path: str) -> list[Finding]:
-    """What is wrong with the views in a log directory or in a partition's; nothing for any other path."""
+    """Return the problems of views in a log directory or a partition's; none for any other path."""
     path = path.rstrip("/") or "/"
     if not storage.is_directory(path):
         return []
