@@ -1,10 +1,10 @@
-"""What is done when a disk fills: copied segments leave early. (`tiered.partition.disk_room` refuses appends before
-that helps.)
+"""Relief of a full disk: segments with a remote copy are dropped early.
 
-It waits for nobody: a copy under way may wait for a store that does not answer, and the disk fills meanwhile.
+`tiered.partition.disk_room` refuses appends before this helps. The relief waits for no copy in progress: the store may
+not answer, and the disk would fill in that time.
 
-Nothing that only the disk has is ever given up for room. What was dropped frees its bytes only after
-``file.delete.delay.ms``; until then it is counted as free, so that not more goes than is needed.
+A segment that only this disk has is never dropped. A dropped segment frees its bytes after ``file.delete.delay.ms``.
+Until then they count as free, so that no more is dropped than needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _log = logging.getLogger(__name__)
 
 
 class DiskRelief:
-    """Looks at the disks before each round. Not thread safe: rounds come one after the other."""
+    """Checks the disks before each maintenance run. Not thread safe: maintenance runs are sequential."""
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
-        self.trouble: LogError | None = None  # what a log directory says that takes no records for want of room
-        self._leaving: list[tuple[int, int, str, int]] = []  # since when, how long it takes, the directory, bytes
+        self.trouble: LogError | None = None  # error of a log directory that refuses records because it is full
+        self._leaving: list[tuple[int, int, str, int]] = []  # dropped at, delay in ms, directory, bytes
 
     def relieve(self, now_ms: int) -> int:
-        """Drop what has to go; the bytes. Raises nothing of single partitions: that is in the manager's problems."""
+        """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
         directories = self._manager.directory_facts()
         self._look_for_room(directories)
         least = self._manager.config.bytes_of(RELIEF_FREE_MIN)

@@ -1,8 +1,8 @@
-"""Log lines as JSON: an object a line, with the message's fields as fields.
+"""Log lines as JSON: one object a line, with the message's facts as fields.
 
-Our messages are constant texts followed by ``name=%s`` for each fact; here the facts become fields of the object, and
-`message` is the text without them, so lines of one kind can be counted. Field names that are ours (`time`, `level`,
-`logger`, `message`, `error`) win over a fact of the same name, which gets an underscore.
+A message of this project is a constant text followed by ``name=%s`` for each fact. Here the facts become fields of the
+object, and `message` is the text without them, so lines of one kind can be counted. A fact with the name of a standard
+field (`time`, `level`, `logger`, `message`, `error`) gets an underscore.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OURS = ("time", "level", "logger", "message", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON for each record; never raises for what a record holds."""
+    """Formats a record as one line of JSON; never raises for the content of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         text, facts = split_facts(record)
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def split_facts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The constant text and the facts of a record; the whole message and nothing where it is of another form."""
+    """Return (constant text, facts) of a record; (whole message, no facts) for another form."""
     template = record.msg if isinstance(record.msg, str) else str(record.msg)
     values = record.args if isinstance(record.args, tuple) else ()
     slots = list(_SLOT.finditer(template))
@@ -49,5 +49,5 @@ def split_facts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
 
 
 def _plain(value: object) -> object:
-    """Numbers, truth and texts as they are, everything else as text."""
+    """Return numbers, booleans and strings unchanged, other values as text."""
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

@@ -1,8 +1,7 @@
-"""What a process saw of its disk, its store and its rounds since it began: counters and histograms, told from anywhere.
+"""Counters and histograms of disk, store and maintenance since the start of the process.
 
-An `Observations` is handed to the storage (`local.storage.observed_storage`) and the store
-(`remote.store.middleware.observed_store`) of a manager, and to its worker; `tiered.observe.metrics` reads it.
-`open_observed` puts all of that together.
+A manager's storage (`local.storage.observed_storage`), its store (`remote.store.middleware.observed_store`) and its
+worker report to an `Observations`; `tiered.observe.metrics` reads it. `open_observed` connects all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ ROUND_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramCounts:
-    """`buckets` are cumulative: (upper bound in s, how many took at most that), the last bound being infinity."""
+    """Counts of a histogram. `buckets` are cumulative: (upper bound in s, count up to it).
+
+    The last bound is infinity.
+    """
 
     buckets: tuple[tuple[float, int], ...]
     count: int
@@ -69,18 +71,18 @@ class Histogram:
 
 
 class Observations:
-    """See the module text. Thread safe."""
+    """All counters and histograms of one process. Thread safe."""
 
     def __init__(self) -> None:
         self.fsyncs = Histogram(FSYNC_BUCKETS)
         self.rounds = Histogram(ROUND_BUCKETS)
         self.calls: dict[str, Histogram] = {}
-        self.last_seen_s = time.monotonic()  # when something was last done, by that clock
+        self.last_seen_s = time.monotonic()  # time of the last activity, by the monotonic clock
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, ...]] = Counter()
 
     def of(self, name: str) -> Mapping[tuple[str, ...], int]:
-        """The counts of one name, by their labels."""
+        """Return the counts of one name, by their labels."""
         with self._lock:
             return {
                 labels: count for (each, *rest), count in self._counts.items() if each == name for labels in [(*rest,)]
@@ -103,7 +105,7 @@ class Observations:
 
     @contextmanager
     def around(self, op: str, key: str) -> Iterator[None]:
-        """Round one call to the store (`remote.store.middleware.observed_store.Around`)."""
+        """Measure one call to the store (`remote.store.middleware.observed_store.Around`)."""
         begun = time.perf_counter()
         way = _way(op, key)
         if way is not None:
@@ -111,7 +113,7 @@ class Observations:
         try:
             yield
         except (NotFound, AlreadyExists):
-            raise  # answers, both of them
+            raise  # both are answers
         except LogError as error:
             self._count("failures", op, type(error).__name__)
             if way is not None:
@@ -125,7 +127,7 @@ class Observations:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Round one round of background work."""
+        """Measure one maintenance run."""
         begun = time.perf_counter()
         try:
             yield
@@ -153,8 +155,10 @@ def open_observed(
     progress: OnProgress = lambda told: None,
     takes_over: bool = False,
 ) -> LogManager:
-    """`LogManager.open` with everything that goes to the disk and the store observed. `around` is done round each call
-    to the store as well. Raises as it does."""
+    """Open a manager as `LogManager.open`, with disk and store observed.
+
+    `around` wraps each call to the store too. Raises as `LogManager.open`.
+    """
     asked = store if store is not None else configured_store(config)
 
     def both(op: str, key: str) -> AbstractContextManager[object]:
@@ -174,7 +178,7 @@ def open_observed(
 
 
 def _way(op: str, key: str) -> str | None:
-    """Which of Kafka's three kinds of remote requests a call is; None for what is about the index."""
+    """Return which of Kafka's three kinds of remote requests a call is; None for index requests."""
     if op == "delete":
         return "delete"
     if not is_segment_object(key) or key.endswith(INDEXES_SUFFIX):

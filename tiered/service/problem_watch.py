@@ -1,4 +1,4 @@
-"""Begins and ends of problems, as a manager at work meets them: a log line for each cause, and counts for metrics."""
+"""Start and end of problems in a running manager: a log line for each cause, and counts for metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class _Known:
 
 
 class ProblemWatch:
-    """Told of all problems after each round. Counts are of partitions, by the class of the error. Not thread safe."""
+    """Compares the problems after each maintenance run with the ones before. Not thread safe.
+
+    Counts are of partitions, by the class of the error.
+    """
 
     def __init__(self) -> None:
         self.begun = Counter[str]()
@@ -31,11 +34,11 @@ class ProblemWatch:
 
     @property
     def oldest_since_ms(self) -> int | None:
-        """Since when the problem that lasts longest has been known; None without one."""
+        """Start of the longest lasting problem; None without one."""
         return min((each.since_ms for each in self._known.values()), default=None)
 
     def note(self, problems: Mapping[TopicPartition, LogError], of_node: LogError | None, now_ms: int) -> None:
-        """Compare with the round before. A problem of another class is another problem."""
+        """Compare with the previous maintenance run. An error of another class is another problem."""
         errors: dict[TopicPartition | None, LogError] = dict(problems.items())
         if of_node is not None:
             errors[None] = of_node
@@ -50,7 +53,7 @@ class ProblemWatch:
         self.begun.update(each.kind for each in new)
         self.ended.update(each.problem.kind for each in over)
         for group in group_problems(new):
-            if len(group.places) > 1:  # one alone was logged where it was met
+            if len(group.places) > 1:  # a single one was logged where it occurred
                 _log.error("problem: %s", group.line)
         self._log_over(over, now_ms)
 

@@ -1,8 +1,8 @@
-"""Words to systemd: ready, reloading, stopping, still alive. Nothing where nobody listens.
+"""Notifications to systemd: ready, reloading, stopping, alive. Without a socket nothing is sent.
 
-The protocol is a datagram of ``KEY=value`` lines to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)); a name that
-begins with ``@`` is in Linux's abstract namespace. With ``WATCHDOG_USEC`` systemd wants to hear of us that often, and
-restarts what stays silent: `Heartbeat` tells it from a thread, as long as there is something to be seen of the work.
+The protocol is a datagram of ``KEY=value`` lines to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)). A name that
+begins with ``@`` is in Linux's abstract namespace. With ``WATCHDOG_USEC`` systemd expects a message in each such period
+and restarts a silent service. `Heartbeat` sends it from a thread as long as the work shows progress.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
-SILENCE_S = 900.0  # work of which nothing was seen for so long hangs: every call to a store ends before
+SILENCE_S = 900.0  # work without progress for so long hangs: every call to a store ends before
 
 
 class ServiceManager:
-    """Tells whoever started us. Never raises: a service that nobody hears still has to serve. Thread safe."""
+    """Sends notifications to the service manager. Never raises: the service must run without one too.
+
+    Thread safe.
+    """
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
-        """`watchdog_s` is how often something wants to be heard, None for never."""
+        """`watchdog_s` is the watchdog period in seconds, None without a watchdog."""
         self.watchdog_s = watchdog_s
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
 
     @classmethod
     def of(cls, environ: Mapping[str, str], *, pid: int | None = None) -> ServiceManager:
-        """As the environment says. A watchdog that is meant for another process (``WATCHDOG_PID``) is not ours."""
+        """Read the environment. A watchdog of another process (``WATCHDOG_PID``) is ignored."""
         address = environ.get("NOTIFY_SOCKET") or None
         if address is not None and address[:1] not in ("/", "@"):
             address = None
@@ -44,7 +47,7 @@ class ServiceManager:
         return self._address is not None
 
     def ready(self, status: str) -> None:
-        """Everything is open; also said after a reload."""
+        """Report that everything is open; also after a reload."""
         self.tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
@@ -57,7 +60,7 @@ class ServiceManager:
         self.tell("WATCHDOG=1")
 
     def tell(self, *lines: str) -> None:
-        """One datagram."""
+        """Send one datagram."""
         if self._address is None:
             return
         body = "\n".join(line.replace("\n", " ") for line in lines).encode()
@@ -70,7 +73,7 @@ class ServiceManager:
 
 
 class Heartbeat:
-    """Tells the watchdog, twice in its time, that we live: while `last_seen_s` is recent. A context manager."""
+    """Notifies the watchdog twice in its period while `last_seen_s` is recent. A context manager."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`last_seen_s` is when, by `clock`, something was last seen of the work; infinity while it rests."""
+        """`last_seen_s` returns the time of the last progress, by `clock`; infinity while the work rests."""
         self._service, self._last_seen_s, self._clock, self._silence_s = service, last_seen_s, clock, silence_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="tiered-heartbeat", daemon=True)
@@ -98,7 +101,7 @@ class Heartbeat:
             self._thread.join()
 
     def beat(self) -> bool:
-        """Tell it once, if there is something to tell."""
+        """Notify once, if there was progress; return whether it was sent."""
         if self._clock() - self._last_seen_s() > self._silence_s:
             return False
         self._service.alive()

@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry round calls to the store and round plans, where its package is installed; nothing elsewhere.
+"""OpenTelemetry spans around store calls and plans; none if the package is not installed.
 
-Who exports them, and where to, is the business of the program around (``opentelemetry-instrument tiered run``, or an
-SDK that an embedding program has set up): only the API is used here. The door to `opentelemetry`.
+Only the API is used. The surrounding program configures the export (``opentelemetry-instrument tiered run``, or an SDK
+in an embedding program). The only module that imports `opentelemetry`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remote.store.middleware.observed_store import Around
 
 
 class Tracer(Protocol):
-    """Gives a context manager for each thing that takes time."""
+    """Returns a context manager for each timed operation."""
 
     def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]: ...
 
@@ -26,7 +26,7 @@ class _NoTracer:
 
 
 class _OpenTelemetry:
-    """Spans of the global provider, or of the one given."""
+    """Spans of a tracer of the `opentelemetry` package."""
 
     def __init__(self, tracer: Any) -> None:  # noqa: ANN401 - the package may not be there to name its types
         self._tracer = tracer
@@ -45,13 +45,13 @@ class _OpenTelemetry:
                 span.set_attribute("tiered.answer", type(answer).__name__)
                 raise
             except Exception as error:
-                # The class alone: a message may name keys of a customer's topics.
+                # The class only: a message may have keys of a customer's topics.
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
 
 
 def tracer(provider: object | None = None) -> Tracer:
-    """Spans of `provider`, or of OpenTelemetry's global one; one that does nothing where that is not installed."""
+    """Return spans of `provider`, or of the global one; without the package, spans that do nothing."""
     try:
         from opentelemetry import trace
     except ImportError:
@@ -60,6 +60,8 @@ def tracer(provider: object | None = None) -> Tracer:
 
 
 def store_spans(spans: Tracer) -> Around:
-    """Round each call to a store (`remote.store.middleware.observed_store`): ``tiered.store.get`` and so on, with the
-    key."""
+    """Return spans around each store call: ``tiered.store.get`` and so on, with the key.
+
+    `remote.store.middleware.observed_store` calls them.
+    """
     return lambda op, key: spans.span(f"tiered.store.{op}", key=key)

@@ -1,10 +1,10 @@
-"""Rounds of background work, one after the other, the report of them (`tiered.node.work_report`), notes on the tiers
-(`tiered.status.tier_journal`).
+"""Sequential maintenance runs of a manager, their report, and notes on the tiers.
 
-A round that the disk or the store breaks off as a whole (no room for a checkpoint, no permission to write it, no
-answer) ends no loop: it is noted and the next one tries again. Whatever else a round raises (another configuration,
-another owner of the directory) goes to the caller. Time comes in from outside; a keeper says whether it is to be
-believed (`tiered.config.clock_guard`).
+`tiered.node.work_report` has the report, `tiered.status.tier_journal` the notes. The loop continues after a run that
+failed as a whole because of the disk or the store (no room for a checkpoint, no permission to write it, no answer). The
+error is noted and the next run tries again. Other errors of a run (another configuration, another process that holds
+the directory) are raised to the caller. The caller passes the time; a keeper decides whether to trust it
+(`tiered.config.clock_guard`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Works for one manager, from one thread."""
+    """Runs maintenance for one manager, from one thread."""
 
     def __init__(
         self,
@@ -43,13 +43,15 @@ class Worker:
         store_clock: StoreClock | None = None,
         counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
-        not wait leave what waits for the store to threads of its own (`LogManager.tick`). With a `keeper` the times of
-        rounds are those of a clock that may jump; without one they are gone by as they are.
-        `counted` counts milliseconds on, whatever the clock is set to."""
+        """`interval_ms` is the caller's pause between maintenance runs, for readers of the report.
+
+        With `waits` false a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). A
+        `keeper` checks the times of runs against jumps of the clock; without it the times are used as they are.
+        `counted` is a monotonic counter of milliseconds, independent of the wall clock.
+        """
         self.manager = manager
         self.keeper = keeper
-        self._store_clock = store_clock  # who answers when the keeper asks
+        self._store_clock = store_clock  # answers the keeper's questions
         self.waits = waits
         self.interval_ms = interval_ms
         self.trouble: LogError | None = None
@@ -66,9 +68,9 @@ class Worker:
         )
 
     def troubles(self) -> list[str]:
-        """A line for the node and each cause of partitions' problems; nothing while there is none.
+        """Return a line for each problem of the node and each cause of partition problems.
 
-        A log is uncleanable until a pass succeeds: after a restart no round has met the cause yet.
+        A log is uncleanable until a pass succeeds: after a restart no run has met the cause yet.
         """
         problems = problems_of(self.manager.problems)
         known = {each.where for each in problems}
@@ -84,16 +86,19 @@ class Worker:
 
     @property
     def round_age_ms(self) -> int:
-        """How long ago the last round ended, or this began; no clock that jumps says otherwise."""
+        """Time since the end of the last run, or since the start; independent of clock jumps."""
         return self._counted() - self._ended_at
 
     @property
     def report(self) -> WorkReport:
-        """What is known of the rounds so far."""
+        """The report of the runs so far."""
         return self._journal.report
 
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
+        """Run maintenance once; return whether more work waits.
+
+        `trouble` is the error that ended the run early, None for a complete run.
+        """
         before, self.trouble, is_busy = self.trouble, None, False
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:
@@ -115,7 +120,7 @@ class Worker:
         return is_busy
 
     def end(self, now_ms: int) -> None:
-        """Say that nobody is at work any more."""
+        """Report that the manager has stopped."""
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         self._note(now_ms, wall_ms, is_ended=True)
         self._notes.note(now_ms, is_last=True)
@@ -142,7 +147,7 @@ class Worker:
                 self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, doubt=doubt
             )
         except LogError as error:
-            if str(error) != self._told:  # a full disk is one every round
+            if str(error) != self._told:  # a full disk would repeat it in every run
                 _log.warning("the report of work could not be kept: cause=%s", error)
             self._told = str(error)
         else:
