@@ -1,7 +1,7 @@
-"""Every alert: when it fires, and the page that tells what to do. One table; rules and runbook pages are made from it.
+"""Table of all alerts: condition and runbook. Rules and runbook pages are generated from it.
 
-Expressions name metrics of `tiered.observe.metric_table` alone, and a test demands it. Limits that depend on a
-deployment are arguments of `alert_rules`.
+Expressions may name only metrics of `tiered.observe.metric_table`; a test checks it. Limits that depend on a deployment
+are arguments of `alert_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RUNBOOKS_URL = "docs/runbooks"
 
 
 class Severity(Enum):
-    """Whether somebody has to get up."""
+    """Urgency: immediate action, or a ticket."""
 
     PAGE = "page"
     TICKET = "ticket"
@@ -21,10 +21,10 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert. `expr` is PromQL, with ``{at_risk_bytes}`` and its kin for limits; `lasts` how long it has to hold.
+    """One alert. `expr` is PromQL, with placeholders such as ``{at_risk_bytes}`` for limits.
 
-    `means`, `look` and `mend` are the runbook: what is the case and what it does to the data, the commands that tell
-    more, the steps that help, in order.
+    `lasts` is how long `expr` must hold. `means`, `look` and `mend` are the runbook: the meaning and the effect on the
+    data, commands for diagnosis, and remedies in order.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Alert:
 
     @property
     def page(self) -> str:
-        """The name of its runbook page: ``TieredCopyLagGrows`` is ``copy-lag-grows``."""
+        """Name of the runbook page: ``TieredCopyLagGrows`` is ``copy-lag-grows``."""
         words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in self.name)
         return words.removeprefix("-tiered-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What depends on the deployment."""
+    """Limits that depend on the deployment."""
 
     at_risk_bytes: int = 50 << 30
     copy_lag_s: int = 3600
@@ -78,8 +78,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="TieredNoUploadFinishes",
-        # Due, not merely closed: what waits for its lag or its cleaner is as it should be. Uploads begun less those
-        # that failed, and no bytes: what is refused is sent again and again.
+        # Due segments only: a segment that waits for its lag or its cleaner is normal. Counted are started uploads less
+        # failed ones, not bytes: refused bytes are sent again and again.
         expr="max(tiered_remote_copy_lag_seconds unless tiered_remote_copy_paused == 1) > 1800 "
         "and sum(increase(tiered_remote_copy_requests_total[30m])) "
         "- sum(increase(tiered_remote_copy_errors_total[30m])) < 1",
@@ -267,7 +267,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="TieredNoRounds",
-        # No time of day: the machine's clock may jump, be held, or be another than Prometheus' own.
+        # No time of day: the machine's clock may jump, be held, or differ from Prometheus'.
         expr="tiered_last_round_age_seconds > 1800 or absent(tiered_last_round_age_seconds)",
         lasts="5m",
         severity=Severity.PAGE,

@@ -1,7 +1,8 @@
-"""Metrics as text: Prometheus' exposition format 0.0.4 and OpenMetrics 1.0. Only what is in the table may be written.
+"""Metrics as text: Prometheus' exposition format 0.0.4 and OpenMetrics 1.0.
 
-They differ in little: OpenMetrics names the family of a counter without its ``_total``, escapes quotes in HELP, writes
-the bounds of buckets as floats and ends with ``# EOF``, by which a reader knows that nothing was cut off.
+Only metrics of the table are allowed. The formats differ little. OpenMetrics names the family of a counter without its
+``_total``, escapes quotes in HELP, and writes the bounds of buckets as floats. It ends with ``# EOF``, which proves
+that the text is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tiered.service.observations import HistogramCounts
 
 
 class Form(Enum):
-    """How the text is written; its content type."""
+    """Text format, with its content type."""
 
     PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
     OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -31,7 +32,7 @@ class Sample:
 
 
 def form_of(accept: str) -> Form:
-    """The form that an Accept header likes most; Prometheus' own where it names none, or likes both alike."""
+    """Return the form that an Accept header prefers; Prometheus' for no preference."""
     liked = {Form.PROMETHEUS: 0.0, Form.OPEN_METRICS: 0.0}
     for each in accept.split(","):
         kind, *parameters = (part.strip().casefold() for part in each.split(";"))
@@ -44,7 +45,7 @@ def form_of(accept: str) -> Form:
 
 
 def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
-    """The text, metrics in the order of the table; those without a sample are left out."""
+    """Format samples in the order of the table, without metrics that have no sample."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.name, []).append(sample)
@@ -65,7 +66,7 @@ def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
 
 
 def _weight(parameters: Iterable[str]) -> float:
-    """The ``q`` of a kind in an Accept header: 1 without one, 0 where it is none."""
+    """Return the ``q`` of a type in an Accept header: 1 without one, 0 for an invalid one."""
     for each in parameters:
         name, _, value = each.partition("=")
         if name.strip() == "q":

@@ -1,7 +1,8 @@
-"""Every metric: its name, what it counts, and what Kafka calls it. One table; nothing is exported that is not in it.
+"""Table of all metrics: name, meaning, and Kafka's name. No other metric is exported.
 
-Names have the prefix ``tiered_`` but for those of the process, which are Prometheus' own. Base units, ``_total`` on
-counters. ``docs/reference/metrics.md`` is generated from here, and the dashboard and the alerts may name nothing else.
+Names have the prefix ``tiered_``, except metrics of the process, which have Prometheus' names. Units are base units,
+and counters end in ``_total``. ``docs/reference/metrics.md`` is generated from this table. The dashboard and the alerts
+may name no other metric.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Prometheus' types."""
+    """Prometheus' metric types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -20,8 +21,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric. `kafka` is the JMX name that says the same, empty where Kafka has none. `by_partition`: the label
-    `partition` is there where it was asked for. `is_of_sidecar`: `tiered adopt` alone has it."""
+    """One metric. `kafka` is the equal JMX name, empty if Kafka has none.
+
+    `by_partition`: the metric has the label `partition` on request. `is_of_sidecar`: only `tiered adopt` has the
+    metric.
+    """
 
     name: str
     kind: Kind
@@ -40,7 +44,7 @@ _TOPIC = ("topic",)
 
 
 def _pool(name: str, does: str) -> tuple[Metric, ...]:
-    """The metrics of one kind of threads for what waits for the store (`tiered.maintenance.remote_tasks`)."""
+    """Return the metrics of one pool of remote task threads (`tiered.maintenance.remote_tasks`)."""
     asked = "remote.log.manager.copier" if name == "copier" else "remote.log.manager.expiration"
     of = f" ({does})"
     return (

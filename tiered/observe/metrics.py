@@ -1,8 +1,8 @@
-"""The figures of a manager at work, as samples of the metrics in `tiered.observe.metric_table`.
+"""Figures of a running manager as samples of the metrics in `tiered.observe.metric_table`.
 
-They are gathered when somebody asks, from what the manager holds in memory: no request is sent for them and no file
-read but a segment's time index that nobody has needed before. Labels are topics; partitions only where they were asked
-for, for there may be many thousands.
+The figures are gathered on request from the manager's memory, without requests to the store. The only file read is a
+segment's time index that was not needed before. Labels are topics. Partitions are labels only on request, because there
+may be many thousands.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tiered.status.storage_cost import keeping_costs
 from tiered.status.tier_journal import is_unseen
 
 _log = logging.getLogger(__name__)
-KEPT_MS = 1000  # a text is as good as new for so long, however many ask
+KEPT_MS = 1000  # a text is reused for so long, for any number of requests
 _GAUGES = {
     "tiered_local_log_bytes": "local_bytes",
     "tiered_local_log_segments": "local_segments",
@@ -49,8 +49,8 @@ _GAUGES = {
     "tiered_remote_delete_lag_bytes": "unlinked_bytes",
     "tiered_remote_delete_overdue_bytes": "overdue_bytes",
 }
-_OF_DISK = {"local_bytes", "local_segments", "paused_since_ms"}  # the others hang on the bucket
-_LOCAL_ACTIONS = {"CleanLog", "RollActive"}  # what a round does without the bucket
+_OF_DISK = {"local_bytes", "local_segments", "paused_since_ms"}  # the other figures depend on the bucket
+_LOCAL_ACTIONS = {"CleanLog", "RollActive"}  # maintenance actions that need no bucket
 _AGES = {
     "tiered_remote_copy_lag_seconds": "lag_since_ms",
     "tiered_remote_copy_paused_seconds": "paused_since_ms",
@@ -70,7 +70,7 @@ _BY_TOPIC = {
 
 
 class Metrics:
-    """The metrics of one manager. Thread safe: those who ask at the same time share one answer."""
+    """The metrics of one manager. Thread safe: concurrent requests share one text."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -KEPT_MS
-        # Where the logs ended when counting began, and those that were there and could not be opened yet.
+        # Log end offsets at the start of counting, and the partitions that existed but could not be opened yet.
         self._begun = {held.name: held.log.next_offset for held in manager.partitions()}
         self._unopened = {
             name
@@ -96,7 +96,7 @@ class Metrics:
         }
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
-        """What Prometheus reads."""
+        """Return the text that Prometheus reads."""
         with self._lock:
             if not 0 <= now_ms - self._text_ms < KEPT_MS:
                 self._texts, self._text_ms = {}, now_ms
@@ -105,7 +105,7 @@ class Metrics:
             return self._texts[form]
 
     def samples(self, now_ms: int) -> Iterator[Sample]:
-        """Every sample at this moment."""
+        """Yield every sample at this moment."""
         snapshots = snapshots_at_hand(self._manager, now_ms)
         yield from self._tiers([partition_status(each) for each in snapshots], now_ms)
         yield from self._appends()
@@ -202,7 +202,7 @@ class Metrics:
         todo = {name: each.count for name, each in plan(snapshots, now_ms).totals().items()}
         actions = {"CopySegment", "DropLocal", "ExpireRemote", "DeleteUnlinked", "CleanLog", *todo}
         if any(is_unseen(self._manager, each) for each in self._manager.partitions()):
-            actions &= _LOCAL_ACTIONS  # how many of the others are due is not known
+            actions &= _LOCAL_ACTIONS  # the number of other due actions is unknown
         for action in sorted(actions):
             yield Sample("tiered_todo_segments", todo.get(action, 0), (("action", action),))
         problems = dict(self._manager.problems)
@@ -263,7 +263,7 @@ class Metrics:
 
 
 def _prices(manager: LogManager) -> PriceTable | None:
-    """None where they cannot be read: a manager works without dollars."""
+    """Return None if the prices cannot be read: a manager works without them."""
     try:
         return configured_prices(manager.config)
     except LogError as error:
@@ -285,6 +285,6 @@ def _process() -> Iterator[Sample]:
             resident = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         open_files = len(os.listdir("/proc/self/fd"))
     except OSError:
-        return  # only Linux tells
+        return  # only on Linux
     yield Sample("process_resident_memory_bytes", resident)
     yield Sample("process_open_fds", open_files)

@@ -1,4 +1,4 @@
-"""Files for the systems around a manager, made from the tables: alert rules, runbook pages, a dashboard, a unit."""
+"""Generated files for monitoring and operation: alert rules, runbooks, a dashboard, a systemd unit."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ PANELS: tuple[Panel, ...] = (
 
 
 def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_URL) -> str:
-    """Prometheus' rule file (YAML, written as JSON strings where YAML would need quotes)."""
+    """Return Prometheus' rule file (YAML, with JSON strings where YAML needs quotes)."""
     values = asdict(limits or Limits())
     lines = ["groups:", "  - name: tiered", "    rules:"]
     for alert in ALERTS:
@@ -209,7 +209,7 @@ def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_UR
 
 
 def runbook(alert: Alert) -> str:
-    """The page of one alert, as Markdown."""
+    """Return the runbook page of one alert, as Markdown."""
     expr = alert.expr.format(**asdict(Limits()))
     look = "\n".join(alert.look)
     mend = "\n".join(f"{number}. {step}" for number, step in enumerate(alert.mend, 1))
@@ -223,7 +223,7 @@ def runbook(alert: Alert) -> str:
 
 
 def runbook_index() -> str:
-    """The page that lists them."""
+    """Return the page that lists the runbooks."""
     rows = "\n".join(f"| [{each.name}]({each.page}.md) | {each.severity.value} | {each.means} |" for each in ALERTS)
     return (
         "# Runbooks\n\nOne page for each alert of `tiered generate alerts`, generated from the same table.\n\n"
@@ -232,7 +232,7 @@ def runbook_index() -> str:
 
 
 def metrics_page() -> str:
-    """The reference of the metrics, as Markdown."""
+    """Return the reference of the metrics, as Markdown."""
     rows = "\n".join(_metric_row(each) for each in METRICS)
     return (
         "# Metrics\n\n"
@@ -256,7 +256,7 @@ def _metric_row(metric: Metric) -> str:
 
 
 def dashboard() -> str:
-    """Grafana's dashboard, as JSON to import; it asks for its data source."""
+    """Return Grafana's dashboard, as JSON to import; the import asks for the data source."""
     body = {
         "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],
         "title": "tiered",
@@ -273,7 +273,7 @@ def dashboard() -> str:
 
 
 def _panels() -> Iterator[dict[str, object]]:
-    """Rows in the order of the table, panels side by side as long as they fit."""
+    """Yield rows in the order of the table, with as many panels in a row as fit."""
     source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
     x = y = number = 0
     row = ""
@@ -308,7 +308,7 @@ def _panels() -> Iterator[dict[str, object]]:
 
 
 def metric_names(expr: str) -> set[str]:
-    """The metrics that a PromQL expression names, a histogram's parts by the histogram's name."""
+    """Return the metrics that a PromQL expression names, a histogram's parts as the histogram."""
     import re
 
     found = set()
@@ -320,7 +320,7 @@ def metric_names(expr: str) -> set[str]:
 
 
 def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metrics: str = ":9464") -> str:
-    """A unit for `tiered run`: it tells when it is ready, is restarted when it hangs, and drains when it is stopped."""
+    """Return a unit for `tiered run`: reports readiness, restarts if it hangs, drains when stopped."""
     command = shlex.join([executable, "-C", directory, "run", "--metrics", metrics])
     return (
         "[Unit]\n"
