@@ -90,7 +90,7 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
 
 
 def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """Find logs whose dirty section took several passes, because the offset map had no room for all keys.
+    """Find dirty sections that took several passes, because the offset map had no room for all keys.
 
     Each of these passes reads the clean section again. Passes with a smaller buffer than the current one are ignored.
     """
@@ -212,7 +212,7 @@ def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
 
 
 def never_rolls(facts: LogFacts) -> list[Advice]:
-    """Find an idle log whose uncleaned records are all in the active segment."""
+    """Find an idle log with all uncleaned records in the active segment."""
     rules = facts.rules
     is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
     if not is_stuck or rules.segment_ms <= facts.quiet_ms:

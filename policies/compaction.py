@@ -19,11 +19,12 @@ A log is eligible when one of these holds:
 **Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever among busy logs. Here
 each maintenance pass that skips an eligible log raises its rank by ``1 / PATIENCE_ROUNDS`` of a ratio.
 
-Bound: with n eligible logs and k cleaned per maintenance pass, each log is cleaned within ``PATIENCE_ROUNDS + (n - 1)
-// k`` passes, for any appends.
+Bound: with n eligible logs and k cleaned per maintenance pass, each log is cleaned within
+``PATIENCE_ROUNDS + (n - 1) // k`` maintenance passes, for any appends.
 
 1. A dirty ratio is above 0 and at most 1.
-2. So a log cleaned in pass PATIENCE_ROUNDS or later cannot rank above a log that has waited since an earlier pass.
+2. So a log cleaned in maintenance pass PATIENCE_ROUNDS or later cannot rank above a log that has waited since an
+   earlier one.
 3. So each of the other logs is cleaned at most once before the waiting log is.
 """
 

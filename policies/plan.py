@@ -124,7 +124,8 @@ def _without_uploads(
 ) -> tuple[list[ReplaceRemote | RaiseCleaned], list[DropLocal]]:
     """Remove the replacements, which wait while uploads are paused.
 
-    Drops of their segments, and of all later segments, are removed too.
+    Drops of their segments, and of all later segments, are removed too. `RaiseCleaned` decisions stay, because they
+    upload nothing.
     """
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
     raised: list[ReplaceRemote | RaiseCleaned] = [each for each in replaced if not isinstance(each, ReplaceRemote)]

@@ -52,7 +52,7 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
 
 
 def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> list[ExpirePage | ExpireRemote]:
-    """Return pages and entries to unlink now, oldest first: whole pages, then entries as far as there is room.
+    """Return what to unlink now, oldest first: whole pages, then entries as far as there is room.
 
     `expired` is the result of `expirations`, or a prefix of it.
     """

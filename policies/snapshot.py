@@ -166,7 +166,7 @@ class PartitionSnapshot:
 
     @cached_property
     def named_keys(self) -> frozenset[str]:
-        """The objects that an entry of any state names, of the log or of a compacted view."""
+        """The objects that a known entry of any state names, or an entry of a view in the manifest."""
         rows = (*self.remote, *(row for view in self.views for row in view.rows))
         return frozenset(key for row in rows for key in (row.data_key, row.indexes_key))
 

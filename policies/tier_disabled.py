@@ -24,7 +24,7 @@ _REASON = "the tier was given up"
 def give_ups(snapshot: PartitionSnapshot) -> list[GiveUpRemote]:
     """Return at most one decision.
 
-    It exists if the bucket holds entries or views that count, or the log begins below the disk.
+    It exists if the bucket holds entries or views that count, or if the log begins below the disk.
     """
     if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
         return []

@@ -3,8 +3,8 @@
 The states, the table of allowed actions and all cases of a remote log start are in docs/explanation/diverged-logs.md.
 Two safety rules decide every doubt:
 
-1. A local record is *proven* if the bucket holds its offset in the leader epoch that the local log has for it, or held
-   it and expired it. A log start alone proves nothing: it may have risen over records of another writer.
+1. A local record is *proven* if the bucket holds its offset in the same leader epoch as the local log, or held it so
+   and expired it. A log start alone proves nothing: it may have risen over records of another writer.
 2. A log that holds an unproven record never starts over, and never takes the writer role from another writer.
 """
 
@@ -180,12 +180,13 @@ def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tu
 
 
 def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, int], ...]:
-    """Return local ranges that an old copy of the disk may have appended after it was copied.
+    """Return the local range that an old copy of the disk may have appended after the copy was made.
 
-    Their leader epoch is the bucket's epoch, so epochs alone cannot show a difference. The last record decides:
+    Its leader epoch is the bucket's epoch, so epochs alone cannot show a difference. The last record decides:
 
-    - An entry holds its offset: `tiered.partition.reconciliation` compares it with the bucket's record.
-    - The entry expired: the log is known to be whole only if it ends with its leader epoch.
+    - An entry holds its offset: `tiered.partition.reconciliation` compares it with the bucket's record. The result is
+      empty.
+    - The entry expired: the log is known to be whole only if it ends where the range of its leader epoch ends.
     """
     last = local.next_offset - 1
     for _, base_offset, next_offset in remote.expired:

@@ -5,7 +5,7 @@ states.
 
 | state | stored in |
 |---|---|
-| COPY_STARTED | the writer's memory; an upload that never commits is an orphan (`remote.manifest.commit_protocol`) |
+| COPY_STARTED | the writer's memory; an upload without a commit becomes an orphan (`remote.manifest.commit_protocol`) |
 | COPY_FINISHED | manifests, as entries |
 | DELETE_STARTED | manifests, as pending deletes |
 """
@@ -62,8 +62,8 @@ class RemoteSegment:
     | `made_by` | the job that wrote the objects as a co-writer; None for a copy of a local segment |
 
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
-    was compared with all newer records below it. It is never above the manifest's `next_offset`, because a bucket that
-    lacks older records holds the newer ones.
+    was compared with all newer records below it. It is never above the manifest's `next_offset`. So a bucket that lacks
+    older records holds the newer records that replaced them.
 
     Only for a copy (`made_by` None) is it certain that later cleanings of the local segment removed records and changed
     nothing else. See `remote.segments.encryption` and `remote.manifest.co_writer`.

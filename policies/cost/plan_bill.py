@@ -34,7 +34,10 @@ class Alike:
 
 
 def alike(snapshot: PartitionSnapshot) -> Alike:
-    """Return the assumptions from the known entries, those of a disabled tier first."""
+    """Return the assumptions from the known entries.
+
+    Entries of a disabled tier have the lower offsets, so the last known entry is the newest.
+    """
     known = [*(each for each in snapshot.given_up if isinstance(each, RemoteSegment)), *snapshot.remote]
     size = sum(row.size_bytes for row in known)
     return Alike(

@@ -185,7 +185,7 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
 def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
     """Yield the entries as the bill counts them.
 
-    Entries of a page with unrecorded classes count in the class assumed for such pages.
+    An entry of a page without recorded classes counts in the class assumed for such pages.
     """
     pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
     for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):

@@ -306,9 +306,10 @@ class _Check:
             before = head
 
     def _lost(self, before: Head, head: Head) -> str | None:
-        """Return what `head` drops; None also if a page that it unlinked is already deleted.
+        """Return how `head` loses objects or offsets of its parent, as text.
 
-        A salvaged manifest lacks entries, so it is not compared.
+        None without a loss, and also if a page that it unlinked is already deleted. A salvaged manifest lacks entries,
+        so it is not compared.
         """
         if self._salvaged_sequences & {before.sequence, head.sequence}:
             return None
@@ -335,7 +336,7 @@ class _Check:
         return [*rows, *head.segments]
 
     def _page_rows(self, spill: SpillRow, *, tells: bool) -> Sequence[RemoteSegment]:
-        """Return the sound entries of a page; each of the others is reported if `tells`."""
+        """Return the sound entries of a page; report the others if requested."""
         page = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
         if page is None:
             return ()

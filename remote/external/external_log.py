@@ -23,7 +23,7 @@ ListRows = Callable[[dict[str, Finding]], list[RemoteSegment]]
 
 
 class ForeignLog(MetadataLog):
-    """A read-only chain of such manifests.
+    """A read-only chain of the manifests described above.
 
     `list_rows` lists the bucket and returns the current entries, ascending, without overlaps. It adds findings to its
     argument, by object.

@@ -57,7 +57,7 @@ def is_installed() -> bool:
 
 
 def untranslatable(bucket: str, options: Mapping[str, object]) -> list[str]:
-    """Return what obstore would not do as s3fs does: names, never values.
+    """Return the names of settings that obstore would treat differently from s3fs; never values.
 
     The names are of options, of environment variables, or ``bucket``.
     """

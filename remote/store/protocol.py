@@ -153,7 +153,7 @@ def read_if_there(store: ObjectStore, asked: Asked) -> Body | None:
 
 
 def read_named(ask: Callable[[], T]) -> T:
-    """Read an object that a manifest names: retry a 404 up to MISSING_TRIES times.
+    """Read an object that a manifest names: a 404 is final only after MISSING_TRIES tries.
 
     A 404 may come from one node of the store alone. Raises NotFound; the caller then reads the newest manifest.
     """
