@@ -1,5 +1,6 @@
 """One segment of a log: a ``.log`` file with its indexes.
 
-`segment` appends, `segment_reading` reads, `time_search` finds records by time, `swap` replaces neighbouring segments
-so that a crash leaves all old or all new ones.
+- `segment` appends and owns the files. `segment_reading` reads batches. `time_search` finds records by time.
+- `swap` replaces neighbouring segments; a crash leaves all the old or all the new ones.
+- `segment_info` holds the facts about a segment for policies.
 """

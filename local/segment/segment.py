@@ -1,16 +1,17 @@
-"""One segment: a ``.log`` of consecutive batches with its ``.index``, ``.timeindex`` and, once needed, ``.txnindex``.
+"""One segment: the ``.log`` with consecutive batches and its index files.
 
-A segment is **active** (the last of its log: open for appending) or sealed (never written again). A `Segment` object
-stands for one set of bytes: when the cleaner replaces the files, the old object is `retire`d before the first name
-changes and from then on answers every read with NotFound, so that a reader who looked up a position in the old index
-can never use it on the new file; it asks the log for the new segment instead.
+A segment is **active** (the last of its log, open for appending) or **closed** (never written again).
 
-Order of effects of an append: log bytes, then index entries, then the sizes in memory. A crash leaves index entries
-missing at worst, never one that points past the log's durable batches without recovery noticing. Where the disk has no
-room for one of them, what is there is cut back to a `Mark`, which needs none.
+A `Segment` object stands for one set of bytes. Before the cleaner renames the files, it `retire`s the old object,
+which then raises NotFound for every read. A reader with a position from the old index therefore never uses it on the
+new file. The reader asks the log for the new segment.
 
-Not known here: other segments, roll rules, retention. A little longer than its neighbours, as all that touches its
-files does so under its two locks.
+Order of effects of an append: log bytes, index entries, sizes in memory. A crash leaves missing index entries at
+worst. Recovery finds and removes entries past the log's durable batches. If the disk has no room for the log bytes or
+an entry, the files are cut back to a `Mark`, which needs no room.
+
+The module does not know other segments, roll rules or retention. It is long because all access to a segment's files
+happens under its two locks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Entry = tuple[int, int]
 
 
 class WrongTransactionIndex(Exception):
-    """The ``.txnindex`` of the segment with that base contradicts the segment's batches."""
+    """The ``.txnindex`` of the segment at `base_offset` contradicts the segment's batches."""
 
     def __init__(self, base_offset: int, problem: str) -> None:
         super().__init__(base_offset, problem)
@@ -49,7 +50,7 @@ class WrongTransactionIndex(Exception):
 
 
 class Mark(NamedTuple):
-    """How far an active segment is: lengths of its files, and what it knows of times."""
+    """The state of an active segment to cut back to: lengths of its files, and the known times."""
 
     size_bytes: int
     offset_index_bytes: int
@@ -61,7 +62,7 @@ class Mark(NamedTuple):
 
 
 class _Rebuilt(NamedTuple):
-    """Index entries in memory that stand for the first `offset_entries` and `time_entries` of an active segment's."""
+    """Rebuilt entries, in place of the first `offset_entries` and `time_entries` of an active segment."""
 
     offsets: bytes
     times: bytes
@@ -70,7 +71,7 @@ class _Rebuilt(NamedTuple):
 
 
 class Segment:
-    """See the module text. `base_offset` never changes; sizes in bytes; thread safe for one writer, many readers."""
+    """See the module. One writer, many readers. `base_offset` never changes. Sizes are in bytes."""
 
     def __init__(self, storage: Storage, directory: str, base_offset: int) -> None:
         self.base_offset = base_offset
@@ -78,42 +79,42 @@ class Segment:
         self.roll_base_ms: int | None = None
         self.created_ms = 0
         self.modified_ms = 0
-        self.may_grow = False  # under who only looks at it
+        self.may_grow = False  # in a read-only open
         self._storage = storage
         self._directory = directory
         self._lock = threading.RLock()
-        # Held for a sync and for letting go of the files; taken before `_lock`, so that reads never wait for the disk.
+        # Held during a sync and a close. Order: `_sync_lock`, then `_lock`, so that reads never wait for the disk.
         self._sync_lock = threading.RLock()
         self._has_failed_sync = False
         self._retired = False
         self._writers: dict[str, StorageFile] = {}
-        self._unsynced: set[str] = set()  # of those: written to since their last sync
+        self._unsynced: set[str] = set()  # the suffixes in `_writers` with writes since their last sync
         self._offset_index: bytearray | None = None
         self._time_index: bytearray | None = None
         self._since_entry = 0
-        self._found: Mark | None = None  # of an active segment: what was on the disk when it was activated
+        self._found: Mark | None = None  # of an active segment: the state on the disk at activation
         self._rebuilt: _Rebuilt | None = None
         self._access = TRUSTED
         self._indexes: SealedIndexes | None = None
-        # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
+        # (largest timestamp, last offset of the first batch with it); None: not read yet
         self._latest: tuple[int | None, int] | None = (None, base_offset)
-        self._shown_ms = -1  # of what was only looked at, behind the last time entry
-        self._has_aborted: bool | None = None  # None: nobody has looked yet
-        self._transactions: TransactionScan | None = None  # what the batches say, as far as it was asked
-        self._aborted_made: list[AbortedTransaction] | None = None  # in the place of a wrong index, in memory
-        self._first: tuple[int | None] | None = None  # None: nobody has looked yet
+        self._shown_ms = -1  # read-only open: the largest timestamp after the last time entry
+        self._has_aborted: bool | None = None  # None: not read yet
+        self._transactions: TransactionScan | None = None  # of the batches scanned so far
+        self._aborted_made: list[AbortedTransaction] | None = None  # in memory, in place of a wrong index
+        self._first: tuple[int | None] | None = None  # None: not read yet
 
     @property
     def is_retired(self) -> bool:
-        """Its bytes have other names by now, or none: dropped, or replaced by the cleaner."""
+        """Whether the files were renamed or deleted: dropped, or replaced by the cleaner."""
         return self._retired
 
     @classmethod
     def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
-        """A new, empty, active segment; its names are durable when this returns (O2: before any acknowledgement).
+        """Create an empty active segment; its names are durable on return (O2: before any acknowledgement).
 
-        When it fails, what it made is removed as well as it can be: an empty file with this base must not stay behind,
-        for the segment before may go on growing past it.
+        On failure the created files are removed as far as possible. An empty file with this base must not remain,
+        because the previous segment may grow past it.
         """
         segment = cls(storage, directory, base_offset)
         segment.created_ms = segment.modified_ms = created_ms
@@ -136,7 +137,7 @@ class Segment:
         *,
         interval_bytes: int = offset_index.INTERVAL_BYTES,
     ) -> Segment:
-        """A sealed segment whose files have just been written or checked by this process."""
+        """Return a closed segment whose files this process has just written or checked."""
         path = join(directory, segment_file(base_offset, LOG))
         facts = FileFacts(storage.size(path), storage.modified_ms(path))
         return cls.found(storage, directory, base_offset, facts, Access(interval_bytes=interval_bytes))
@@ -151,10 +152,7 @@ class Segment:
         access: Access,
         has_aborted: bool | None = None,
     ) -> Segment:
-        """A sealed segment as a listing tells of it; nothing of it is read before it is wanted.
-
-        `has_aborted` None: not known yet.
-        """
+        """Return a closed segment from a listing; files are read when needed. `has_aborted` None: unknown."""
         segment = cls(storage, directory, base_offset)
         segment.size_bytes, segment.created_ms = log
         segment.modified_ms = segment.created_ms
@@ -166,20 +164,22 @@ class Segment:
 
     @property
     def max_timestamp_ms(self) -> int | None:
-        """The largest record timestamp, None without one; read from the time index when it is first asked for.
-
-        Raises NotFound when the segment was retired before.
-        """
+        """The largest record timestamp or None. The first call reads it and raises NotFound once retired."""
         return self._newest()[0]
 
     def show(self, size_bytes: int, max_timestamp_ms: int) -> None:
-        """Of a segment that another process may be writing to: what of it is whole, and the largest time in what its
-        time index does not tell of yet (-1: none)."""
+        """Set what a read-only open sees of a segment that another process may write.
+
+        `size_bytes` covers its whole batches. `max_timestamp_ms` is the largest timestamp after the last entry of the
+        time index (-1: none).
+        """
         self.size_bytes, self._shown_ms = size_bytes, max_timestamp_ms
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
-        """The last few entries of the offset index, (last offset of a batch, its position), ascending, which nobody has
-        judged; none without an index. Raises NotFound once retired."""
+        """Return the last few entries of the offset index, unchecked; none without an index.
+
+        An entry is (last offset of a batch, its position), ascending. Raises NotFound once retired.
+        """
         with self._lock:
             sealed = self._sealed()
         return sealed.last_offset_entries()
@@ -189,8 +189,7 @@ class Segment:
         return bool(self._writers)
 
     def activate(self, *, is_durable: bool = False) -> None:
-        """Open a loaded segment for appending again (the last one of a log after a restart). `is_durable`: something
-        vouches for all that is read, so it needs no sync before more comes."""
+        """Open a loaded segment for appending. `is_durable`: all its bytes are durable, no sync is due."""
         self._newest()
         offsets, times = self.offset_index(), self.time_index()
         with self._lock:
@@ -204,12 +203,12 @@ class Segment:
                 self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
 
     def append(self, batch: Body, *, last_offset: int, max_timestamp_ms: int, interval_bytes: int) -> None:
-        """Add one encoded batch. Raises DiskFailed, after which the segment has to be cut back or recovered."""
+        """Append one encoded batch. Raises DiskFailed; the segment must then be cut back or recovered."""
         position = self.size_bytes
         if interval_bytes != self._access.interval_bytes:
             self._access = self._access._replace(interval_bytes=interval_bytes)
         self._writers[LOG].append(batch)
-        self._unsynced.add(LOG)  # after the bytes: a sync that begins in between may not have them
+        self._unsynced.add(LOG)  # after the append: a sync that starts in between may miss these bytes
         # -1 is Kafka's "no timestamp": such records have no age of their own.
         latest = self._newest()[0]
         if max_timestamp_ms >= 0 and (latest is None or max_timestamp_ms > latest):
@@ -224,19 +223,18 @@ class Segment:
         self.size_bytes = position + len(batch)
 
     def mark(self) -> Mark:
-        """To be cut back to."""
+        """Return the state to cut back to."""
         offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
         known = self._latest, self.roll_base_ms, self._since_entry, self._has_aborted
         return Mark(self.size_bytes, offsets, times, *known)
 
     def cut_back(self, to: Mark) -> None:
-        """What was added since is gone, durably: whatever comes next lies in its place. Raises DiskFailed, after which
-        the segment has to be recovered."""
+        """Remove all appends since `to`, durably. Raises DiskFailed; the segment must then be recovered."""
         assert self._offset_index is not None, "only an active segment is written to"
         assert self._time_index is not None, "it has both"
         lengths = {LOG: to.size_bytes, OFFSET_INDEX: to.offset_index_bytes, TIME_INDEX: to.time_index_bytes}
         if TXN_INDEX in self._writers:
-            size = self._writers[TXN_INDEX].size()  # its entry comes last, so at most a part of one is there
+            size = self._writers[TXN_INDEX].size()  # its entry is written last, so the file holds at most a part of one
             lengths[TXN_INDEX] = size - size % txn_index.ENTRY_BYTES
         for suffix, length in lengths.items():
             if self._writers[suffix].size() > length:
@@ -247,7 +245,7 @@ class Segment:
         self._since_entry, self._has_aborted = to.since_entry, to.has_aborted
 
     def append_aborted(self, aborted: AbortedTransaction) -> None:
-        """Add an entry to the ``.txnindex``, which the first one creates; durable, name and all, once sealed."""
+        """Append an entry to the ``.txnindex``, created if missing; durable, name included, once closed."""
         if TXN_INDEX not in self._writers:
             path = self.path(TXN_INDEX)
             is_there = self._storage.exists(path)
@@ -257,7 +255,7 @@ class Segment:
         self._has_aborted = True
 
     def aborted(self) -> list[AbortedTransaction]:
-        """The transactions whose abort marker lies in this segment, in order. Raises NotFound once retired."""
+        """Return the transactions with their abort marker here, in order. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
             if self._aborted_made is not None:
@@ -266,13 +264,14 @@ class Segment:
                 self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
             found = txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
             if self._access.is_shared and self.size_bytes:
-                self._check_same(self._storage.size(self.path(LOG)))  # else they are of another log than was read
+                self._check_same(self._storage.size(self.path(LOG)))  # raises if the entries belong to a replaced log
             return found
 
     def checked_aborted(self, size_bytes: int) -> tuple[list[AbortedTransaction], SegmentTransactions]:
-        """The same, held against the batches in the first `size_bytes`, and what these say of transactions.
+        """Return the aborted transactions in the first `size_bytes`, and the transactions of their batches.
 
-        Raises WrongTransactionIndex where both contradict each other, NotFound once retired, Corrupt as reading does.
+        Raises WrongTransactionIndex if the index contradicts the batches, NotFound once retired, Corrupt as
+        `read_segment` does.
         """
         from local.index.txn_scan import TransactionScan
 
@@ -280,7 +279,7 @@ class Segment:
             self._transactions = TransactionScan()
         said = self._transactions.upto(min(size_bytes, self.size_bytes), self.read)
         try:
-            # What is behind the bytes that were looked at was added since.
+            # Entries at or above the scanned end were added after the scan.
             entries = [each for each in self.aborted() if each.last_offset < said.next_offset]
             problem = said.problem(entries)
         except Corrupt as error:
@@ -290,7 +289,7 @@ class Segment:
         return entries, said
 
     def replace_aborted(self, entries: list[AbortedTransaction], *, on_disk: bool) -> None:
-        """These are the segment's entries from here on. The caller keeps appends away. Raises DiskFailed, NotFound."""
+        """Replace the entries, in memory unless `on_disk`. No append may run. Raises DiskFailed, NotFound."""
         with self._sync_lock, self._lock:
             self._check_present()
             if not on_disk:
@@ -303,35 +302,39 @@ class Segment:
             self._has_aborted, self._aborted_made = True, None
 
     def txn_index(self) -> bytes:
-        """The ``.txnindex`` bytes, none when no transaction was aborted here. Raises NotFound once retired."""
+        """Return the ``.txnindex`` bytes, none without an aborted transaction. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
             path = self.path(TXN_INDEX)
             return self._storage.read(path) if self._storage.exists(path) else b""
 
     def offset_index(self) -> bytearray:
-        """The ``.index`` bytes; do not change them. Read from disk, unless the segment is active. Raises NotFound."""
+        """Return the ``.index`` bytes, not to be changed; read from disk unless active. Raises NotFound."""
         with self._lock:
             index, sealed = self._offset_index, self._sealed()
         return sealed.read(OFFSET_INDEX) if index is None else index
 
     def time_index(self) -> bytearray:
-        """The ``.timeindex`` bytes; do not change them. Read from disk, unless active. Raises NotFound."""
+        """Return the ``.timeindex`` bytes, not to be changed; read from disk unless active. Raises NotFound."""
         with self._lock:
             index, sealed = self._time_index, self._sealed()
         return sealed.read(TIME_INDEX) if index is None else index
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process may write to it, replace it or cut it."""
+        """Whether another process may write, replace or truncate the segment."""
         return self._access.is_shared
 
     def position_of(self, offset: int) -> int:
-        """Where to start scanning for `offset`: a batch start at or before its batch. Raises NotFound once retired."""
+        """Return a batch start at or before the batch of `offset`. Raises NotFound once retired."""
         return self.entry_before(offset)[1]
 
     def entry_before(self, offset: int) -> tuple[int, int]:
-        """The same, behind an offset that a batch from there on ends with; at position 0 none is known."""
+        """Return (last offset, position) of the index entry from which to scan for `offset`.
+
+        The position is that of `position_of`. A batch from there on ends with the last offset. At position 0 the last
+        offset carries no information. Raises NotFound once retired.
+        """
         with self._lock:
             if self._offset_index is not None:
                 return offset_index.find(*self._active_entries(OFFSET_INDEX), self.base_offset, offset)
@@ -339,7 +342,7 @@ class Segment:
         return sealed.entry_before(offset)
 
     def time_start(self, timestamp_ms: int) -> TimeStart:
-        """Where to start scanning for the first record at or after `timestamp_ms`. Raises NotFound once retired."""
+        """Return where to scan for a record at or after `timestamp_ms`. Raises NotFound once retired."""
         with self._lock:
             if self._time_index is not None:
                 return time_start(*self._active_entries(TIME_INDEX), self.base_offset, timestamp_ms)
@@ -347,10 +350,11 @@ class Segment:
         return sealed.time_start(timestamp_ms)
 
     def rebuild_indexes(self, problem: str, is_still: Callable[[], bool]) -> None:
-        """Both indexes anew from the headers of the log, which contradict them: `local.index.sealed_indexes`.
+        """Rebuild both indexes, which the headers of the log contradict (`local.index.sealed_indexes`).
 
-        Those of an active segment in memory, for what was found on the disk; its files when it is closed. Raises
-        NotFound once retired, and Corrupt, with nothing changed, where the headers break off.
+        For an active segment the rebuild covers the bytes that were on the disk at activation. It stays in memory
+        until `seal` rebuilds the files. `is_still` returns whether the rebuild is still needed. Raises NotFound once
+        retired. Raises Corrupt, with nothing changed, if the headers are unsound.
         """
         with self._lock:
             is_active, sealed = self._offset_index is not None, self._sealed()
@@ -361,7 +365,7 @@ class Segment:
 
         found = self._found
         if found is None or not is_still():
-            return  # this process wrote all of it
+            return  # this process wrote all entries, or another thread has rebuilt them
         size = found.size_bytes
         table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
         made = build_indexes(table, self.base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES)
@@ -371,17 +375,17 @@ class Segment:
             self._rebuilt = _Rebuilt(bytes(made.offset), bytes(made.time), *entries)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired.
+        """Return bytes ``[start, start + length)`` of the ``.log``, fewer at its end.
 
-        The file is opened for each read: however many segments there are, none holds a descriptor.
+        Raises NotFound once retired. The file is opened for each read: no segment holds a descriptor for reading.
         """
         if start >= self.size_bytes:
             return b""
         with self._lock:
             self._check_present()
             file = self._storage.open_reader(self.path(LOG))
-        # Read outside the lock: the descriptor stands for these bytes even if the name goes now. A truncation changes
-        # the bytes themselves, but not before it has retired the segment.
+        # Read outside the lock. If the name is removed now, the descriptor still stands for these bytes. A truncation
+        # changes the bytes, but retires the segment first; the last check below notices that.
         try:
             if self._access.is_shared:
                 self._check_same(file.size())
@@ -392,7 +396,7 @@ class Segment:
         return data
 
     def is_index_full(self, index_bytes_max: int) -> bool:
-        """No room for another offset entry, or for another time entry and the final one."""
+        """Whether no room is left for another offset entry, or for another time entry and the final one."""
         offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
         return (
             offsets + offset_index.ENTRY_BYTES > index_bytes_max or times + 2 * time_index.ENTRY_BYTES > index_bytes_max
@@ -400,26 +404,26 @@ class Segment:
 
     @property
     def has_failed_sync(self) -> bool:
-        """Whether what was appended here may be lost although a later sync would say otherwise."""
+        """Whether appended bytes may be lost even if a later sync succeeds."""
         return self._has_failed_sync
 
     def sync(self) -> None:
-        """All appended bytes are durable when this returns. Indexes too: they need no scan after a clean shutdown.
+        """Make all appended bytes durable, indexes included: a clean shutdown needs no scan at the next start.
 
-        Raises DiskFailed, and from then on always: a sync that failed is never tried again.
+        Raises DiskFailed, and then at every later call: a failed sync is never retried.
         """
         self._sync_files(*SEGMENT_SUFFIXES)
 
     def sync_log(self) -> bool:
-        """The ``.log`` alone: what an acknowledgement needs; indexes are rebuilt from it. Raises as `sync`.
+        """Make the ``.log`` alone durable: an acknowledgement needs no more, indexes are rebuilt from it.
 
-        May be called while others append: it covers what was there when it began. False when the files were let go of
-        before; whoever did that answers for the bytes.
+        May run concurrently with appends; covers the bytes appended before the call. Returns False if the files were
+        closed before; the code that closed them is responsible for the bytes. Raises as `sync`.
         """
         return self._sync_files(LOG)
 
     def write_last_entry(self) -> None:
-        """The time index tells of the newest record, as one that is to be sealed has to. Raises as `append`."""
+        """Add the newest record's time to the time index, as closing the segment requires. Raises as `append`."""
         self._write_time_entry()
 
     def seal(self) -> None:
@@ -429,21 +433,21 @@ class Segment:
         is_wrong = self._rebuilt is not None
         self._let_go()
         if is_wrong:
-            with suppress(LogError):  # then the next reader finds it wrong again
+            with suppress(LogError):  # on failure the next reader finds the index wrong again
                 self._sealed().rebuild("found while the segment was active")
 
     def close(self) -> None:
-        """Let go of files without writing or syncing anything; a sync under way is waited for.
+        """Close the files without writing or syncing. Waits for a sync under way.
 
-        From here on nothing is written for this segment, not even an index rebuilt.
+        From here on nothing is written for this segment, not even a rebuilt index.
         """
         with self._sync_lock, self._lock:
             self._let_go()
-            if not self._access.is_shared:  # an onlooker maps nothing, and rebuilds nothing
+            if not self._access.is_shared:  # a read-only open has no maps and rebuilds nothing
                 self._sealed().close()
 
     def retire(self) -> None:
-        """From now on every read raises NotFound. Called before the files get other names."""
+        """Make every read raise NotFound from now on. Call it before the files are renamed."""
         with self._sync_lock, self._lock:
             self._retired = True
             self.close()
@@ -452,10 +456,10 @@ class Segment:
         return [suffix for suffix in SEGMENT_SUFFIXES if self._storage.exists(self.path(suffix))]
 
     def first_timestamp_ms(self) -> int | None:
-        """The first batch's largest timestamp, None without one: a header is read, once. Raises NotFound once retired.
+        """Return the first batch's largest timestamp, None without one. Raises NotFound once retired.
 
-        A header that makes no sense has none; whoever reads the batches says so. Source: kafka
-        `LogSegment.getFirstBatchTimestamp`.
+        Reads one header, once. For an unsound header the result is None; reading the batches reports the damage.
+        Source: kafka `LogSegment.getFirstBatchTimestamp`.
         """
         if self._first is None:
             header = None
@@ -474,7 +478,7 @@ class Segment:
         is_clean: bool,
         first_timestamp_ms: int | None = None,
     ) -> SegmentInfo:
-        """What grows under who asks, the end, the size and whether it is active, is his to know: of one moment."""
+        """Return the frozen facts of the segment. The caller passes those that grow, from one consistent view."""
         return SegmentInfo(
             base_offset=self.base_offset,
             next_offset=next_offset,
@@ -487,7 +491,7 @@ class Segment:
         )
 
     def _sealed(self) -> SealedIndexes:
-        """The indexes as files."""
+        """Return the indexes as files."""
         if self._indexes is None:
             place = (self._storage, self._directory, self.base_offset)
             self._indexes = SealedIndexes(*place, self.size_bytes, self._access, self._present)
@@ -495,13 +499,13 @@ class Segment:
 
     @contextmanager
     def _present(self) -> Iterator[None]:
-        """While inside, no file of this segment gets another name. Raises NotFound once retired."""
+        """Prevent renames of this segment's files inside the context. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
             yield
 
     def _active_entries(self, suffix: str) -> tuple[int, Callable[[int], Entry]]:
-        """(their number, the entry in a slot) of an active segment: what was made again, then what was added since."""
+        """Return (number of entries, function from slot to entry) of an active segment, rebuilt ones first."""
         is_offset = suffix == OFFSET_INDEX
         index = self._offset_index if is_offset else self._time_index
         assert index is not None, "asked of an active segment alone"
@@ -520,7 +524,7 @@ class Segment:
         return first + len(index) // width - passed, entry
 
     def _let_go(self) -> None:
-        """The segment is sealed now, its indexes are what their files say. A sync under way is waited for."""
+        """Close the files; from now on the index files are authoritative. Waits for a sync under way."""
         with self._sync_lock, self._lock:
             for file in self._writers.values():
                 file.close()
@@ -545,7 +549,7 @@ class Segment:
 
     def _told_latest(self) -> tuple[int | None, int]:
         if not self.size_bytes and self._access.is_shared:
-            return None, self.base_offset  # an onlooker's empty log may have no files
+            return None, self.base_offset  # in a read-only open an empty log may have no files
         return self._sealed().largest_timestamp()
 
     def _check_present(self) -> None:
@@ -553,7 +557,7 @@ class Segment:
             raise NotFound("reading a segment, it was replaced or deleted", path=self.path(LOG))
 
     def _check_same(self, size_bytes: int) -> None:
-        """Of a segment that is another process's: what was cleaned or cut has another size, and other positions."""
+        """Raise NotFound if another process cleaned or truncated the segment: its size differs then."""
         if size_bytes < self.size_bytes or (size_bytes > self.size_bytes and not self.may_grow):
             raise NotFound("reading a segment, its owner replaced it", path=self.path(LOG))
 
@@ -565,12 +569,12 @@ class Segment:
             due = [suffix for suffix in suffixes if suffix in self._unsynced and suffix in self._writers]
             try:
                 for suffix in due:
-                    self._unsynced.discard(suffix)  # before the sync: what is written meanwhile is due again
+                    self._unsynced.discard(suffix)  # before the sync: writes during the sync are due again
                     self._writers[suffix].sync()
                 if TXN_INDEX in due:
                     self._storage.sync_directory(self._directory)
             except BaseException:
-                # An interrupt counts as a failure: nobody knows what the kernel answered.
+                # An interrupt counts as a failure: the kernel's answer is unknown.
                 self._has_failed_sync = True
                 raise
             return is_open

@@ -1,4 +1,4 @@
-"""Facts about one local segment, frozen: what the policies are told and the remote tier is handed."""
+"""Facts about one local segment, frozen, for the policies and the remote tier."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInfo:
-    """Offsets are half open: `base_offset` is in, `next_offset` (the next segment's base) is out.
+    """Offsets are half open: `base_offset` is included, `next_offset` (the next segment's base) is not.
 
-    `max_timestamp_ms` is the largest record timestamp, or None in a segment without records; `clean` tells that
-    the cleaner has been through every record (always False for a topic that is not compacted). `first_timestamp_ms` is
-    the first batch's largest one, known only where somebody asked for it (`ReadableLog.segments`).
+    - `max_timestamp_ms`: the largest record timestamp, None without one.
+    - `is_clean`: the cleaner has processed every record; always False for a topic that is not compacted.
+    - `first_timestamp_ms`: the first batch's largest timestamp; None unless requested from `ReadableLog.segments`.
     """
 
     base_offset: int
@@ -29,5 +29,5 @@ class SegmentInfo:
 
     @property
     def age_timestamp_ms(self) -> int:
-        """What retention by time looks at: the largest record timestamp, the file's mtime without one (Kafka)."""
+        """The time for retention: the largest record timestamp, or the file's mtime without one (Kafka)."""
         return self.modified_ms if self.max_timestamp_ms is None else self.max_timestamp_ms

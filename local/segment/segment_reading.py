@@ -1,4 +1,4 @@
-"""Finding whole batches inside one segment: the read path below `local.log.log`."""
+"""Read whole batches from one segment: the read path below `local.log.log`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _PROBE_BYTES = 4096
 
 
 class BatchRun(NamedTuple):
-    """Consecutive whole batches, perhaps none. Checksums are not looked at yet: `kernels.decode_columns` does that.
+    """Consecutive whole batches, perhaps none.
 
-    `scan` is of the bytes that were read, `rows` of it are these batches, `start` is where `data` begins in them.
+    Checksums are unchecked; `kernels.decode_columns` checks them. `scan` holds the headers of all bytes that were
+    read, and `rows` selects the batches of this run. `start` is the position of `data` in these bytes.
     """
 
     data: memoryview
@@ -39,31 +40,34 @@ class BatchRun(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """Of the first batch; only of a run that is not empty."""
+        """The first batch's base offset. The run must not be empty."""
         return int(self.scan.base_offsets[self.rows.start])
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset; only of a run that is not empty."""
+        """One past the last offset. The run must not be empty."""
         return int(self.scan.last_offsets[self.rows.stop - 1]) + 1
 
     def table(self) -> BatchTable:
-        """The headers, their positions counting from the start of `data`."""
+        """The headers of the run, with positions relative to the start of `data`."""
         rows = self.scan.select(self.rows)
         return replace(rows, positions=rows.positions - self.start, valid_bytes=len(self.data), problem=None)
 
 
 @cache
 def no_run() -> BatchRun:
-    """The empty one."""
+    """Return the empty run."""
     from local import kernels
 
     return BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
 
 
 class ReadLimits(NamedTuple):
-    """`bytes_max` bounds a run; with `min_one` its first batch is given however large. Batches that begin at or above
-    `upper_offset` are out of reach."""
+    """The limits of one read.
+
+    - `bytes_max` bounds a run. With `min_one` the first batch is returned whatever its size.
+    - Batches with a base offset at or above `upper_offset` are left out.
+    """
 
     bytes_max: int
     min_one: bool = True
@@ -71,10 +75,10 @@ class ReadLimits(NamedTuple):
 
 
 def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun | None:
-    """Whole batches from the one that holds `offset` (or follows it); None when the segment has none of them.
+    """Return whole batches, the first one holding `offset` or following it; None if there is none.
 
-    An empty run when there is one and the limits do not let it through. Raises NotFound once the segment was replaced,
-    Corrupt where the bytes make no sense or end inside a batch: a segment's known size always ends at a batch's end.
+    The run is empty if the limits exclude the first batch. Raises NotFound once the segment was replaced. Raises
+    Corrupt if the bytes are unsound or end inside a batch: a segment's known size always ends at the end of a batch.
     """
     import numpy as np
 
@@ -110,11 +114,12 @@ def _scanned(segment: Segment, position: int, want: int) -> tuple[memoryview, Ba
 
 
 def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, table: BatchTable) -> str | None:
-    """What of the bytes at an entry's position contradicts the entry; None for a safe start.
+    """Return how the bytes at an entry's position contradict the entry; None for a safe start.
 
-    A batch must start there that does not begin behind the entry's offset: all batches before it end below that offset,
-    which is not above the target. And a batch must end with the entry's offset, as far as `table` reaches. Kafka's own
-    entries may name a batch some way behind the position.
+    1. A batch must start at the position, with a base offset not above the entry's offset. All batches before it then
+       end below that offset, which is not above the target.
+    2. A batch must end with the entry's offset, as far as `table` reaches. Kafka's own entries may name a batch some
+       way after the position.
     """
     last_offset, position = entry
     where = f"entry offset={last_offset} position={position}"
@@ -133,7 +138,10 @@ def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, t
 
 
 def _passes_over(table: BatchTable, last_offset: int) -> bool:
-    """Whether batches lie beyond `last_offset` and none ends with it, as the index promised from there on."""
+    """Return whether a batch reaches beyond `last_offset` and none ends with it.
+
+    This contradicts the index.
+    """
     import numpy as np
 
     at = int(np.searchsorted(table.last_offsets, last_offset))
@@ -141,7 +149,7 @@ def _passes_over(table: BatchTable, last_offset: int) -> bool:
 
 
 def _position_again(segment: Segment, entry: tuple[int, int], offset: int, problem: str) -> int:
-    """Where to start scanning for `offset` once the index is made again; the start of the log where it cannot be."""
+    """Rebuild the index and return where to start scanning for `offset`; 0 if the rebuild changes nothing."""
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.entry_before(offset) == entry)
     again = segment.entry_before(offset)
@@ -149,7 +157,7 @@ def _position_again(segment: Segment, entry: tuple[int, int], offset: int, probl
 
 
 def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
-    """The batches from row `first` on that the limits let through."""
+    """Return the batches from row `first` on that the limits admit."""
     import numpy as np
 
     start = int(table.positions[first])
@@ -163,9 +171,10 @@ def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) ->
 
 
 def end_of(segment: Segment) -> int:
-    """One past the last offset of a sealed segment, from the last index entry on; its base when it is empty.
+    """Return one past the last offset of a closed segment; its base offset if the segment is empty.
 
-    Where the batches from that entry on do not end with the log, all headers are read. Raises Corrupt.
+    Reads from the last index entry on. If the batches from there do not end with the log, it reads all headers. Raises
+    Corrupt.
     """
     last = segment.base_offset + RELATIVE_OFFSET_MAX
     entry = segment.entry_before(last)
@@ -183,15 +192,19 @@ def end_of(segment: Segment) -> int:
 
 
 def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """All of a sealed segment as (position, whole batches), about `slice_bytes` each, so that memory stays bounded."""
+    """Yield a closed segment as (position, whole batches).
+
+    Each part has about `slice_bytes`, so that memory stays bounded.
+    """
     for start, end in slice_bounds(segment, slice_bytes):
         yield start, memoryview(segment.read(start, end - start))
 
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
-    """Where `batch_slices` cuts: at batch starts that the offset index knows, each compared with the batch there.
+    """Return the (start, end) positions of `batch_slices`.
 
-    Raises Corrupt where the index is wrong and the headers of the log break off.
+    These are batch starts from the offset index, each compared with the batch in the log. Raises Corrupt if the index
+    is wrong and the headers of the log are unsound.
     """
     cuts = _cuts(segment, slice_bytes)
     wrong = next((each for each in cuts if not _is_right(segment, each)), None)
@@ -204,7 +217,7 @@ def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple
 
 
 def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
-    """The entries (last offset, position) at which a slice begins."""
+    """Return the entries (last offset, position) at which a slice begins."""
     import numpy as np
 
     index = segment.offset_index()

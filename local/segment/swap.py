@@ -1,23 +1,24 @@
-"""Replacing neighbouring sealed segments by one new segment, so that a crash leaves all old or all new.
+"""Replace neighbouring closed segments by one new segment; a crash leaves all the old or the new one.
 
 | step | effect | after a crash here, start-up finds and makes of it |
 |---|---|---|
-| 1 | write ``<base>.log.cleaned`` and indexes, sync each, sync the directory | ``.cleaned``: thrown away, old |
+| 1 | write ``<base>.log.cleaned`` and indexes, sync each, sync the directory | ``.cleaned``: deleted; old |
 | 2 | rename ``.cleaned`` to ``.swap``: indexes, then the log; sync the directory | a ``.cleaned`` left: old; else new |
 | 3 | old segments retired; old files renamed ``.deleted``; sync the directory | ``.swap``: new |
 | 4 | rename ``.txnindex.swap`` to final, if there is one; sync the directory | ``.log.swap``: new |
 | 5 | rename ``.swap`` to final: the log last; sync the directory; only then the new list for readers | new |
-| 6 | producer snapshots at bases that are gone, and ``.deleted`` files after the delay, go | new |
+| 6 | delete producer snapshots at the bases of replaced segments, and ``.deleted`` files after the delay | new |
 
-The log is renamed last in step 2, so a ``.log.swap`` without any ``.cleaned`` always has its indexes, and last in
-step 5, so an index with its final name and a ``.log.swap`` still count as one unfinished swap. The directory sync of
-step 3 matters: without it a renamed ``.log`` could become durable while an original of its range comes back, and two
-segments would hold the same offsets. Readers: an old segment object answers NotFound from step 3 on; they ask the
-log again until step 5 has published the new list.
+- Step 2 renames the log last. A ``.log.swap`` without any ``.cleaned`` therefore always has its indexes.
+- Step 5 renames the log last. An index with its final name and a ``.log.swap`` are therefore one unfinished swap.
+- Step 3 needs its directory sync. Without it the final name of the new ``.log`` could become durable while a replaced
+  ``.log`` of its range reappears after a crash. Two segments would then hold the same offsets.
+- Readers: an old segment object raises NotFound from step 3 on. Readers ask the log again until step 5 has published
+  the new list.
+- Step 4 is separate for the ``.txnindex``. Start-up rebuilds the other indexes if they are missing, but most segments
+  have no ``.txnindex``, so start-up cannot notice a missing one. The file must hold all entries of the replaced
+  segments: next to a ``.log.swap``, start-up takes a final ``.txnindex`` for the new one (`local.log.recovery`).
 
-The ``.txnindex`` has step 4 for itself: the other indexes are rebuilt when they are missing, but most segments have no
-``.txnindex``, so one that is missing is not missed. It has to hold all entries of the segments that it stands for:
-start-up takes a final one beside a ``.log.swap`` for the new one (`local.log.recovery`).
 Source: kafka `LocalLog.replaceSegments`.
 """
 
@@ -42,7 +43,10 @@ _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 def write_cleaned(
     storage: Storage, directory: str, base_offset: int, body: Iterable[Body], *, modified_ms: int | None = None
 ) -> str:
-    """Step 1 for the log file: its path, durable. Without record times a segment is as old as `modified_ms`."""
+    """Do step 1 for the log file and return its path; the file is durable.
+
+    `modified_ms` becomes the file's mtime, the age of a segment without record timestamps.
+    """
     path = join(directory, segment_file(base_offset, LOG) + CLEANED)
     file = storage.create(path)
     try:
@@ -59,7 +63,10 @@ def write_cleaned(
 def write_cleaned_indexes(
     storage: Storage, directory: str, base_offset: int, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()
 ) -> None:
-    """Step 1 for the indexes, and the directory. There is a ``.txnindex`` only when a transaction was `aborted`."""
+    """Do step 1 for the indexes and the directory.
+
+    A ``.txnindex`` is written only for `aborted` transactions.
+    """
     bodies: list[tuple[str, Body]] = [(OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)]
     transactions = txn_index.encode(aborted)
     if transactions:
@@ -75,31 +82,33 @@ def write_cleaned_indexes(
 
 
 def discard(storage: Storage, directory: str, base_offset: int) -> None:
-    """Undo step 1; a crash leaves ``.cleaned`` files, which mean nothing."""
+    """Undo step 1. A crash leaves ``.cleaned`` files, which start-up deletes."""
     for suffix in reversed(_ALL_THEN_LOG):
         storage.unlink(join(directory, segment_file(base_offset, suffix) + CLEANED))
 
 
 def announce(storage: Storage, directory: str, base_offset: int) -> None:
-    """Step 2, but for its sync: from there on the new segment wins. The caller holds the log's lock: what it stands for
-    is still there. Without room for a name nothing is announced, step 1 is undone, and DiskFailed says so.
+    """Do step 2 without its sync. From here on the new segment wins.
+
+    The caller holds the log's lock and has checked that the replaced segments are still there. If the disk has no room
+    for a name, this function undoes step 1 and its own renames and raises DiskFailed.
     """
     paths = {suffix: join(directory, segment_file(base_offset, suffix)) for suffix in _ALL_THEN_LOG}
-    storage.unlink(paths[TXN_INDEX] + SWAP)  # one of an undoing that failed would pass for this one's
+    storage.unlink(paths[TXN_INDEX] + SWAP)  # left from a failed undo, it would pass for the new segment's
     try:
         for suffix, path in paths.items():
             if suffix != TXN_INDEX or storage.exists(path + CLEANED):
                 storage.rename(path + CLEANED, path + SWAP)
     except DiskFailed as error:
         if error.lacks_room:
-            for path in paths.values():  # the log's never got that name: it is the last
+            for path in paths.values():  # the log is renamed last, so it has no ``.swap`` name yet
                 storage.unlink(path + SWAP)
             discard(storage, directory, base_offset)
         raise
 
 
 def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
-    """Steps 4 and 5; the old files must have other names already."""
+    """Do steps 4 and 5. The old files must have other names already."""
     transactions = join(directory, segment_file(base_offset, TXN_INDEX))
     if storage.exists(transactions + SWAP):
         storage.rename(transactions + SWAP, transactions)

@@ -1,10 +1,12 @@
-"""Finding records by time inside one segment, exactly, by the time index and then by the batches' headers.
+"""Find records by time inside one segment, exactly, with the time index and the batches' headers.
 
-A time index entry ``(t, o)`` promises that no record before the batch ending at `o` is newer than `t`, so a search
-skips to the entry before the last one below the target and reads on from there: one wrong entry hides no record, and a
-batch that contradicts the last one shows that the index is wrong. Only batches whose header says that they hold a late
-enough record are decoded. As in Kafka every record counts, markers of transactions included, and under log append time
-a record's time is its batch's. Source: kafka `LogSegment.findOffsetByTimestamp`, `FileRecords.searchForTimestamp`.
+A time index entry ``(t, o)`` states that no record before the batch that ends at `o` is newer than `t`. The search
+starts at the entry before the last one below the target, so one wrong entry hides no record. A batch that contradicts
+the last entry proves that the index is wrong.
+
+Only batches with a late enough largest timestamp are decoded. As in Kafka every record counts, transaction markers
+included. Under log append time a record has the time of its batch. Source: kafka `LogSegment.findOffsetByTimestamp`,
+`FileRecords.searchForTimestamp`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _SEARCH = ReadLimits(bytes_max=1 << 20)
 
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundOffset | None:
-    """The first record, by offset, at or above `start` and at or after `timestamp_ms`. Raises NotFound, Corrupt."""
+    """Return the first record by offset at or above `start` and at or after `timestamp_ms`.
+
+    Raises NotFound, Corrupt.
+    """
     import numpy as np
 
     offset, claimed = segment.time_start(timestamp_ms)
@@ -42,14 +47,17 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
 
 
 def _report(segment: Segment, timestamp_ms: int, claimed: int) -> None:
-    """The time index claims that no batch below the offset `claimed` is that late, and one is: made again."""
+    """Rebuild the indexes: a late batch is below the offset `claimed`, and the time index denies it."""
     problem = f"a time entry hides records: timestamp_ms={timestamp_ms} offset={claimed}"
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.time_start(timestamp_ms).claimed_offset == claimed)
 
 
 def largest_timestamp(segment: Segment, start: int) -> int | None:
-    """The largest timestamp among the records at or above `start`, None when none has one. Reads on from `start`."""
+    """Return the largest timestamp of the records at or above `start`, None without one.
+
+    Reads all batches from `start` on.
+    """
     largest = -1
     offset = start
     while run := read_segment(segment, offset, _SEARCH):
