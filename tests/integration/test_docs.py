@@ -23,6 +23,7 @@ NOTEBOOK = ROOT / "docs" / "tutorial" / "second-road.md"
 LOOKING = ROOT / "docs" / "how-to" / "look-inside-a-log.md"
 EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
 README = ROOT / "README.md"
+PROGRAMS = ROOT / "docs" / "tutorial" / "python.md"
 HOW_TO = ROOT / "docs" / "how-to"
 
 _RUN = re.compile(
@@ -158,24 +159,24 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 
 @pytest.fixture(scope="module")
-def readme_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's examples without Spark were run."""
-    folder = tmp_path_factory.mktemp("readme")
+def programs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the programs of `PROGRAMS` without Spark were run."""
+    folder = tmp_path_factory.mktemp("programs")
     shell("tiered init road", folder)
-    local, remote, _ = _PYTHON.findall(README.read_text())
+    local, remote, _ = _PYTHON.findall(PROGRAMS.read_text())
     run_python(local, folder)
     printed = run_python(remote, folder)
     assert sum(int(line.split()[-1]) for line in printed.splitlines() if line.startswith("clicks/")) == 10_000
     return folder
 
 
-def test_the_readmes_python_examples_run(readme_folder: Path) -> None:
-    assert list((readme_folder / "road" / "bucket").glob("clicks-*/*/data/*.log"))
+def test_the_programs_of_the_tutorial_run(programs_folder: Path) -> None:
+    assert list((programs_folder / "road" / "bucket").glob("clicks-*/*/data/*.log"))
 
 
 @pytest.mark.spark
-def test_the_readmes_spark_example_runs(readme_folder: Path) -> None:
-    printed = run_python(_PYTHON.findall(README.read_text())[-1], readme_folder)
+def test_the_spark_program_of_the_tutorial_runs(programs_folder: Path) -> None:
+    printed = run_python(_PYTHON.findall(PROGRAMS.read_text())[-1], programs_folder)
     counts = re.findall(r"\|\s+\d+\|\s*(\d+)\|", printed)
     assert sum(map(int, counts)) == 10_000
 
