@@ -1,7 +1,7 @@
-"""Bytes of keys, values and headers as something a person or a program can read.
+"""Decoders of keys, values and headers to readable text or JSON.
 
-A decoder never loses bytes: what it cannot read (text that is no UTF-8, a number of another width, JSON that is none)
-is given as ``{"base64": "..."}``, which is also how `tiered append --jsonl` takes any bytes. Null is the caller's.
+A decoder never loses bytes. Bytes that it cannot read (text that is no UTF-8, a number of another width, invalid JSON)
+become ``{"base64": "..."}``, a form that `tiered append --jsonl` accepts too. The caller handles null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from local.errors import InvalidRequest
 
-# What msgspec can write as JSON.
+# Returns a value that msgspec can write as JSON.
 Decoder = Callable[[bytes], object]
 
 
@@ -28,13 +28,13 @@ def utf8(data: bytes) -> object:
 
 
 def undecoded(data: bytes) -> dict[str, str]:
-    """How bytes are written that a decoder cannot read."""
+    """Return the form of bytes that a decoder cannot read."""
     return {"base64": base64.b64encode(data).decode()}
 
 
 def _json(data: bytes) -> object:
     try:
-        return msgspec.json.decode(data)  # and written anew, for it may hold line breaks
+        return msgspec.json.decode(data)  # encoded again, because the original may have line breaks
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return undecoded(data)
 
@@ -44,7 +44,7 @@ def _number(form: str) -> Decoder:
 
     def decode(data: bytes) -> object:
         number = packed.unpack(data)[0] if len(data) == packed.size else math.inf
-        return number if math.isfinite(number) else undecoded(data)  # JSON knows no infinity
+        return number if math.isfinite(number) else undecoded(data)  # JSON has no infinity
 
     return decode
 
@@ -65,7 +65,7 @@ ENCODINGS = ("utf8", "base64", "hex")
 
 
 def encode(text: str, encoding: str) -> bytes:
-    """The bytes that `text` stands for in one of ENCODINGS. Raises InvalidRequest."""
+    """Encode `text` by one of ENCODINGS. Raises InvalidRequest."""
     try:
         if encoding == "hex":
             return bytes.fromhex(text)

@@ -1,7 +1,7 @@
-"""The small files of a log as sheets of rows: indexes, snapshots, checkpoints, and the objects of a bucket.
+"""The small files of a log as sheets of rows: indexes, snapshots, checkpoints, objects of a bucket.
 
-Each is read whole, for each is small; field names are Kafka's where its dump tool has some. An index is compared with
-the log beside it, which is read for that (`local.verify.index_checks`).
+Each file is small and read completely. Fields have the names of Kafka's dump tool, if it has them. An index is compared
+with the ``.log`` file of its segment, which is read for this purpose (`local.verify.index_checks`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Rows of one kind. `facts` are what the file says beside them."""
+    """Rows of one kind. `facts` are facts of the file that are not rows."""
 
     name: str
     fields: tuple[str, ...]
@@ -44,7 +44,7 @@ class Sheet:
 
 
 def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
-    """All that a file other than a segment holds; `keys` open a sealed manifest.
+    """Return the content of a file that is no segment; `keys` open a sealed manifest.
 
     Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
     """
@@ -79,7 +79,7 @@ def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
 
 
 def check_sanity(source: FileSource) -> None:
-    """Raises Corrupt unless an index could be one: whole entries, in order. The log is not looked at."""
+    """Check that an index has whole entries in order, without its log. Raises Corrupt."""
     data, path = source.read_all(), source.place
     match source.kind:
         case Kind.OFFSET_INDEX:
@@ -95,9 +95,9 @@ def check_sanity(source: FileSource) -> None:
 
 
 def compare_with_log(source: FileSource) -> list[Finding] | None:
-    """What is odd about an ``.index`` or ``.timeindex`` beside its log; None when there is no log to compare with.
+    """Compare an ``.index`` or ``.timeindex`` with its log; None if there is no log.
 
-    The index is read before the log, which grows first, so a writer at work does no harm.
+    The index is read before the log, which grows first, so a running writer causes no finding.
     """
     if source.kind not in (Kind.OFFSET_INDEX, Kind.TIME_INDEX):
         return None
@@ -114,7 +114,7 @@ def compare_with_log(source: FileSource) -> list[Finding] | None:
 
 
 def log_places(log: FileSource) -> BatchPlaces:
-    """Where the batches of a segment lie; what is behind the first bytes that make no sense is left out."""
+    """Return the positions of a segment's batches, up to the first invalid bytes."""
     tables: list[tuple[int, BatchTable]] = []
     walk = BatchRuns(log.read, log.size_bytes)
     for run in walk:
@@ -123,7 +123,7 @@ def log_places(log: FileSource) -> BatchPlaces:
 
 
 def _is_newest(source: FileSource) -> bool:
-    """Whether no segment follows: it may be active, and its indexes unfinished."""
+    """Return whether no segment follows: it may be active, and its indexes incomplete."""
     following = [base for base in source.neighbours() if base > (source.base_offset or 0)]
     return not following
 
@@ -163,9 +163,9 @@ def _transactions(data: bytes, path: str) -> Sheet:
 
 
 def _producers(data: bytes, path: str) -> Sheet:
-    """`firstSequence` is reckoned back from the last one, over 2^31-1 where it was passed.
+    """Decode producers. `firstSequence` is computed back from the last one, with wrap-around at 2^31-1.
 
-    A producer of whom no batch is remembered (all it has left is a marker) has no fields of a batch.
+    A producer without a remembered batch (only a marker is left) has no fields of a batch.
     """
     rows: list[Row] = []
     for each in producer_snapshot.decode(data, path=path):
@@ -228,7 +228,7 @@ _NO_PRODUCERS = Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=[])
 
 
 def _head(data: bytes, sealer: Sealer) -> list[Sheet]:
-    """The rows in the order of their fields; what the head says of itself as facts."""
+    """Return a sheet for each list of a manifest; the other fields of the manifest are facts."""
     head = msgspec.to_builtins(decode_head(data, sealer=sealer))
     lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
@@ -242,7 +242,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(each.name for each in dataclasses.fields(kind))
 
 
-_HEAD_FIELDS = {  # those of the kinds, not of the rows that happen to be there: scripts rely on the columns
+_HEAD_FIELDS = {  # fields of the types, not of the present rows: scripts rely on the columns
     "segments": _fields(RemoteSegment),
     "unlinked": _fields(UnlinkedObject),
     "unlinked_pages": (*_fields(SpillRow), *(name for name in _fields(UnlinkedPage) if name != "spill")),
@@ -271,7 +271,7 @@ def _pairs(data: bytes, separator: str, path: str) -> Sheet:
 
 
 def _clean_shutdown(data: bytes, path: str) -> Sheet:
-    """JSON since Kafka 3.7; empty before."""
+    """Decode the marker: JSON since Kafka 3.7, empty before."""
     try:
         body = msgspec.json.decode(data, type=dict[str, object]) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

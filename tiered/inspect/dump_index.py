@@ -1,4 +1,4 @@
-"""Which file or object has the offset index of a segment: of one that is named, or of the one that holds an offset."""
+"""Location of a segment's offset index, for a named segment or for the segment with an offset."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ SECTION = "offset"  # of an indexes object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPlace:
-    """A path or a url, and which part of it; None: all of it."""
+    """A path or a url, and a section of the file; None: the whole file."""
 
     target: str
     section: str | None = None
 
 
 def index_of_segment(target: str) -> IndexPlace:
-    """Of a ``.log`` on a disk or in a bucket. An index is its own. Raises InvalidRequest for what has none."""
+    """Return the index of a ``.log`` on disk or in a bucket; an index is its own.
+
+    Raises InvalidRequest for a file without an index.
+    """
     suffix = next((each for each in _STORED if target.endswith(each)), None)
     if suffix is not None and ("://" in target or suffix != LOG):
         return IndexPlace(target=target.removesuffix(suffix) + INDEXES_SUFFIX, section=SECTION)
@@ -37,8 +40,11 @@ def index_of_segment(target: str) -> IndexPlace:
 
 
 def index_of_offset(source: PartitionSource, url: str | None, offset: int | None) -> IndexPlace:
-    """Of the segment that holds `offset` (None: the first one), on the disk where it is there, else in the bucket at
-    `url`. Raises OffsetOutOfRange, Unavailable, and InvalidRequest for a bucket of another layout."""
+    """Return the index of the segment with `offset` (None: the first segment).
+
+    A local segment is preferred to a remote one in the bucket at `url`. Raises OffsetOutOfRange, Unavailable, and
+    InvalidRequest for an external layout.
+    """
     first, following = source.start_offset(), source.next_offset()
     wanted = first if offset is None else offset
     if not first <= wanted < following:

@@ -1,4 +1,4 @@
-"""Dumped rows as JSON lines and as flat fields: the fast way for ten million of them."""
+"""Dumped rows as JSON lines and as flat fields, fast enough for ten million rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.inspect.dump_rows import BatchRow, RecordRow
 
 
 def write_jsonl(rows: Iterable[RecordRow]) -> None:
-    """A line for each record on stdout, as they come; the facts of its batch in ``batch``."""
+    """Write a line to stdout for each record as it arrives, with the facts of its batch in ``batch``."""
     encode = msgspec.json.Encoder().encode
     sys.stdout.flush()
     write = sys.stdout.buffer.write
@@ -21,14 +21,14 @@ def write_jsonl(rows: Iterable[RecordRow]) -> None:
 
 
 def fields(row: BatchRow) -> dict[str, object]:
-    """A batch by Kafka's names."""
+    """Return the fields of a batch by Kafka's names."""
     named = msgspec.to_builtins(row)
     assert isinstance(named, dict), "a struct is a dict of its fields"
     return named
 
 
 def flat(rows: Iterable[RecordRow]) -> Iterator[dict[str, object]]:
-    """Records and the facts of their batch side by side; keys and values that are no text or number as JSON."""
+    """Yield records merged with the facts of their batch; complex keys and values as JSON."""
     batch: BatchRow | None = None
     facts: dict[str, object] = {}
     for row in rows:

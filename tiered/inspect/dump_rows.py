@@ -1,7 +1,7 @@
 """Batches and records as typed rows, named and ordered as Kafka's `DumpLogSegments` prints them.
 
-Once written as JSON the fields have Kafka's names (``baseOffset``, ``partitionLeaderEpoch``). The rows are msgspec
-structs and no dataclasses, since a segment gives ten million of them.
+In JSON the fields have Kafka's names (``baseOffset``, ``partitionLeaderEpoch``). The rows are msgspec structs and not
+dataclasses, because a segment may have ten million of them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CONTROL_TYPES = (
     "KRAFT_VOTERS",
 )
 
-# (key, value) of a record as they are to be shown.
+# (key, value) of a record in the form to show.
 DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]
 
 
 class BatchRow(msgspec.Struct, frozen=True, rename="camel"):
-    """One batch. `position` is None where the bytes come from more than one file."""
+    """One batch. `position` is None if the bytes come from more than one file."""
 
     base_offset: int
     last_offset: int
@@ -60,14 +60,14 @@ class BatchRow(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HeaderRow(msgspec.Struct, frozen=True):
-    """One header of a record; `value` as the value decoder gives it."""
+    """One header of a record; `value` is the value decoder's result."""
 
     key: str
     value: object
 
 
 class ControlRow(msgspec.Struct, frozen=True, rename="camel"):
-    """What a control record says. `coordinator_epoch` is None for what is no transaction's end."""
+    """Content of a control record. `coordinator_epoch` is None if it does not end a transaction."""
 
     type: str
     coordinator_epoch: int | None
@@ -92,13 +92,13 @@ class RecordRow(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def batch_rows(run: Run, chosen: NDArray[np.bool_] | None = None, *, with_position: bool = True) -> Iterator[BatchRow]:
-    """The batches of a run, or those that are chosen."""
+    """Yield the batches of a run, or the chosen ones."""
     for row in range(len(run.table)) if chosen is None else np.flatnonzero(chosen).tolist():
         yield batch_row(run, row, with_position=with_position)
 
 
 def batch_row(run: Run, row: int, *, with_position: bool = True) -> BatchRow:
-    """One batch of a run."""
+    """Return one batch of a run."""
     position = run.position + int(run.table.positions[row]) if with_position else None
     return _batch_row(run.table.row(row), position, is_valid=run.damage in (None, DISORDER))
 
@@ -111,7 +111,7 @@ def record_rows(
     *,
     position: int | None = None,
 ) -> Iterator[RecordRow]:
-    """The records of decoded batches; `position` is where the bytes of `columns.table` lie in the file."""
+    """Yield the records of decoded batches; `position` is the file position of `columns.table`."""
     topic, number = partition.topic, partition.partition
     batches: dict[int, tuple[BatchRow, int]] = {}
     ordinals = columns.batch_ordinals.tolist()
@@ -141,7 +141,7 @@ def record_rows(
 
 
 def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
-    """Both decoded by themselves; null stays null."""
+    """Return a decoder of key and value separately; null stays null."""
 
     def decode(raw_key: bytes | None, raw_value: bytes | None) -> tuple[object, object]:
         return None if raw_key is None else key(raw_key), None if raw_value is None else value(raw_value)
@@ -152,7 +152,7 @@ def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
 def decode_coordinator(
     read: Callable[[bytes | None, bytes | None], tuple[object, object]],
 ) -> DecodeRecord:
-    """As `local.records.coordinator_records` reads them; what is no such record is shown as text."""
+    """Return a decoder by `local.records.coordinator_records`; other records are shown as text."""
 
     def decode(key: bytes | None, value: bytes | None) -> tuple[object, object]:
         try:
@@ -164,7 +164,7 @@ def decode_coordinator(
 
 
 def sequence_of(base_sequence: int, delta: int) -> int:
-    """A record's sequence number; -1 without a producer. After 2^31-1 comes 0."""
+    """Return a record's sequence number; -1 without a producer. After 2^31-1 comes 0."""
     if base_sequence < 0:
         return -1
     return (base_sequence + delta) % (SEQUENCE_MAX + 1)

@@ -1,7 +1,7 @@
-"""A file to look at, on the disk or in a bucket: its name, its size, any range of it, the files beside it.
+"""A file to inspect, on disk or in a bucket: name, size, byte ranges, neighbouring files.
 
-What a file is told by its name, as in Kafka's own tool. A bucket's objects are read in the ranges that are asked for,
-so a segment of any size takes one chunk of memory.
+The name determines the kind of a file, as in Kafka's own tool. A bucket's objects are read in the requested ranges, so
+a segment of any size takes one chunk of memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OFFSET_CHECKPOINT = "-offset-checkpoint"
 
 
 class Kind(Enum):
-    """What a file holds."""
+    """Content type of a file."""
 
     LOG = names.LOG
     STORED_LOG = "a segment as the bucket keeps it"
@@ -57,7 +57,10 @@ _BY_NAME = (Kind.LEADER_EPOCHS, Kind.PARTITION_METADATA, Kind.META_PROPERTIES, K
 
 
 def kind_of(path: str) -> Kind | None:
-    """What the file of this name holds, ``.deleted``, ``.swap`` and ``.cleaned`` aside; None for no file of ours."""
+    """Return the kind of a file by its name; None for an unknown file.
+
+    The suffixes ``.deleted``, ``.swap`` and ``.cleaned`` are ignored.
+    """
     name = path.rpartition("/")[2]
     for suffix in _ON_ITS_WAY:
         name = name.removesuffix(suffix)
@@ -76,14 +79,17 @@ def kind_of(path: str) -> Kind | None:
 
 
 def _is_stored(name: str) -> bool:
-    """Compressed, encrypted, or both."""
+    """Return whether the segment is compressed, encrypted, or both."""
     plain = name.removesuffix(ENCRYPTED_SUFFIX).removesuffix(ZSTD_SUFFIX)
     return plain != name and plain.endswith(DATA_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file or an object. `place` names it in messages; `is_object` says that it was uploaded whole, or not at all."""
+    """A file or an object. `place` names it in messages.
+
+    `is_object` also means that the upload was complete: objects are never partial.
+    """
 
     place: str
     size_bytes: int
@@ -108,7 +114,7 @@ class FileSource:
 
     @property
     def partition(self) -> TopicPartition | None:
-        """Whose it is, by the directory; None for a file elsewhere."""
+        """The partition, by the directory; None for a file elsewhere."""
         parts = self.place.split("/")
         if self.store is None:
             return parse_partition_directory(parts[-2]) if len(parts) > 1 else None
@@ -118,7 +124,7 @@ class FileSource:
         return TopicPartition(topic[0], number) if topic is not None and number is not None else None
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes ``[start, start + length)``, fewer where it ends."""
+        """Read bytes ``[start, start + length)``, fewer at the end of the file."""
         if self._file is not None:
             return self._file.read(start, length)
         assert self.store is not None, "a source is a file or an object"
@@ -128,7 +134,7 @@ class FileSource:
         return self.read(0, self.size_bytes)
 
     def sibling(self, suffix: str) -> FileSource | None:
-        """The file of the same segment with another suffix; None when there is none, or this is an object."""
+        """Open the file of the same segment with another suffix; None if missing, or for an object."""
         if self._storage is None:
             return None
         stem = self.place
@@ -138,7 +144,7 @@ class FileSource:
         return open_file(path, self._storage) if self._storage.exists(path) else None
 
     def beside(self, name: str) -> bytes | None:
-        """All of the file or the object of that name in the same place; None when there is none."""
+        """Read the whole file or object `name` in the same directory; None if there is none."""
         if self.store is not None:
             try:
                 return self.store.get(self.key.rpartition("/")[0] + "/" + name if "/" in self.key else name)
@@ -149,7 +155,7 @@ class FileSource:
         return self._storage.read(path) if self._storage.exists(path) else None
 
     def neighbours(self) -> list[int]:
-        """The base offsets of the segments in the same directory, its own among them."""
+        """Return the base offsets of all segments in the same directory, including this one."""
         if self._storage is None:
             return []
         found = (names.parse_segment_file(name) for name in self._storage.list(parent(self.place)))
@@ -161,7 +167,7 @@ class FileSource:
 
 
 def open_file(path: str, storage: Storage | None = None) -> FileSource:
-    """A file on the disk; the caller closes it. Raises NotFound."""
+    """Open a file on disk; the caller closes it. Raises NotFound."""
     disk = storage or DiskStorage()
     if disk.is_directory(path) or not disk.exists(path):
         raise NotFound("dumping a file, no such file", path=path)
@@ -170,18 +176,18 @@ def open_file(path: str, storage: Storage | None = None) -> FileSource:
 
 
 def open_object(store: ObjectStore, key: str) -> FileSource:
-    """An object; the store stays the caller's. Raises NotFound."""
+    """Open an object; the store still belongs to the caller. Raises NotFound."""
     return FileSource(f"{store.url.rstrip('/')}/{key}", store.head(key).size_bytes, store, key)
 
 
 def url_in_bucket(path: str) -> str | None:
-    """The ``file://`` url of a file that lies in a directory that is a bucket, or a copy of one; None elsewhere."""
+    """Return the ``file://`` url of a file in a directory that is a bucket or its copy; None elsewhere."""
     whole = os.path.abspath(path)
     return f"file://{whole}" if _root_of(whole) is not None else None
 
 
 def _root_of(path: str) -> tuple[str, str] | None:
-    """(bucket, key) of an object's path, by the topic's directory in it."""
+    """Return (bucket, key) of an object's path, by the topic's directory in it."""
     found = _IN_BUCKET.fullmatch(path)
     if found is None or parse_topic_directory(found[2].partition("/")[0]) is None:
         return None
@@ -189,8 +195,11 @@ def _root_of(path: str) -> tuple[str, str] | None:
 
 
 def split_object_url(url: str) -> tuple[str, str]:
-    """The store's url and the key in it: a bucket for ``s3://`` and ``memory://``, a directory for ``file://``: the
-    bucket where the path is that of a segment in one, else the file's own."""
+    """Split an object's url into the store's url and the key.
+
+    The store is a bucket for ``s3://`` and ``memory://`` and a directory for ``file://``. For ``file://`` it is the
+    bucket if the path is a segment's path in a bucket, else the file's directory.
+    """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         if (found := _root_of(rest)) is not None:

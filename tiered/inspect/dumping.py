@@ -1,4 +1,4 @@
-"""What is stored in a segment, damaged or not, as typed rows: the library behind ``tiered dump``.
+"""Content of a segment, damaged or not, as typed rows: the library of ``tiered dump``.
 
     with closing(open_file("data/orders-0/00000000000000000000.log")) as source:
         dump = LogDump.of_file(source)
@@ -6,9 +6,8 @@
             ...
         print(dump.problem, dump.invalid_bytes)
 
-Memory is one run of batches, whatever the size; a row lives as long as its holder wants. What cannot be read is told
-at the end (`problem`), after everything that can: a batch whose checksum is wrong has `isvalid` false, is not decoded,
-and the rows go on behind it.
+Memory is one run of batches, for any size of the segment. Unreadable content is reported at the end (`problem`), after
+all readable rows. A batch with a wrong checksum has `isvalid` false and is not decoded; the rows after it follow.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ PAIRS_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which records: offsets in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``, a key's bytes."""
+    """Filter of records by offset, timestamp and key.
+
+    Offsets are in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``. `key` is the key's bytes.
+    """
 
     from_offset: int | None = None
     to_offset: int | None = None
@@ -48,11 +50,11 @@ class Filter:
 
     @property
     def needs_records(self) -> bool:
-        """Whether a batch's header alone cannot tell."""
+        """Whether a batch's header is not sufficient to decide."""
         return self.key is not None or self.since_ms is not None or self.until_ms is not None
 
     def batches(self, table: BatchTable) -> NDArray[np.bool_]:
-        """The batches of which a record may match, by their headers."""
+        """Return a mask of the batches that may have a matching record, by their headers."""
         chosen = np.ones(len(table), np.bool_)
         if self.from_offset is not None:
             chosen &= table.last_offsets >= self.from_offset
@@ -79,11 +81,12 @@ EVERYTHING = Filter()
 
 
 class LogDump:
-    """The batches and records of a segment, or of a partition. Iterate once; afterwards the attributes tell the rest.
+    """The batches and records of a segment, or of a partition. Iterate once, then read the attributes.
 
-    `problem` is None, or what is wrong first, at byte `at`; `is_torn` says that the bytes merely end inside a batch,
-    `invalid_bytes` how many follow the last one. `gaps` counts records that do not follow the one before (compaction
-    leaves such), `first_gaps` are the first few as (offset, next offset); only without a filter.
+    `problem` is the first problem, at byte `at`, or None. `is_torn`: the bytes end inside a batch, without other
+    damage. `invalid_bytes` follow the last valid batch. `gaps` counts records that do not follow the record before them
+    (compaction leaves gaps). `first_gaps` are the first few, as (offset, next offset). Both are counted without a
+    filter only.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class LogDump:
         *,
         with_position: bool = True,
     ) -> None:
-        """`walks` are the pieces of the log in order; positions count in the last one that was begun."""
+        """`walks` are the pieces of the log in order; positions are relative to the current piece."""
         self.partition = partition or NOWHERE
         self.problem: str | None = None
         self.at = 0
@@ -109,17 +112,17 @@ class LogDump:
 
     @classmethod
     def of_file(cls, source: FileSource, chosen: Filter = EVERYTHING) -> LogDump:
-        """A segment; positions are bytes of the file."""
+        """Dump a segment; positions are bytes of the file."""
         return cls([BatchRuns(source.read, source.size_bytes)], source.partition, chosen)
 
     @classmethod
     def of_stored(cls, stored: StoredSegment, source: FileSource, chosen: Filter = EVERYTHING) -> LogDump:
-        """A compressed or encrypted segment; positions are bytes of the segment, not of the object."""
+        """Dump a compressed or encrypted segment; positions are bytes of the segment, not of the object."""
         return cls(stored.walks(), source.partition, chosen)
 
     @classmethod
     def of_batches(cls, runs: Iterable[memoryview], partition: TopicPartition, chosen: Filter = EVERYTHING) -> LogDump:
-        """Whole batches from anywhere, such as `TieredReader.batches` gives; they have no position."""
+        """Dump whole batches, such as `TieredReader.batches` yields; they have no position."""
         walks = (BatchRuns(lambda start, length, run=run: run[start : start + length], len(run)) for run in runs)  # type: ignore[misc]
         return cls(walks, partition, chosen, with_position=False)
 
@@ -128,7 +131,10 @@ class LogDump:
             yield from batch_rows(run, self._kept(run), with_position=self._with_position)
 
     def hex_batches(self, *, with_records: bool = True) -> Iterator[tuple[BatchRow, Iterator[HexField]]]:
-        """Each batch and its bytes, field by field; one that is damaged inside as far as it goes (`problem` has it)."""
+        """Yield each batch and its bytes, field by field.
+
+        The fields of a damaged batch end at the damage; `problem` describes it.
+        """
         for run in self._walk():
             for row in np.flatnonzero(self._kept(run)).tolist():
                 at, size = int(run.table.positions[row]), int(run.table.sizes[row])
@@ -138,7 +144,7 @@ class LogDump:
     def records(
         self, decode: DecodeRecord | None = None, *, headers: Decoder = utf8, with_control: bool = True
     ) -> Iterator[RecordRow]:
-        """Every matching record."""
+        """Yield every matching record."""
         for run in self._walk():
             if run.is_readable and self._chosen.batches(run.table).any():
                 for _, columns in self._steps(run, with_control=with_control):
@@ -148,7 +154,7 @@ class LogDump:
     def batches_and_records(
         self, decode: DecodeRecord | None = None, *, headers: Decoder = utf8
     ) -> Iterator[BatchRow | RecordRow]:
-        """Each batch and then its matching records, as Kafka's deep iteration prints them."""
+        """Yield each batch and then its matching records, as Kafka's deep iteration prints them."""
         for run in self._walk():
             kept = self._chosen.batches(run.table)
             if not run.is_readable or not kept.any():
@@ -187,7 +193,7 @@ class LogDump:
                 return
 
     def _kept(self, run: Run) -> NDArray[np.bool_]:
-        """The batches to show: by their headers, or where these cannot tell by their records."""
+        """Return a mask of the batches to show, by their headers or, if needed, by their records."""
         kept = self._chosen.batches(run.table)
         if not self._chosen.needs_records or not kept.any() or not run.is_readable:
             return kept
@@ -198,7 +204,10 @@ class LogDump:
         return kept & held
 
     def _steps(self, run: Run, *, with_control: bool) -> Iterator[tuple[int, Columns | None]]:
-        """The run decoded, each step with its first row; None for a batch that does not decode, which is noted."""
+        """Yield decoded steps of the run, each with its first row.
+
+        The columns are None for a batch that cannot be decoded; the problem is noted.
+        """
         done = 0
         try:
             for columns in kernels.decode_in_steps(
@@ -247,14 +256,14 @@ class LogDump:
 
 
 def _has_key(columns: Columns, chosen: NDArray[np.bool_], key: bytes, is_prefix: bool) -> NDArray[np.bool_]:
-    """The chosen records whose key is `key` or begins with it."""
+    """Return the mask of chosen records with `key` as key or key prefix."""
     lengths = columns.key_lengths
     chosen = chosen & ((lengths >= len(key)) if is_prefix else (lengths == len(key)))
     wanted = np.frombuffer(key, np.uint8)
     data = np.frombuffer(columns.data, np.uint8)
     places = np.flatnonzero(chosen)
     for at, byte in enumerate(wanted.tolist()):
-        # Byte by byte, so that the first ones leave little for the rest.
+        # Byte by byte, so that the first bytes leave few records for the others.
         places = places[data[columns.key_starts[places] + at] == byte]
     found = np.zeros(len(columns), np.bool_)
     found[places] = True

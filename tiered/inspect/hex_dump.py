@@ -1,11 +1,11 @@
-"""Batches and records byte by byte: each field with its place, its bytes, Kafka's name for it and what it says.
+"""Batches and records byte by byte: each field with position, bytes, Kafka's name and value.
 
-Positions of a batch's own bytes are those of the file (of the batch where there is no file); the records of a
-compressed batch are shown as they come out of it, their positions counted in what came out. Of a compressed message of
+Positions of a batch's own bytes are positions in the file (in the batch if there is no file). The records of a
+compressed batch are shown after decompression, with positions in the decompressed bytes. Of a compressed message of
 format 0 or 1, which wraps a set of messages, the wrapper is shown.
 
-What contradicts the format ends the batch that it is in: the rest of its bytes are a field ``damaged``, then Corrupt
-is raised.
+Bytes that contradict the format end their batch: its remaining bytes become a field ``damaged``, then Corrupt is
+raised.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Say = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class HexField:
-    """`data` at byte `at`, of the file or (`is_inflated`) of what a batch's records are once inflated.
+    """A field: `data` at byte `at` of the file or, if `is_inflated`, of the decompressed records.
 
     `depth` is 0 for a field of a batch, 1 of a record, 2 of a record's header.
     """
@@ -51,7 +51,7 @@ class HexField:
 
 
 def batch_fields(batch: memoryview, position: int, *, with_records: bool = True) -> Iterator[HexField]:
-    """The fields of one whole batch, of any format. Raises Corrupt, see the module text."""
+    """Yield the fields of one whole batch, of any format. Raises Corrupt, see the module text."""
     cursor = _Cursor(batch, 0, len(batch), position)
     if batch[legacy.MAGIC_AT] != MAGIC:
         yield from _to_its_end(cursor, _legacy_fields(cursor, batch))
@@ -66,7 +66,7 @@ def batch_fields(batch: memoryview, position: int, *, with_records: bool = True)
 
 
 class _Cursor:
-    """Field after field of some bytes, from `at` to `end`; `shift` is added to places."""
+    """Reads field after field of some bytes, from `at` to `end`; `shift` is added to positions."""
 
     def __init__(self, data: memoryview, at: int, end: int, shift: int, *, is_inflated: bool = False) -> None:
         self._data, self.at, self._end, self._shift = data, at, end, shift
@@ -77,7 +77,7 @@ class _Cursor:
         return self._end - self.at
 
     def bytes(self, name: str, size: int, depth: int, value: str | None = None) -> HexField:
-        """The next `size` bytes. Raises Corrupt where there are fewer, or `size` is below zero."""
+        """Read the next `size` bytes. Raises Corrupt if there are fewer, or `size` is below zero."""
         if not 0 <= size <= self.left:
             raise Corrupt(f"reading a batch, {name} goes beyond its end", at=self._shift + self.at, bytes=size)
         data = bytes(self._data[self.at : self.at + size])
@@ -88,14 +88,14 @@ class _Cursor:
         return field
 
     def take(self, name: str, size: int, say: Say = str, depth: int = 0) -> HexField:
-        """The next number of `size` bytes."""
+        """Read the next number of `size` bytes."""
         field = self.bytes(name, size, depth, "")
         return HexField(
             field.at, field.data, name, say(int.from_bytes(field.data, "big", signed=True)), depth, self._is_inflated
         )
 
     def varint(self, name: str, depth: int, say: Say = str, *, is_long: bool = False) -> tuple[HexField, int]:
-        """And the number itself. Raises Corrupt."""
+        """Read the next varint; return its field and the number. Raises Corrupt."""
         number, end = (read_varlong if is_long else read_varint)(self._data, self.at, self._end)
         return self.bytes(name, end - self.at, depth, say(number)), number
 
@@ -118,7 +118,10 @@ def _record_section(batch: memoryview, header: dict[str, int], position: int) ->
 
 
 def _to_its_end(cursor: _Cursor, fields: Iterator[HexField]) -> Iterator[HexField]:
-    """The fields, which have to be all there is; what is left after them, or after damage, is a field of its own."""
+    """Yield the fields, then the bytes left after them or after damage as one more field.
+
+    Raises Corrupt if bytes are left.
+    """
     try:
         yield from fields
         if cursor.left:
@@ -160,7 +163,7 @@ def _sized(cursor: _Cursor, length_name: str, name: str, depth: int) -> Iterator
 
 
 def _legacy_fields(cursor: _Cursor, batch: memoryview) -> Iterator[HexField]:
-    """One message of format 0 or 1."""
+    """Yield the fields of one message of format 0 or 1."""
     yield cursor.take("offset", 8)
     yield cursor.take("messageSize", 4)
     yield cursor.take("crc", 4, lambda crc: _checked(crc, legacy.crc_of(batch)))
@@ -178,7 +181,7 @@ def _legacy_fields(cursor: _Cursor, batch: memoryview) -> Iterator[HexField]:
 
 
 def text_of(data: bytes) -> str:
-    """Printable ASCII as it is, a dot for everything else."""
+    """Return printable ASCII unchanged, a dot for every other byte."""
     return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)
 
 
@@ -187,7 +190,7 @@ def _or_null(size: int) -> str:
 
 
 def _time(timestamp_ms: int) -> str:
-    """RFC 3339; nothing outside the years that a calendar has."""
+    """Format as RFC 3339; the plain number outside the calendar's years."""
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):

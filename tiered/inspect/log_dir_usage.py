@@ -1,4 +1,4 @@
-"""What lies in each log directory, as ``kafka-log-dirs`` tells it: looked at on the disk, beside whoever writes."""
+"""Content of each log directory, as ``kafka-log-dirs`` reports it, read while another process writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiered.config.config import Config
 class ReplicaStatus:
     """One partition's directory. `size_bytes` is of all its files.
 
-    `is_future`: a copy on its way in; `is_deleted`: what a move left, which goes by itself.
+    `is_future`: a future replica that a move fills. `is_deleted`: the rest of a move, which is deleted automatically.
     """
 
     partition: TopicPartition
@@ -48,9 +48,10 @@ class LogDirStatus:
 def describe_log_dirs(
     config: Config, topics: Collection[str] = (), *, storage: Storage | None = None
 ) -> list[LogDirStatus]:
-    """Every configured directory, in order, with the partitions of `topics` (none named: all). Takes no lock.
+    """Return every configured directory, in order, with the partitions of `topics` (empty: all).
 
-    Raises what `LogDirectories` raises for the whole, such as InvalidRequest for directories of different nodes.
+    Takes no lock. Raises the errors of `LogDirectories` for all directories, such as InvalidRequest for directories of
+    different nodes.
     """
     disk = storage or DiskStorage()
     dirs = LogDirectories(disk, config.data_dirs, read_only=True, cordoned=config.cordoned_dirs)
@@ -62,7 +63,7 @@ def describe_log_dirs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMove:
-    """A partition's way to another log directory. `free_bytes` None: the file system does not tell."""
+    """A partition's move to another log directory. `free_bytes` None: the file system does not report it."""
 
     partition: TopicPartition
     source: str
@@ -72,7 +73,7 @@ class PlannedMove:
 
 
 def plan_move(config: Config, partition: TopicPartition, target: str, *, storage: Storage | None = None) -> PlannedMove:
-    """What `LogManager.move` would do, looked at beside whoever works. Raises what keeps it from doing so."""
+    """Return the effect of `LogManager.move`, while another process works. Raises the reason against it."""
     dirs = describe_log_dirs(config, [partition.topic], storage=storage)
     found = next(
         ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),
@@ -115,7 +116,7 @@ def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
         partition = marked[0] if marked else parse_partition_directory(name)
         if partition is None or not storage.is_directory(join(root, name)):
             continue
-        with suppress(NotFound):  # it moved or went while we looked
+        with suppress(NotFound):  # it was moved or deleted in the meantime
             yield ReplicaStatus(
                 partition=partition,
                 size_bytes=_size_bytes(storage, join(root, name)),
@@ -125,6 +126,6 @@ def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
 
 
 def _size_bytes(storage: Storage, directory: str) -> int:
-    """Of all files of a partition, the parts of its compacted views included."""
+    """Return the size of all files of a partition, including parts of its compacted views."""
     files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
     return sum(facts.size_bytes for facts in files)

@@ -1,17 +1,17 @@
-"""What a bucket keeps, as a table: a row for each segment, view segment, page of rows, and object that waits to go.
+"""Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-For scripts that ask with SQL or a DataFrame what is stored, how old it is and what it costs. It is read from heads and
-pages alone, no segment is touched: a few requests for each partition and one for each page.
+For scripts that query content, age and cost with SQL or a DataFrame. Only manifests and pages are read, no segment: a
+few requests for each partition and one for each page.
 
 | `kind` | row |
 |---|---|
-| ``log`` | a segment of the log; below the log start it is not readable any more and waits for its unlinking |
+| ``log`` | a segment of the log; below the log start offset it is not readable and waits to be unlinked |
 | ``view`` | a segment of the compacted view `view` |
-| ``page`` | a page of older rows: offsets, size, key; its rows are rows of their own |
-| ``waiting`` | an object without a row that waits for its deletion, since `unlinked` |
+| ``page`` | a page of older entries: offsets, size, key; its entries are rows of their own |
+| ``waiting`` | a pending delete, since `unlinked` |
 
-Dollars are those of one object by itself, at the first band of its class: the sum over a large bucket is a little more
-than its bill (`tiered.cost.topic_cost` has the bands). Waiting objects and pages are taken as STANDARD.
+Dollars are of a single object, at the first price band of its class: the sum over a large bucket is a little more than
+its bill (`tiered.cost.topic_cost` has the bands). Pending deletes and pages count as STANDARD.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from remote.store import ObjectStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Spark's words for the types.
+# Spark's names of the types.
 COLUMNS = {
     "topic": "string",
     "topic_id": "string",
@@ -86,29 +86,33 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """`now_ms` is when ages are looked at."""
+    """Options of the table. `now_ms` is the time for ages."""
 
     prices: PriceTable = BUILT_IN
     now_ms: int
 
 
 def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """The rows of one partition as its newest head has them. Keys are whole keys.
+    """Yield the rows of one partition by its newest manifest. Keys are complete keys.
 
-    Raises what reading heads and pages raises.
+    Raises the errors of reading manifests and pages.
     """
     yield from rows_in(MetadataLog(store, name.prefix), name, options)
 
 
 def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """As `segment_rows`, by this chain of heads: of a bucket that others filled, say, whose records nobody counted."""
+    """Yield rows as `segment_rows`, by this chain of manifests.
+
+    An example is an external layout, without counts of records.
+    """
     head = log.refresh()
-    # Listed at once, for a page may be gone later: the newest head is asked again then, and nothing was given yet.
+    # Listed at once: if a page is deleted during the listing, the newest manifest is read again before any row is
+    # yielded.
     yield from log.ask(head, lambda index: list(_rows_of(index, name, options)))
 
 
 def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """The columns `names` of the rows, a bounded number of rows at a time."""
+    """Yield the columns `names` of the rows, with at most BATCH_ROWS rows in a batch."""
     import pyarrow as pa
 
     schema = pa.schema([(name, arrow_types()[name]) for name in names])
@@ -123,7 +127,7 @@ def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.R
 
 
 def arrow_types() -> dict[str, pa.DataType]:
-    """The columns' types in Arrow."""
+    """Return the columns' types in Arrow."""
     import pyarrow as pa
 
     plain: dict[str, pa.DataType] = {
@@ -165,7 +169,7 @@ def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOpti
 
 
 def _of_unlinked_pages(index: MetadataIndex) -> Iterator[UnlinkedObject]:
-    """The objects of the rows of each, and the page itself, which goes last."""
+    """Yield the objects of each page's entries, then the page itself, which is deleted last."""
     for each in index.head.unlinked_pages:
         with suppress(NotFound):
             for row in index.page(each.spill):
@@ -180,7 +184,7 @@ def _of_unlinked_pages(index: MetadataIndex) -> Iterator[UnlinkedObject]:
 
 
 def _full(row: Row) -> Row:
-    """With a null for every column that was not said."""
+    """Return the row with a null for every missing column."""
     return {column: row.get(column) for column in COLUMNS}
 
 

@@ -1,11 +1,13 @@
-"""A segment as the bucket keeps it (``.log.zst``, ``.log.enc``, ``.log.zst.enc``), opened chunk by chunk to look at.
+"""A stored segment (``.log.zst``, ``.log.enc``, ``.log.zst.enc``), opened chunk by chunk.
 
-Reading a partition goes by rows; this goes by one object's name, damaged or not, whether or not a head still names it.
-Where it is cut is told by its ``.indexes`` beside it, or, for zstd alone, by its frames. What is encrypted needs more:
-its data key lies, wrapped, in its row, so a head that names it is looked for, from the newest back.
+Readers of a partition use segment entries. This module uses one object's name, damaged or not, whether or not a
+manifest still names it. The chunk borders come from the object's ``.indexes`` object or, for zstd without encryption,
+from its frames. An encrypted object also needs its wrapped data key, which is in its segment entry. So the manifests
+are searched for the entry, newest first.
 
-A chunk that does not open is left out and noted in `damage`, the first of them; the walk goes on behind it, for chunks
-of what is compressed or encrypted hold whole batches. Positions are those of the segment. Memory: one chunk.
+A chunk that cannot be opened is left out and noted in `damage` (the first one only). Reading continues with the next
+chunk, because chunks of compressed or encrypted objects have whole batches. Positions are bytes of the segment. Memory:
+one chunk.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ from remote.segments.zstd_frames import frames
 from remote.store import ObjectStore
 from tiered.inspect.dump_sources import FileSource
 
-FRAME_BYTES_MAX = 256 << 20  # no chunk is larger: one batch at most, and a frame may claim anything
-HEADS_LOOKED_AT = 400  # back from the newest, for the row of an object that left the index
+FRAME_BYTES_MAX = 256 << 20  # no chunk is larger: one batch at most, and a damaged frame may claim any size
+HEADS_LOOKED_AT = 400  # searched from the newest, for the entry of an object that left the index
 _OBJECT = re.compile(r"(?:.*/)?(?=(?:data|view/[^/]+)/[^/]+\Z)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Where it lies in the object, where in the segment, and its bytes from the stored ones; `open` raises Corrupt."""
+    """A chunk's position in the object and in the segment.
+
+    `open` converts the stored bytes; it raises Corrupt.
+    """
 
     stored_start: int
     stored_length: int
@@ -52,7 +57,7 @@ class _Chunk:
 
 
 class StoredSegment:
-    """Iterate `walks` once; `damage` is the first chunk that did not open, or None. See the module text."""
+    """A stored segment. Iterate `walks` once; `damage` is the first chunk that did not open, or None."""
 
     def __init__(self, source: FileSource, chunks: Iterator[_Chunk]) -> None:
         self._source = source
@@ -61,7 +66,7 @@ class StoredSegment:
         self.damage: Corrupt | None = None
 
     def walks(self) -> Iterator[BatchRuns]:
-        """The batches, a chunk at a time."""
+        """Yield the batches, a chunk at a time."""
         stored_end = 0
         try:
             for chunk in self._chunks:
@@ -70,7 +75,7 @@ class StoredSegment:
                 if body is not None:
                     yield BatchRuns(_ranges_of(body, chunk.start), chunk.start + len(body), start=chunk.start)
                     self._advance(body)
-        except Corrupt as error:  # of the frames themselves
+        except Corrupt as error:  # damage of the frames themselves
             self._note(error, stored_end, self._source.size_bytes - stored_end)
 
     def _opened(self, chunk: _Chunk) -> bytes | None:
@@ -97,13 +102,16 @@ class StoredSegment:
 
 
 def is_encrypted(path: str) -> bool:
-    """By the name."""
+    """Return whether the name is an encrypted object's."""
     return path.endswith(ENCRYPTED_SUFFIX)
 
 
 def open_stored(source: FileSource, keys: KeyRing) -> StoredSegment:
-    """An object of the bucket, or a file that was taken from there. Raises AccessDenied for a key that is missing,
-    NotFound for an encrypted one that no head names, Corrupt for indexes that are damaged."""
+    """Open an object of the bucket, or a file copied from there.
+
+    Raises AccessDenied for a missing key, NotFound for an encrypted object that no manifest names, Corrupt for damaged
+    indexes.
+    """
     cipher = _cipher(source, keys) if is_encrypted(source.place) else None
     name = stem_of(source.place) + INDEXES_SUFFIX
     body = source.beside(name)
@@ -158,14 +166,14 @@ def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
 
 
 def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
-    """The partition's prefix, and the entry that names the object."""
+    """Return the partition's prefix, and the entry that names the object."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key lies in a head: name the object by its url, or the file in a copy of the bucket"
         raise InvalidRequest(f"dumping an encrypted segment, {hint}", path=source.place)
     prefix, key = found[0], source.key[found.end() :]
     store = keyed(source.store, keys)
     for head in _heads(store, prefix):
-        with suppress(NotFound):  # a page of an older head, gone by now
+        with suppress(NotFound):  # a page of an older manifest, already deleted
             row = _named(store, prefix, head, key)
             if row is not None:
                 return prefix, row
@@ -173,7 +181,7 @@ def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
 
 
 def _heads(store: ObjectStore, prefix: str) -> Iterator[Head]:
-    """From the newest back, as far as they were not collected."""
+    """Yield manifests, newest first, until the first deleted one."""
     chain = HeadChain(store, prefix)
     head = chain.newest(None)
     for _ in range(HEADS_LOOKED_AT):
