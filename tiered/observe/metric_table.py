@@ -73,7 +73,7 @@ def _pool(name: str, does: str) -> tuple[Metric, ...]:
 
 
 METRICS: tuple[Metric, ...] = (
-    # -- records come in
+    # -- appends
     Metric(
         name="tiered_append_records_total",
         kind=Kind.COUNTER,
@@ -95,7 +95,7 @@ METRICS: tuple[Metric, ...] = (
         kafka="kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs",
     ),
     Metric(name="tiered_fsync_failures_total", kind=Kind.COUNTER, doc="Syncs that failed; none is ever repeated."),
-    # -- what each tier holds
+    # -- content of each tier
     Metric(
         name="tiered_local_log_bytes",
         kind=Kind.GAUGE,
@@ -151,7 +151,7 @@ METRICS: tuple[Metric, ...] = (
         labels=_TOPIC,
         by_partition=True,
     ),
-    # -- between the tiers
+    # -- transfer between the tiers
     Metric(
         name="tiered_remote_copy_bytes_total",
         kind=Kind.COUNTER,
@@ -353,7 +353,7 @@ METRICS: tuple[Metric, ...] = (
         doc="How long ago the last pass was; absent before the first.",
         kafka=_CLEANER_MANAGER + "time-since-last-run-ms",
     ),
-    # -- the manager at work
+    # -- the running manager
     Metric(
         name="tiered_todo_segments",
         kind=Kind.GAUGE,
@@ -458,7 +458,7 @@ METRICS: tuple[Metric, ...] = (
         labels=("directory",),
         kafka="kafka.log:type=LogManager,name=LogDirectoryOffline",
     ),
-    # -- money and the process
+    # -- cost and the process
     Metric(
         name="tiered_cost_dollars_per_month",
         kind=Kind.GAUGE,
