@@ -3,8 +3,9 @@
 The states, the table of allowed actions and all cases of a remote log start are in docs/explanation/diverged-logs.md.
 Two safety rules decide every doubt:
 
-1. A local record is *proven* if the bucket holds its offset in the same leader epoch as the local log, or held it so
-   and expired it. A log start alone proves nothing: it may have risen over records of another writer.
+1. A local record is *proven* if the bucket holds its offset in the same leader epoch as the local log. An expired
+   record of that epoch is a proof too. A log start alone proves nothing: it may have risen over records of another
+   writer.
 2. A log that holds an unproven record never starts over, and never takes the writer role from another writer.
 """
 

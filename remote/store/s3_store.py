@@ -1,8 +1,13 @@
 """The S3 store, over s3fs: every operation is one request where S3 has one for it.
 
-s3fs does not retry (one layer does, `remote.store.middleware.retrying_store`), cache listings, read ahead, send HEAD
-before GET, or test whether a missing key is a directory. Every body and every part is sent with the CRC32 that botocore
-adds by default, and S3 refuses a body that differs. The user's `config_kwargs` can disable the CRC32.
+These features of s3fs are disabled or bypassed:
+
+- retries (the one retry layer is `remote.store.middleware.retrying_store`);
+- cached listings and read-ahead;
+- a HEAD before a GET, and the test whether a missing key is a directory.
+
+Every body and every part is sent with the CRC32 that botocore adds by default, and S3 refuses a body that differs. The
+user's `config_kwargs` can disable the CRC32.
 
 Large uploads:
 
@@ -296,8 +301,8 @@ class S3Store:
     def _worth_a_try(self, error: LogError, made: int) -> LogError:
         """Return Unavailable for a refusal that a new client may not meet, else the error itself.
 
-        Either another thread made a new client since the call began (`made` is the number of clients at that time), or
-        it is time to make one.
+        One of two holds: another thread made a new client since the call began, or it is time to make one. `made` is
+        the number of clients at the begin of the call.
         """
         if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
             return error
