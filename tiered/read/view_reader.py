@@ -167,7 +167,8 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
     """The view in the head seen last, or in the newest one; else the one beside the log. Raises NotFound for one that
     was never built."""
     for is_asked in (True,) if is_newest else (False, True):
-        head = source.metadata.load() if is_asked and source.metadata is not None else source.head()
+        # `exact`: a missing object is damage only if no newer manifest unlinked it.
+        head = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.head()
         view = find_view(head.views, name) if head is not None else None
         if view is not None and view.is_built:
             assert source.remote is not None, "a head comes with its objects"

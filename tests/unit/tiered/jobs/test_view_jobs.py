@@ -10,6 +10,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange
 from local.format.record import Record
 from local.log.producer_state import Producer
+from policies import invariants, manifest_collection
 from remote.manifest.view import ViewState, find_view
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
 from tiered.read.bucket_reader import RemoteLog
@@ -392,6 +393,23 @@ def test_a_reader_whose_view_is_gone_half_way_is_told_to_begin_again(world):
         gone(world, manager)
         with pytest.raises(NotFound, match="replaced while it was read; begin again at its start"):
             list(begun)
+
+
+def test_a_reader_that_slept_while_its_manifest_was_collected_takes_the_newest_view(world, monkeypatch):
+    """The manifests after its own are gone, so the next name is free: that proves no manifest the newest."""
+    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 2)
+    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 1)
+    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 1)
+    manager = ready(world)
+    build(manager)
+    with RemoteLog(world.store) as bucket:
+        slept_at = bucket.head(NAME).sequence
+        for _ in range(4):
+            add(manager, *((b"k%d" % at, b"new") for at in range(9)))
+            build(manager)
+        gone(world, manager)
+        assert manager.partitions()[0].metadata.void_upto > slept_at
+        assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == compacted(manager)
 
 
 @pytest.mark.damages_bucket
