@@ -1,7 +1,9 @@
 """One partition's log on a disk.
 
-`log` is the public class: open, append, read, truncate, delete. `loading` and `recovery` open a directory after a
-crash, `producer_state` keeps idempotent producers and transactions.
+- `log` is the public class: open, append, read, truncate, delete. Start there.
+- `loading` and `recovery` open a directory after a crash. `read_only_open` opens one that another process writes.
+- `producer_state` keeps idempotent producers and transactions.
+- `cleaning_state` keeps the cleaner and other changes of a log apart.
 """
 
 from __future__ import annotations

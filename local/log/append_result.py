@@ -1,4 +1,4 @@
-"""What an append is asked for and what it answers."""
+"""The durability that an append requests, and its result."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 
 class Durability(Enum):
-    """How far an append has come when it returns."""
+    """How durable an append is when it returns."""
 
     MEMORY = "memory"
     FLUSHED = "flushed"
 
 
 class AppendResult(NamedTuple):
-    """The offsets ``[base_offset, next_offset)`` that an append was given, when it came first if `is_duplicate`."""
+    """The offsets ``[base_offset, next_offset)`` of the appended records.
+
+    With `is_duplicate` they are the offsets of the first append of the same batch.
+    """
 
     base_offset: int
     next_offset: int

@@ -1,20 +1,20 @@
-"""What an append refuses and what it rewrites, decided before the log's lock is taken.
+"""The checks and rewrites of an append, done before the log's lock is taken.
 
 | rule | refused with |
 |---|---|
 | a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
 | a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
 | CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and free | the same |
-| LogAppendTime belongs to the log: a batch may not bring it along | InvalidRequest |
+| LogAppendTime is assigned by the log: a batch with this type is refused | InvalidRequest |
 | format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
 | checksum, structure, number of records | Corrupt |
 
 | rewritten in a ready-made batch | when |
 |---|---|
-| attributes, maxTimestamp = now, CRC | the topic's times are the log's (LogAppendTime) |
-| maxTimestamp, CRC | it is not the largest of the records (retention and time lookups believe it) |
+| attributes, maxTimestamp = now, CRC | the topic has LogAppendTime |
+| maxTimestamp, CRC | it is not the largest of the records (retention and time lookups rely on it) |
 
-Everything else of a ready-made batch stays as it came, the compressed records too. A number in `records` counts from
+The rest of a ready-made batch is stored unchanged, compressed records included. The indexes in `records` count from
 the first record of the call. Source: kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
 """
 
@@ -41,7 +41,10 @@ _INT64_MAX = 2**63 - 1
 
 
 def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> bytearray:
-    """One ready-made batch as it is to be appended (a copy), its offsets aside. Raises as the module text tells."""
+    """Return a checked copy of one ready-made batch, ready to append except for its offsets.
+
+    Raises as the tables of the module say.
+    """
     header = check_batch(batch)
     _check_form(header, len(batch), partition)
     check_size(len(batch), settings, partition=partition)
@@ -63,7 +66,7 @@ def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicParti
 
 
 def check_size(size: int, settings: LogSettings, *, partition: TopicPartition) -> None:
-    """Raises InvalidRequest for an encoded batch above `max_message_bytes` or above a whole segment."""
+    """Raise InvalidRequest for an encoded batch above `max_message_bytes` or above a whole segment."""
     for name, limit in (("max.message.bytes", settings.max_message_bytes), ("segment.bytes", settings.segment_bytes)):
         if size > limit:
             facts = {"size_bytes": size, name.replace(".", "_"): limit}
@@ -71,12 +74,12 @@ def check_size(size: int, settings: LogSettings, *, partition: TopicPartition) -
 
 
 def check_keys(records: Sequence[Record], *, partition: TopicPartition) -> None:
-    """What a compacted topic asks of each record. Raises InvalidRequest naming those without key."""
+    """Check that each record has a key, for a compacted topic. Raises InvalidRequest with the indexes."""
     refuse_keyless([at for at, record in enumerate(records) if record[0] is None], partition)
 
 
 def refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
-    """Raises InvalidRequest, Kafka's INVALID_RECORD, if any of a compacted topic's records is without key."""
+    """Raise InvalidRequest (Kafka's INVALID_RECORD) if `missing` names records without key."""
     if missing:
         raise InvalidRequest(
             "appending to a compacted topic, records without key", partition=partition, records=missing[:_NAMED_MAX]
@@ -84,7 +87,10 @@ def refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
 
 
 def check_times(times: ArrayLike, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> None:
-    """The records' times (ms, in order) against the topic's limits. Raises InvalidRequest naming those outside."""
+    """Check the records' times (ms, in order) against the topic's limits.
+
+    Raises InvalidRequest with the indexes of the records outside.
+    """
     before, after = settings.timestamp_before_max_ms, settings.timestamp_after_max_ms
     if settings.timestamp_type is TimestampType.LOG_APPEND_TIME or (before is None and after is None):
         return
@@ -120,7 +126,7 @@ def _check_form(header: BatchHeader, size: int, partition: TopicPartition) -> No
 
 
 def _check_producer(header: BatchHeader, partition: TopicPartition) -> None:
-    """A producer comes with an epoch and a sequence, and a transaction with a producer."""
+    """Check that a producer has an epoch and a sequence, and that a transaction has a producer."""
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise InvalidRequest(
             "appending a producer's batch without epoch or sequence",

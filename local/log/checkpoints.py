@@ -1,8 +1,8 @@
-"""Kafka's text side files: offset checkpoints, leader epochs, ``partition.metadata``, ``meta.properties``.
+"""Kafka's text files: offset checkpoints, leader epochs, ``partition.metadata``, ``meta.properties``.
 
-A checkpoint is: a line ``0`` (version), a line with the number of entries, then an entry a line. It is replaced
-whole (`storage.replace_file`), so a crash leaves the old one or the new one. A damaged one is Corrupt, never guessed
-at; an absent or an empty one holds nothing. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
+A checkpoint has a line ``0`` (version), a line with the number of entries, then one entry per line. It is replaced
+whole (`storage.replace_file`), so a crash leaves the old or the new one. A damaged checkpoint is Corrupt and is never
+repaired by guessing. A missing or empty one has no entries. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER = re.compile("-?[0-9]{1,19}")  # the digits of 64 bits
 
 
 def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
-    """The offset per partition of a ``…-offset-checkpoint`` file."""
+    """Return the offset per partition of a ``…-offset-checkpoint`` file."""
     found: dict[TopicPartition, int] = {}
     for line, fields in _read(storage, path, 3):
         topic, partition, offset = fields
@@ -36,7 +36,7 @@ def write_offsets(storage: Storage, path: str, offsets: Mapping[TopicPartition, 
 
 
 def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]]:
-    """The (leader epoch, start offset) pairs of a ``leader-epoch-checkpoint``, both ascending."""
+    """Return the (leader epoch, start offset) pairs of a ``leader-epoch-checkpoint``, both ascending."""
     found: list[tuple[int, int]] = []
     for line, (epoch, start) in _read(storage, path, 2):
         try:
@@ -55,7 +55,7 @@ def write_epochs(storage: Storage, path: str, epochs: Iterable[tuple[int, int]])
 
 
 def read_topic_id(storage: Storage, directory: str) -> str | None:
-    """The topic id in ``partition.metadata``; None when there is no such file."""
+    """Return the topic id in ``partition.metadata``; None if the file is missing."""
     path = join(directory, names.PARTITION_METADATA)
     try:
         lines = storage.read(path).decode("utf-8", "replace").splitlines()
@@ -69,14 +69,14 @@ def read_topic_id(storage: Storage, directory: str) -> str | None:
 
 
 def write_topic_id(storage: Storage, directory: str, topic_id: str, *, syncs_name: bool = True) -> None:
-    """``partition.metadata``; as `local.storage.storage.replace_file`."""
+    """Write ``partition.metadata`` as `local.storage.storage.replace_file` does."""
     body = f"version: 0\ntopic_id: {topic_id}\n".encode()
     replace_file(storage, join(directory, names.PARTITION_METADATA), body, syncs_name=syncs_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaProperties:
-    """Whose directory it is (`cluster_id`, `node_id`) and which of that node's (`directory_id`). Empty where absent."""
+    """The cluster, node and directory ids of a log directory; empty where the file lacks one."""
 
     cluster_id: str
     node_id: str
@@ -84,7 +84,10 @@ class MetaProperties:
 
 
 def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
-    """What ``meta.properties`` says; None when there is none. Version 0 had ``broker.id``, and no directory id."""
+    """Return the ids in ``meta.properties``; None if the file is missing.
+
+    Version 0 has ``broker.id`` and no directory id.
+    """
     try:
         lines = storage.read(join(root, names.META_PROPERTIES)).decode("utf-8", "replace").splitlines()
     except NotFound:
@@ -98,7 +101,11 @@ def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
 
 
 def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | None = None) -> MetaProperties:
-    """What ``meta.properties`` says, which is written on first use: an id of its own, the rest as in `like`."""
+    """Return the ids in ``meta.properties``; write the file on first use.
+
+    The directory id is new; the cluster id and node id are those of `like`. Without `like` the cluster id is new and
+    the node id is "1".
+    """
     found = read_meta_properties(storage, root)
     if found is not None:
         return found
@@ -115,7 +122,10 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
 
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:
-    """The (line number, fields) of a checkpoint's bytes. Raises Corrupt, naming `path`, unless each has `width`."""
+    """Return the (line number, fields) pairs of a checkpoint's bytes.
+
+    Raises Corrupt, naming `path`, unless each entry has `width` fields.
+    """
     lines = data.splitlines()
     if not lines:
         return []
@@ -131,7 +141,10 @@ def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[st
 
 
 def _number(text: str, bits: int) -> int:
-    """A number as Kafka writes it, in so many bits. Raises ValueError: `int` alone takes underscores and any length."""
+    """Parse a number as Kafka writes it, of at most so many bits. Raises ValueError.
+
+    `int` alone accepts underscores and any length.
+    """
     if not _NUMBER.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
         raise ValueError(text[:20])
     return number

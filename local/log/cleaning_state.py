@@ -1,4 +1,4 @@
-"""Whether a log may be cleaned, is being cleaned, or has to be let go of: one small machine a log.
+"""The cleaning state of a log: whether it may be cleaned, is being cleaned, or is paused.
 
 | state | start | end | pause | resume |
 |---|---|---|---|---|
@@ -7,14 +7,20 @@
 | aborted | | paused(1) | | |
 | paused(n) | | | paused(n + 1) | paused(n - 1), or none |
 
-A blank is a mistake of the caller, told as such. A pass starts from *none* only, so a log never has two. Whoever has to
-change what the cleaner relies on (truncation, moving to another disk, another cleanup policy, deletion) **pauses**
-first: a pass under way becomes *aborted*, the cleaner sees that between two steps and ends, and the pause begins. It
-nests, for several may need the log at once: the last resume lets the cleaner in again. Whoever pauses a log that is
-aborted already waits for that pause to begin and adds its own.
+A blank is a mistake of the caller and raises InvalidRequest. A pass starts only from *none*, so a log never has two.
 
-What a pass achieved counts only where it ends from *in progress*: the cleaner's checkpoint is written from nowhere
-else. An aborted pass may have swapped groups of segments in, each of which is sound by itself; they are cleaned again.
+A change of something that the cleaner relies on **pauses** the log first: a truncation, a move to another disk,
+another cleanup policy, a deletion.
+
+1. The pause turns a pass under way into *aborted*.
+2. The cleaner checks for this between two steps and ends the pass.
+3. The log becomes *paused*, and the pausing thread continues.
+
+Pauses nest: the cleaner may start again after the last resume. A second pause of an *aborted* log waits for *paused*
+and adds one.
+
+The result of a pass counts only if the pass ends from *in progress*: only then is the cleaner checkpoint written. An
+aborted pass may have swapped in groups of segments. Each group is sound by itself and is cleaned again.
 
 Source: kafka `LogCleanerManager`, `LogCleaningState`.
 """
@@ -32,7 +38,7 @@ from local.names import TopicPartition
 
 
 class State(Enum):
-    """Of one log; *paused* counts those who asked for it."""
+    """The cleaning state of one log. *paused* counts its pauses."""
 
     NONE = "none"
     IN_PROGRESS = "in progress"
@@ -41,7 +47,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What can happen to a state."""
+    """An event that changes the state."""
 
     START = "start"
     END = "end"
@@ -51,7 +57,7 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """A state; `pauses` is 0 but for *paused*."""
+    """A state with its number of pauses, 0 except for *paused*."""
 
     state: State = State.NONE
     pauses: int = 0
@@ -72,7 +78,7 @@ NEXT: dict[tuple[State, Event], State] = {
 
 
 def after(now: Cleaning, event: Event) -> Cleaning:
-    """The state that follows. Raises InvalidRequest for what is blank in the table."""
+    """Return the next state. Raises InvalidRequest for a blank in the table."""
     target = NEXT.get((now.state, event))
     if target is None:
         raise InvalidRequest("changing the state of a cleaning, not from here", state=now, event=event.value)
@@ -83,7 +89,10 @@ def after(now: Cleaning, event: Event) -> Cleaning:
 
 
 class CleaningGate:
-    """The machine of one log, for the threads that share it. Thread safe; hold no lock of the log while pausing."""
+    """The cleaning state of one log, shared by threads.
+
+    Thread safe; hold no lock of the log while pausing.
+    """
 
     def __init__(self, partition: TopicPartition) -> None:
         self._partition = partition
@@ -96,7 +105,7 @@ class CleaningGate:
         return self._now
 
     def try_start(self) -> bool:
-        """Begin a pass; False when there is one, or the log is paused. The caller ends it with `end`."""
+        """Start a pass; False during another pass or a pause. The caller must call `end`."""
         with self._changed:
             if self._now.state is not State.NONE:
                 return False
@@ -106,11 +115,14 @@ class CleaningGate:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the pass under way has to let go."""
+        """Whether the pass under way must end."""
         return self._now.state is State.ABORTED
 
     def end(self, undo: Callable[[], None] = lambda: None) -> bool:
-        """End the pass; False when it was aborted: then `undo` ran before anybody who waits went on."""
+        """End the pass and return whether it counts; False if it was aborted.
+
+        For an aborted pass, `undo` runs before any pausing thread continues.
+        """
         with self._changed:
             is_done = self._now.state is State.IN_PROGRESS
             try:
@@ -122,9 +134,9 @@ class CleaningGate:
             return is_done
 
     def abort_and_pause(self) -> None:
-        """The cleaner has let go when this returns, and stays away until `resume`. Waits for its next step.
+        """Pause the log and wait until a pass under way has ended. The pause lasts until `resume`.
 
-        Raises InvalidRequest when the cleaning thread itself asks: it would wait for ever.
+        Raises InvalidRequest in the cleaning thread itself, which would wait for ever.
         """
         with self._changed:
             if self._cleaner == threading.get_ident():
@@ -136,13 +148,13 @@ class CleaningGate:
                 self._changed.wait_for(lambda: self._now.state is State.PAUSED)
 
     def resume(self) -> None:
-        """Take one pause back. Raises InvalidRequest for a log that is not paused."""
+        """End one pause. Raises InvalidRequest for a log that is not paused."""
         with self._changed:
             self._change(Event.RESUME)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While inside, nobody cleans this log."""
+        """Pause the log inside the context."""
         self.abort_and_pause()
         try:
             yield

@@ -1,8 +1,8 @@
-"""From columns to batches of a sensible size: what an append of columns does, mostly before it takes the log's lock.
+"""Encode columns as batches of about the configured size, mostly before the log's lock is taken.
 
-The sibling of `local.log.encoding`, which does it for tuples; same checks, same errors. Without a codec every check
-comes first, and the bytes are made while they are written: a run of a few MiB at a time, so that memory is used again
-and stays in the cache (whole tables at once cost half of the speed).
+`local.log.encoding` does the same for tuples, with the same checks and errors. Without a codec, all checks come first,
+and the bytes are encoded during the append in runs of a few MiB. The memory of a run is then reused and stays in the
+cache; encoding whole tables at once halves the speed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ Cut = tuple[RecordColumns, NDArray[np.int64], NDArray[np.int64]]
 def encode_column_batches(
     chunks: Sequence[RecordColumns], settings: LogSettings, *, partition: TopicPartition, now_ms: int
 ) -> Iterable[memoryview]:
-    """The records as batches ready to be given their offsets, once, in order; a batch never spans two chunks.
+    """Return the records as batches without offsets, in order, to iterate once.
 
-    Raises InvalidRequest, at once and not while they are taken, for no records, for a single record above
-    `max_message_bytes` or a segment, for records without key in a compacted topic, for times that the topic does not
-    allow, and for columns that make no sense. The columns must not change before the last batch was taken.
+    A batch never spans two chunks. The call itself, not the iteration, raises InvalidRequest for:
+
+    - no records, or columns that contradict each other;
+    - a single record above `max_message_bytes` or a segment;
+    - records without key in a compacted topic;
+    - times outside the topic's limits.
+
+    The columns must not change before the last batch was taken.
     """
     if not sum(map(len, chunks)):
         raise InvalidRequest("appending, no records", partition=partition)
@@ -49,7 +54,7 @@ def encode_column_batches(
         for _, _, sizes in cuts:
             check_size(int(sizes.max()), settings, partition=partition)
         return _encoded(cuts, settings, now_ms)
-    # What a batch comes to is known when it has been compressed, so all of them are, before one is appended.
+    # The size of a batch is known only after compression, so all batches are compressed before the first append.
     batches = []
     for cut in cuts:
         for batch in _compressed(cut, settings, now_ms):
@@ -68,7 +73,7 @@ def _check_keys(chunks: Sequence[RecordColumns], partition: TopicPartition) -> N
 
 
 def _encoded(cuts: Sequence[Cut], settings: LogSettings, now_ms: int) -> Iterator[memoryview]:
-    """The plain batches; no more than a run of them is in memory unless the caller keeps them."""
+    """Yield the uncompressed batches, with at most one run in memory unless the caller keeps batches."""
     at_append = settings.timestamp_type is TimestampType.LOG_APPEND_TIME
     attributes, append_ms = (LOG_APPEND_TIME, now_ms) if at_append else (0, -1)
     for columns, ends, sizes in cuts:
@@ -87,7 +92,7 @@ def _encoded(cuts: Sequence[Cut], settings: LogSettings, now_ms: int) -> Iterato
 
 
 def _compressed(cut: Cut, settings: LogSettings, now_ms: int) -> Iterator[memoryview]:
-    """The batches, each that came out above the limit (its bytes do not compress) in halves."""
+    """Yield the compressed batches of a cut; a batch above the limit (incompressible) is split in halves."""
     columns, ends, _sizes = cut
     first = 0
     for end, plain in zip(ends.tolist(), _encoded([cut], settings, now_ms), strict=True):

@@ -1,4 +1,4 @@
-"""From many records to batches of a sensible size: what an append does before it takes the log's lock."""
+"""Encode records as batches of about the configured size, before the log's lock is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.names import TopicPartition
 from local.records.batch import encode_batch, read_header
 from local.settings import LogSettings
 
-# Length, attributes, deltas, key and value length, header count of one record, about.
+# The approximate bytes of length, attributes, deltas, key and value length and header count of one record.
 _RECORD_OVERHEAD_BYTES = 12
 _SAMPLES = 64
 
@@ -25,11 +25,14 @@ def encode_batches(
     now_ms: int,
     producer: Producer | None = None,
 ) -> list[bytearray]:
-    """The records as batches at offset 0, ready to be given their offsets.
+    """Return the records as batches at offset 0, ready to get their offsets.
 
-    With a `producer` they are one batch, for a batch is what a retry repeats. Raises InvalidRequest for no records, for
-    a single record (with a producer: the one batch) above `max_message_bytes` or a segment, for records without key in
-    a compacted topic and for record times that the topic does not allow.
+    With a `producer` the records become one batch, because a retry repeats a batch. Raises InvalidRequest for:
+
+    - no records;
+    - a single record (with a producer: the one batch) above `max_message_bytes` or a segment;
+    - records without key in a compacted topic;
+    - record times outside the topic's limits.
     """
     if not records:
         raise InvalidRequest("appending, no records", partition=partition)
@@ -49,7 +52,7 @@ def encode_batches(
 
 
 def _may_be_out_of_time(batches: Iterable[bytearray], settings: LogSettings, now_ms: int) -> bool:
-    """Whether every record's time has to be looked at: the headers know the largest, and nobody the smallest."""
+    """Whether each record's time must be checked: headers hold the largest time, but not the smallest."""
     if settings.timestamp_type is TimestampType.LOG_APPEND_TIME:
         return False
     if settings.timestamp_before_max_ms is not None:
@@ -66,7 +69,7 @@ def _encode_in_batches(records: Sequence[Record], settings: LogSettings, now_ms:
 
 
 def _encode_within_limit(records: Sequence[Record], settings: LogSettings, now_ms: int, limit: int) -> Iterator[bytes]:
-    """One batch, or the batches of both halves when it came out too large (the sample misjudged the sizes)."""
+    """Yield one batch, or the batches of both halves if it is above the limit (atypical sample)."""
     batch = _encode(records, settings, now_ms, None)
     if len(batch) <= limit or len(records) == 1:
         yield batch
@@ -92,7 +95,7 @@ def _encode(records: Sequence[Record], settings: LogSettings, now_ms: int, produ
 
 
 def _chunks(records: Sequence[Record], batch_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of equal numbers of records, the number judged by a sample, so that a batch is about `batch_bytes`."""
+    """Yield ranges of equal numbers of records, for batches of about `batch_bytes`, judged by a sample."""
     sample = records[:: max(1, len(records) // _SAMPLES)]
     total = sum(len(record[0] or b"") + len(record[1] or b"") + _RECORD_OVERHEAD_BYTES for record in sample)
     each = max(1, batch_bytes * len(sample) // total)

@@ -1,25 +1,24 @@
-"""Many who wait for the disk share one fsync: the group commit of a log.
+"""Group commit: threads that wait for durable appends share one fsync.
 
-Whoever wrote under the log's lock lets go of it and waits here for its **position**, a number that grows with every
-written byte and never falls. One of those who wait leads: it syncs for all, and everybody whose bytes were written
-before it began is done. Those who came during its sync have the next leader among them. Nobody waits for a clock.
+A thread appends under the log's lock, releases the lock and waits here for its **position**, a number that grows with
+every written byte and never falls. One waiting thread leads and syncs for all. A sync covers all bytes written before
+it began. Threads that arrive during the sync elect the next leader among them. There is no timer.
 
-| state | event | next state, and what becomes of those who wait |
+| state | event | next state, and the effect on waiting threads |
 |---|---|---|
 | idle | `wait_for`, position covered | idle; returns |
 | idle | `wait_for`, position not covered | syncing; the caller leads |
 | syncing | `wait_for`, position not covered | syncing; waits |
-| syncing | the sync ends, everything up to p was in it | idle; those up to p return, one of the others leads |
+| syncing | the sync ends and covers up to p | idle; threads up to p return, one of the others leads |
 | syncing | the sync fails, or is interrupted | failed; the leader gets its error, all not covered get DiskFailed |
-| idle, syncing | `cover(p)`: a sealed or recovered segment is durable up to p | unchanged; those up to p return |
+| idle, syncing | `cover(p)`: a closed or recovered segment is durable up to p | unchanged; threads up to p return |
 | idle, syncing | `fail` | failed; all not covered get DiskFailed |
-| failed | anything | failed; only what was covered before returns, and nothing is covered any more |
+| failed | any | failed; only positions covered before return, and nothing more is covered |
 
-A sync that failed is never tried again: the kernel may have dropped the pages and forgotten, and a second fsync would
-say yes. So `failed` is for good, and a sync that ends well after it covers nothing.
+A failed sync is never retried: the kernel may have dropped the pages and cleared the error, and a second fsync would
+succeed. `failed` is therefore final, and a sync that ends well after it covers nothing.
 
-Order of effects: write, then sync, then cover, then return to the caller. A crash before the cover loses what nobody
-was promised.
+Order of effects: write, sync, cover, return to the caller. A crash before the cover loses only unacknowledged records.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from local.errors import DiskFailed
 
 
 class GroupCommit:
-    """See the module text. Thread safe; `sync` is called by one thread at a time, holding nothing of this class.
+    """See the module. Thread safe. One thread at a time calls `sync`, without holding this class's lock.
 
-    `sync` makes durable what is written when it is called, or more, and returns the position that this reaches.
+    `sync` makes at least all bytes durable that were written before its call, and returns the position it reached.
     """
 
     def __init__(self, sync: Callable[[], int]) -> None:
@@ -44,9 +43,10 @@ class GroupCommit:
         self._failure: BaseException | None = None
 
     def wait_for(self, position: int) -> None:
-        """Return once everything up to `position` is durable. The caller must not hold what `sync` needs.
+        """Return once everything up to `position` is durable.
 
-        Raises DiskFailed (the leader: whatever `sync` raised) when that will never be known.
+        The caller must not hold a lock that `sync` needs. Raises DiskFailed after a failure; the leader raises the
+        error of `sync` itself.
         """
         while True:
             leads = False
@@ -67,14 +67,14 @@ class GroupCommit:
             self._end(reached=reached)
 
     def cover(self, position: int) -> None:
-        """Everything up to `position` became durable by another way than this class's `sync`."""
+        """Record that everything up to `position` became durable without this class's `sync`."""
         with self._changed:
             if self._failure is None:
                 self._covered = max(self._covered, position)
                 self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will be covered; the first reason stays."""
+        """Stop covering positions for good. The first error is kept."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Which leader epoch began at which offset: the lineage of a log, and what decides between two histories.
+"""The leader epochs of a log with their start offsets, which decide between two histories.
 
-`LeaderEpochs` is a value; its file is ``leader-epoch-checkpoint``. Both columns ascend.
-Source: kafka `LeaderEpochFileCache`.
+`LeaderEpochs` is a value. Its file is ``leader-epoch-checkpoint``. Both columns ascend. Source: kafka
+`LeaderEpochFileCache`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class EpochRange(NamedTuple):
-    """Offsets ``[base_offset, next_offset)`` of one leader epoch; None: records that name none."""
+    """Offsets ``[base_offset, next_offset)`` of one leader epoch. Epoch None: records without an epoch."""
 
     epoch: int | None
     base_offset: int
@@ -30,39 +30,42 @@ class LeaderEpochs:
         return self.entries[-1][0] if self.entries else None
 
     def assign(self, epoch: int, start_offset: int) -> LeaderEpochs:
-        """With `epoch` beginning at `start_offset`; entries that contradict it go (history before them is kept)."""
+        """Return the epochs with `epoch` starting at `start_offset`, without the entries that contradict it.
+
+        Earlier entries stay.
+        """
         if self.entries and self.entries[-1][0] == epoch and start_offset >= self.entries[-1][1]:
             return self
         kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
         return LeaderEpochs((*kept, (epoch, start_offset)))
 
     def covering(self, offset: int) -> LeaderEpochs:
-        """With every record from `offset` on in some epoch: those before the first known one are of epoch 0."""
+        """Return the epochs with every record from `offset` on in one: epoch 0 before the first known epoch."""
         if self.entries and self.entries[0][1] <= offset:
             return self
         return LeaderEpochs(((0, offset), *(entry for entry in self.entries if entry[0] > 0)))
 
     def epoch_at(self, offset: int) -> int | None:
-        """The epoch that the record at `offset` was, or would be, written in; None when that is not known."""
+        """Return the epoch in which the record at `offset` was or would be written; None if unknown."""
         return next((epoch for epoch, start in reversed(self.entries) if start <= offset), None)
 
     def truncate_from_end(self, offset: int) -> LeaderEpochs:
-        """Without the epochs that begin at or after `offset`."""
+        """Return the epochs without those that start at or after `offset`."""
         return LeaderEpochs(tuple((e, s) for e, s in self.entries if s < offset))
 
     def truncate_from_start(self, offset: int) -> LeaderEpochs:
-        """As seen from a log that begins at `offset`: the epoch that holds it starts there."""
+        """Return the epochs of a log that starts at `offset`: the epoch that holds it starts there."""
         below = [e for e, s in self.entries if s <= offset]
         kept = tuple((e, s) for e, s in self.entries if s > offset)
         return LeaderEpochs(((below[-1], offset), *kept) if below else kept)
 
     def between(self, base_offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
-        """The pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""
+        """Return the pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""
         return self.truncate_from_end(next_offset).truncate_from_start(base_offset).entries
 
 
 def joined_ranges(ranges: Iterable[EpochRange]) -> list[EpochRange]:
-    """Ascending ranges with neighbours of one epoch as one; without empty ones."""
+    """Merge adjacent ranges of one epoch, dropping empty ranges. `ranges` ascend."""
     found: list[EpochRange] = []
     for each in ranges:
         last = found[-1] if found else None
@@ -74,7 +77,7 @@ def joined_ranges(ranges: Iterable[EpochRange]) -> list[EpochRange]:
 
 
 def ranges_outside(ranges: Sequence[EpochRange], kept: Sequence[EpochRange]) -> list[EpochRange]:
-    """The parts of `ranges` at offsets that none of `kept` holds; both ascend and are disjoint."""
+    """Return the parts of `ranges` at offsets outside of all `kept`. Both ascend and are disjoint."""
     left: list[EpochRange] = []
     first = 0
     for each in ranges:

@@ -1,7 +1,7 @@
-"""What a reader of a log sees: its segments and offsets at one moment, copied on every change and never changed.
+"""An immutable view of a log for readers: its segments and offsets at one moment.
 
-Readers never wait: they work on a view, and when a segment of it was replaced or dropped meanwhile (NotFound) they ask
-the log for the next one.
+Every change replaces it. Readers never wait. They work on a view. If one of its segments was replaced or dropped
+(NotFound), they ask the log for the next view.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from local.segment.time_search import first_at_or_after, largest_timestamp
 
 
 class LargestTimes:
-    """The largest timestamp up to and including each of a list of sealed segments; learned when first asked for.
+    """The running maximum of the timestamps of a list of closed segments, computed at the first request.
 
-    Timestamps need not ascend, what is largest so far does: so the first segment that is late enough is found by
-    halving, however many there are. Shared by the views of one list.
+    Timestamps need not ascend, but their running maximum does. A binary search therefore finds the first segment that
+    is late enough. Views with the same list share the object.
     """
 
     def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
@@ -33,7 +33,10 @@ class LargestTimes:
         self._running: list[int] | None = None
 
     def first_reaching(self, timestamp_ms: int) -> int:
-        """Index of the first with a record at or after `timestamp_ms`, the number of them if none. Raises NotFound."""
+        """Return the index of the first segment with a record at or after `timestamp_ms`.
+
+        Without such a segment the result is their number. Raises NotFound.
+        """
         if self._running is None:
             known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
             self._running = list(accumulate(known, max))
@@ -42,12 +45,15 @@ class LargestTimes:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Segments ascending, `bases` their base offsets; `next_offset` is the log end. `times` is of the leading ones.
+    """One view of a log. Segments ascend, `bases` are their base offsets, `next_offset` is the log end.
 
-    `unstable_offset` is where the earliest open transaction began (None: there is none): told together with the log
-    end, for a marker decides only once it can be read, and the entry of an aborted transaction is there by then.
-    `tail_bytes` and `is_tail_active` are of the last segment at that moment: it grows, and is sealed, under whoever
-    looks, and a segment that is told with an end of before it grew would pass for one that is sealed there.
+    - `times` covers the closed segments.
+    - `unstable_offset` is the start of the earliest open transaction, None without one. It is published together with
+      the log end: a marker takes effect only once it is readable, and an aborted transaction's entry is written by
+      then.
+    - `tail_bytes` and `is_tail_active` describe the last segment at this moment. The segment may grow or be closed
+      while the view is in use. With the current state and the view's log end, it would look like a segment that ends
+      there.
     """
 
     segments: tuple[Segment, ...]
@@ -61,7 +67,10 @@ class LogView:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction is decided: where the earliest open one began, else the log end."""
+        """The offset below which every transaction is decided.
+
+        It is the start of the earliest open transaction, or the log end.
+        """
         if self.unstable_offset is None:
             return self.next_offset
         return min(max(self.unstable_offset, self.log_start_offset), self.next_offset)
@@ -73,7 +82,10 @@ class LogView:
     def infos(
         self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
     ) -> tuple[SegmentInfo, ...]:
-        """Facts about every segment; the last is the active one. Raises NotFound where times are asked for."""
+        """Return the facts of every segment; the last is the active one.
+
+        Raises NotFound if times are requested.
+        """
         ends = (*self.bases[1:], self.next_offset)
         last, found = len(ends) - 1, []
         for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
@@ -91,25 +103,25 @@ class LogView:
         return tuple(found)
 
     def segment(self, base_offset: int) -> Segment | None:
-        """The segment with exactly this base."""
+        """Return the segment with exactly this base, or None."""
         at = bisect.bisect_left(self.bases, base_offset)
         return self.segments[at] if at < len(self.bases) and self.bases[at] == base_offset else None
 
     def sealed_below(self, offset: int) -> list[Segment]:
-        """The sealed segments wholly below `offset`, oldest first."""
+        """Return the closed segments wholly below `offset`, oldest first."""
         return [each for each, end in zip(self.segments, self.bases[1:], strict=False) if end <= offset]
 
     def check_inside(self, partition: TopicPartition, offset: int) -> None:
-        """Raises OffsetOutOfRange, with the valid range, outside ``[local_log_start_offset, next_offset]``."""
+        """Raise OffsetOutOfRange, with the valid range, outside ``[local_log_start_offset, next_offset]``."""
         first = self.local_log_start_offset
         if not first <= offset <= self.next_offset:
             facts = {"offset": offset, "first_offset": first, "next_offset": self.next_offset}
             raise OffsetOutOfRange("reading the local log", partition=partition, **facts)
 
     def read(self, offset: int, limits: ReadLimits) -> BatchRun:
-        """Whole batches from the one that holds `offset` or follows it; an empty run when the limits let none through.
+        """Return whole batches, the first one holding or following `offset`; empty if the limits admit none.
 
-        Raises NotFound when a segment was replaced, Corrupt.
+        Raises NotFound if a segment was replaced, Corrupt.
         """
         if limits.upper_offset is not None and offset >= limits.upper_offset:
             return no_run()  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
@@ -122,12 +134,13 @@ class LogView:
     def aborted_transactions(
         self, from_offset: int, upper_offset: int, open_before: Mapping[int, int] | None = None
     ) -> list[AbortedTransaction]:
-        """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it.
+        """Return the aborted transactions that concern ``[from_offset, upper_offset)``.
 
-        `open_before` are the transactions that are open where the segment of `from_offset` begins, as (producer, first
-        offset); the records at or above `from_offset` need none. Every index is held against the batches of its
-        segment. The search goes on behind `upper_offset` until each transaction with records below it has met
-        its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that contradicts the log.
+        Markers may be above it. `open_before` maps producer to first offset, for transactions open at the base of the
+        segment that holds `from_offset`. It is not needed for records at or above `from_offset`. Every index is
+        compared with the batches of its segment. The search continues after `upper_offset` until each transaction with
+        records below it has reached its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that
+        contradicts the log.
         """
         from local.index.txn_scan import carried_problem
 
@@ -153,7 +166,10 @@ class LogView:
         return found
 
     def search(self, timestamp_ms: int) -> FoundOffset | None:
-        """The first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""
+        """Return the first record at or after `timestamp_ms` and the local log start.
+
+        Raises NotFound, Corrupt.
+        """
         start = self.local_log_start_offset
         for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
             segment = self.segments[at]
@@ -164,7 +180,7 @@ class LogView:
         return None
 
     def newest(self) -> FoundOffset | None:
-        """The first of the records with the largest timestamp. Raises NotFound, Corrupt."""
+        """Return the first of the records with the largest timestamp. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
         segments = self._reaching(start)
         known = [-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in segments]
@@ -174,12 +190,12 @@ class LogView:
             found = first_at_or_after(segments[at], largest, start)
             if found is not None:
                 return found
-            # It was of a record below the start, or is of one that is just being written: what can be read decides.
+            # The time was of a record below the start, or is of a batch being written: the readable batches decide.
             told = None if at in scanned else largest_timestamp(segments[at], start)
             known[at] = -1 if told is None else told
             scanned.add(at)
         return None
 
     def _reaching(self, offset: int) -> tuple[Segment, ...]:
-        """The segments that may hold records at or above `offset`."""
+        """Return the segments that may hold records at or above `offset`."""
         return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]

@@ -1,4 +1,4 @@
-"""The ``.snapshot`` file: what a log knows of its producers just before the offset in the file's name.
+"""The ``.snapshot`` file: the producers of a log just before the offset in the file's name.
 
 | off | size | field | note |
 |---|---|---|---|
@@ -9,8 +9,8 @@
 
 An entry, 46 bytes: producerId int64, producerEpoch int16, lastSequence int32 (-1 none), lastOffset int64 (-1 none),
 offsetDelta int32 (of the last batch: its last minus its first offset), timestamp int64, coordinatorEpoch int32,
-currentTxnFirstOffset int64 (-1 none). Big-endian. Only the last batch of each producer survives in the file.
-Source: kafka `ProducerStateManager`, `ProducerSnapshot.json`.
+currentTxnFirstOffset int64 (-1 none). Big-endian. The file holds only the last batch of each producer. Source: kafka
+`ProducerStateManager`, `ProducerSnapshot.json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CRC_START = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerEntry:
-    """One producer. -1 stands for none, as in the file; `last_offset` is inclusive."""
+    """One producer. -1 stands for none, as in the file. `last_offset` is inclusive."""
 
     producer_id: int
     producer_epoch: int
@@ -66,7 +66,10 @@ def encode(producers: Sequence[ProducerEntry]) -> bytes:
 
 
 def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
-    """Raises Corrupt, naming `path`, for another version, a wrong checksum or bytes too few or too many."""
+    """Decode a snapshot.
+
+    Raises Corrupt, naming `path`, for another version, a wrong checksum or a wrong size.
+    """
     view = memoryview(data).cast("B")
     if len(view) < HEAD_BYTES:
         raise Corrupt("reading a producer snapshot, shorter than its head", path=path, size_bytes=len(view))

@@ -1,4 +1,4 @@
-"""When the active segment is sealed and a new one begun: Kafka's conditions, asked before each batch is added.
+"""Kafka's conditions for rolling the active segment, checked before each append of a batch.
 
 | condition | detail |
 |---|---|
@@ -8,14 +8,17 @@
 | time index | floor(`segment_index_bytes` / 12) - 1 entries are there; the last slot is for the final entry |
 | range | last offset of the batch - base offset > 2^31 - 1 |
 
-Waited is the batch's largest timestamp minus that of the segment's first batch that has one; while none has, the
-clock minus the segment's creation. An empty segment is never sealed, and nothing but an append asks: a log without
-traffic does not roll by itself (who wants that: `policies.tiering`).
+- **Waited** is the batch's largest timestamp minus that of the first batch of the segment that has one. Without such a
+  batch it is the clock minus the segment's creation.
+- An empty segment is never closed. Only an append checks the conditions, so a log without traffic does not roll by
+  itself (`policies.tiering` can do that).
+- **Jitter** is drawn once for each segment, evenly from [0, min(`segment_jitter_ms`, `segment_ms`)), so that logs
+  created together do not roll together.
+- A compacted log's segment also rolls at `max_compaction_lag_ms`, because the active segment is never compacted. If
+  this is less than `segment_ms`, it bounds the jitter too. In Kafka the jitter may exceed it, and every append would
+  roll.
 
-Jitter is drawn once for each segment, evenly from [0, min(`segment_jitter_ms`, `segment_ms`)), so that logs which began
-together do not roll together. A compacted log's segment also rolls at `max_compaction_lag_ms`, as the active segment is
-never compacted; where that is less than `segment_ms` it bounds the jitter too (Kafka's may exceed it there, and every
-append would roll). Source: kafka `LogSegment.shouldRoll`, `LogConfig.maxSegmentMs`.
+Source: kafka `LogSegment.shouldRoll`, `LogConfig.maxSegmentMs`.
 """
 
 from __future__ import annotations
@@ -31,17 +34,17 @@ Draw = Callable[[int], int]
 
 
 class Rolling:
-    """The conditions, and the jitter of the segment they were last asked about. Not thread safe: the log's lock."""
+    """The conditions, with the jitter of the last checked segment. The log's lock guards it."""
 
     def __init__(self, draw: Draw = random.randrange) -> None:
-        """`draw(n)` is an even choice from [0, n)."""
+        """Take `draw(n)`, an even choice from [0, n)."""
         self._draw = draw
         self._jittered: tuple[int, int, int] | None = None
 
     def is_due(
         self, active: Segment, settings: LogSettings, size: int, header: BatchHeader, *, base_offset: int, now_ms: int
     ) -> bool:
-        """Whether `active` is sealed before a batch of `size` bytes is added at `base_offset`."""
+        """Return whether `active` must be closed before a batch of `size` bytes is added at `base_offset`."""
         if active.size_bytes == 0:
             return False
         began = active.roll_base_ms
@@ -54,7 +57,7 @@ class Rolling:
         )
 
     def _jitter_ms(self, active: Segment, settings: LogSettings) -> int:
-        """Drawn anew when the settings change, as they were for another choice."""
+        """Return the segment's jitter, drawn again when the settings change."""
         below = min(settings.segment_jitter_ms, settings.roll_ms)
         if self._jittered is None or self._jittered[:2] != (active.base_offset, below):
             self._jittered = active.base_offset, below, self._draw(below) if below > 0 else 0

@@ -1,9 +1,9 @@
-"""The entries of a segment's ``.txnindex`` made again from the log: for an index that is missing or contradicts it.
+"""Rebuild the entries of a ``.txnindex`` from the log, if the index is missing or contradicts the log.
 
-1. The producers as they are before the segment: the newest snapshot, and the batches from there on.
-2. A replay of the segment's batches gives an entry for each abort marker that ends an open transaction.
-3. Entries of the old file stay where the log has their abort marker and the replay has nothing to say: the records of
-   such a transaction were cleaned, or lie in the remote tier.
+1. Load the producers before the segment: the newest snapshot, and the batches from there on.
+2. Replay the segment's batches. Each abort marker that ends an open transaction gives an entry.
+3. Keep an entry of the old file if the log has its abort marker and the replay gives no entry. The cleaner has removed
+   the records of such a transaction, or they are only in the remote tier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from local.storage import Storage
 
 
 def entries_again(storage: Storage, directory: str, segment: Segment, bases: Sequence[int]) -> list[AbortedTransaction]:
-    """`bases` are those of the segments before. Raises Corrupt where the log cannot be replayed, NotFound."""
+    """Return the entries of `segment`; `bases` are those of the segments before.
+
+    Raises NotFound, and Corrupt if the log cannot be replayed.
+    """
     producers = ProducerFiles(storage, directory, is_onlooker=True).state_at(segment.base_offset, bases)
     found: dict[tuple[int, int], AbortedTransaction] = {}
     scan, path = TransactionScan(), segment.path(LOG)

@@ -1,7 +1,7 @@
-"""The directory of a partition with the parts of its compacted views: listed, copied and removed with the partition.
+"""List, copy and remove the files of compacted views in a partition's directory.
 
-What the files mean is `tiered.read.local_views`' matter. Here they are files in ``<partition>/view/<view>/``, two
-levels deep, that never change once they have their names. Kafka ignores directories inside a partition's directory.
+`tiered.read.local_views` defines the contents. Here they are files in ``<partition>/view/<view>/``, two levels deep,
+that never change once they have their names. Kafka ignores directories inside a partition's directory.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from local.errors import NotFound
 from local.names import VIEW_PARTS
 from local.storage import FileFacts, Storage, join
 
-ASIDE = "~aside"  # parts that are being written; no view's name holds a tilde
+ASIDE = "~aside"  # suffix for parts being written; no view's name holds a tilde
 CHUNK_BYTES = 4 << 20
 
 
 def view_files(storage: Storage, directory: str) -> dict[str, FileFacts]:
-    """The files below the partition's directory as ``view/<view>/<file>``, those being written included, in order."""
+    """List the files below the partition's directory as ``view/<view>/<file>``, in order.
+
+    Files being written are included.
+    """
     found: dict[str, FileFacts] = {}
     for place in _places(storage, directory):
-        with suppress(NotFound):  # it was removed meanwhile
+        with suppress(NotFound):  # removed since the listing
             files = storage.list_files(join(directory, place))
             found |= {join(place, name): files[name] for name in sorted(files)}
     return found
 
 
 def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> None:
-    """Copy the parts from the partition directory `old` to `new`, durably. Those that are there already stay.
+    """Copy the parts from the partition directory `old` to `new`, durably. Existing copies stay.
 
-    A file that is being written is left out: no catalog names it.
+    A file being written is left out, because no catalog names it.
     """
     there = view_files(target, new)
     for path, facts in view_files(source, old).items():
@@ -48,7 +51,10 @@ def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> Non
 
 
 def remove_view_files(storage: Storage, directory: str) -> None:
-    """Remove the parts and their directories; durable once the partition's directory is removed durably."""
+    """Remove the parts and their directories.
+
+    Durable once the partition's directory is removed durably.
+    """
     root = join(directory, VIEW_PARTS)
     if not storage.is_directory(root):
         return
