@@ -1,4 +1,4 @@
-"""What partitions a store holds, learned from its names alone."""
+"""List the topics and partitions of a store by its object names alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remote.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemotePartitionName:
-    """A partition as the bucket names it. Two topics of one name and different ids are different topics."""
+    """A partition as named in the bucket. Two topics with one name and different ids are different topics."""
 
     topic: str
     topic_id: str
@@ -28,9 +28,9 @@ class RemotePartitionName:
 
 
 def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str, str]]:
-    """(topic, topic id) of all topics, or of those of one name, in order. One listing.
+    """(topic, topic id) of all topics, or of all topics of one name, in order. One listing.
 
-    Names that are not ours are passed over. Raises NotFound when the store's root does not exist.
+    Skips names that this software does not make. Raises NotFound if the store's root does not exist.
     """
     names = store.list_prefixes("" if topic is None else topic_begin(topic))
     found = [parsed for name in names if (parsed := parse_topic_directory(name)) is not None]
@@ -38,16 +38,19 @@ def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str,
 
 
 def partitions_of(store: ObjectStore, topic: str, topic_id: str) -> list[RemotePartitionName]:
-    """One topic's partitions by number. One listing; whether a partition has a head is not looked at."""
+    """The partitions of one topic, by number.
+
+    One listing; does not check whether a partition has a manifest.
+    """
     below = store.list_prefixes(topic_directory(topic, topic_id) + "/")
     numbers = [number for each in below if (number := parse_partition(each)) is not None]
     return sorted(RemotePartitionName(topic, topic_id, number) for number in numbers)
 
 
 def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitionName]:
-    """The partitions below the highest one of each topic that `names` lacks, in order.
+    """For each topic, the partitions below its highest one that `names` lacks, in order.
 
-    A topic's partitions are numbered without a hole. Such a partition was never copied, or its objects were lost.
+    Partition numbers of a topic have no gap. So a missing partition was never copied, or its objects were lost.
     """
     numbers: dict[tuple[str, str], set[int]] = {}
     for name in names:
@@ -60,9 +63,9 @@ def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitio
 
 
 def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -> list[RemotePartitionName]:
-    """All partitions, or those of these topics, ordered by topic, topic id and number.
+    """All partitions, or the partitions of `topics`, ordered by topic, topic id and number.
 
-    One listing, one for each of `topics` where they are told, and one more for each topic found. As `list_topics`.
+    One listing, or one for each of `topics`, and one more for each topic found. Raises as `list_topics`.
     """
     asked = [None] if topics is None else sorted(set(topics))
     found = [each for topic in asked for each in list_topics(store, topic)]
@@ -72,9 +75,10 @@ def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -
 def chosen_partitions(
     store: ObjectStore, wanted: Iterable[tuple[str, int | None]] = (), *, topic_ids: Mapping[str, str] | None = None
 ) -> list[RemotePartitionName]:
-    """The partitions of a bucket that (topic, partition or None for all of them) mean; every one where nothing is said.
+    """The partitions of a bucket that match `wanted`: pairs (topic, partition or None for all).
 
-    `topic_ids` leaves only that one of several topics of a name.
+    All partitions if `wanted` is empty.
+    `topic_ids` selects one of several topics with the same name.
     """
     asked, ids = list(wanted), topic_ids or {}
     return [

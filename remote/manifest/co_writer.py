@@ -1,28 +1,30 @@
-"""A guest of a partition: a job that commits beside the writer, in the writer's epoch, without taking its place.
+"""A co-writer of a partition: a job that commits in the writer's epoch without taking over.
 
-A job of hours that rewrites what is in the bucket must not stop the manager that goes on appending, and must not be
-stopped by it. So it does not raise the epoch: it **joins** the one there is. Its heads carry the writer's epoch and
-name and are created, like all others, only if absent. To the writer such a head looks like an earlier commit of its own
-whose answer was lost: it applies its change on top of it (`remote.manifest.commit_protocol`, rebase). Every change is a
-pure function that is judged against the head it lands on, so neither overwrites what the other did.
+A job of hours that rewrites objects must not stop the manager that appends, nor be stopped by it. So the job does not
+raise the epoch; it **joins** the current epoch. Its manifests carry the writer's epoch and name and are created only if
+absent. To the writer such a manifest looks like an earlier commit of its own with a lost reply. So the writer applies
+its change on top of it (`remote.manifest.commit_protocol`, rebase). Every change is a pure function of the manifest
+before it, so neither process overwrites the other's changes.
 
-| | the guest | the writer |
+| | co-writer | writer |
 |---|---|---|
-| names of new objects | the joined epoch, ulids of its own | the same epoch, ulids of its own |
+| names of new objects | the joined epoch, ULIDs of its own | the same epoch, ULIDs of its own |
 | finds N+1 of the joined epoch | applies its change to it | the same |
-| finds N+1 of a higher epoch | Fenced: its objects are of an older epoch now, nobody's | Fenced |
-| unlinks rows | yes | yes |
-| deletes objects, collects heads, raises the boundary | never | yes |
-| may call unnamed objects of the epoch nobody's | never | only those that it uploaded itself |
+| finds N+1 of a higher epoch | Fenced: its objects are of an older epoch now, orphans | Fenced |
+| unlinks entries | yes | yes |
+| deletes objects, deletes old manifests, raises the GC boundary | never | yes |
+| may treat unnamed objects of the epoch as orphans | never | only its own uploads |
 
-The last line keeps the guest's uploads safe. Until they are named they are unnamed objects of the newest epoch, which
-nobody but their maker may judge (`remote.gc.orphans`). Once another epoch has begun they can never be named any more:
-the guest is fenced, at the latest by the name of its head. So a guest never carries objects over into a later epoch; it
-begins anew there. Who wants all guests out, and what they left collected, raises the epoch, as any manager does when it
-starts.
+The last line protects the co-writer's uploads. Before their commit they are unnamed objects of the newest epoch, and
+only the process that made them may judge them (`remote.gc.orphans`). After the start of another epoch they can never be
+named: the co-writer is fenced, at the latest when it creates its manifest. So a co-writer never carries objects into a
+later epoch; it starts again there. To fence all co-writers and delete their remains, raise the epoch; every manager
+does that at its start.
 
-What a crash of the guest leaves: before its commit, objects that no head names, until the next epoch; after it, all of
-its work. Its commit is one head.
+| crash of the co-writer | leaves |
+|---|---|
+| before its commit | objects that no manifest names, until the next epoch |
+| after its commit (one manifest) | all of its work |
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from remote.manifest.manifest_page import Rows
 
 
 class GuestLog(MetadataLog):
-    """`MetadataLog` for a guest: it joins an epoch, and commits; whatever else a writer does is refused."""
+    """`MetadataLog` for a co-writer: it can join an epoch and commit; other verbs of a writer raise."""
 
     def join(self, *, epoch: int | None = None) -> Head:
-        """Become a guest of the newest head's epoch, or of `epoch` if that is the newest; the head.
+        """Join the newest manifest's epoch, or `epoch` if that is the newest; returns the manifest.
 
-        Raises NotFound where nobody ever opened the partition for writing, Conflict when its topic was deleted, Fenced
-        when `epoch` is over, InvalidRequest for a log that is a guest already.
+        Raises NotFound if no writer ever opened the partition, Conflict if its topic was deleted, Fenced if `epoch` is
+        over, InvalidRequest if this log has joined already.
         """
         with self._lock:
             if self._state is not LogState.READER:
@@ -58,7 +60,7 @@ class GuestLog(MetadataLog):
             return head
 
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Head:
-        """As a writer's. Raises Conflict as well when the topic was deleted meanwhile."""
+        """As a writer's commit. Also raises Conflict if the topic was deleted since."""
 
         def guarded(head: Head) -> Head:
             _check_living(head)
@@ -67,7 +69,7 @@ class GuestLog(MetadataLog):
         return super().commit(guarded, now_ms, touches=touches)
 
     def vouch_for_page(self, spill: SpillRow, rows: Rows) -> None:
-        """Have `rows` be what the page holds, for a commit that writes it anew: the object itself cannot be read."""
+        """Use `rows` as the content of a page that cannot be read, for a commit that rewrites the page."""
         self._pages.keep(spill, rows)
 
     def become_writer(self, *_: object, **__: object) -> Head:

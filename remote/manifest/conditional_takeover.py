@@ -1,12 +1,14 @@
-"""Taking over a partition from a writer that is over, and from nobody else; and going on as a writer elsewhere.
+"""Conditional takeover: become the writer only if the newest manifest passes a check.
 
-`MetadataLog.become_writer` takes the epoch from whoever has it: right for a manager, which is its node's, and for an
-ingest, which was asked for. Housekeeping must not: between its look and its head somebody may have begun to write. The
-head by which the epoch begins is created only if absent behind the head it was built on, so it is enough to judge that
-one: whoever comes in between takes the name, and then is judged instead.
+The module also resumes a writer in another process.
 
-An ingest begins its epoch in one process and commits, as a guest of it, in others (`tiered.jobs.ingest`). What a guest
-may not, it may, for the epoch is its own: `ResumedLog` is the writer there as long as no other epoch has begun.
+`MetadataLog.become_writer` takes over from any writer. That is right for a manager on its own node, and for an ingest
+that an operator started. Housekeeping must not do it: another writer may have started between its check and its
+manifest. The first manifest of an epoch is created only if absent behind its base manifest. So it is enough to check
+that base: a writer that commits in between takes the name, and the check runs again on its manifest.
+
+An ingest starts its epoch in one process and commits, as a co-writer, in others (`tiered.jobs.ingest`). It may also do
+what a co-writer must not do, because the epoch is its own. `ResumedLog` is the writer there until another epoch starts.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from remote.manifest.manifest import Head
 
 
 class HeirLog(MetadataLog):
-    """`MetadataLog` for a job that becomes the writer only where that costs nobody anything."""
+    """`MetadataLog` for a job that becomes the writer only if that harms no other writer."""
 
     _judge: Callable[[Head], None] | None = None
 
     def inherit(self, writer_id: str, now_ms: int, *, judge: Callable[[Head], None]) -> Head:
-        """Become the writer, if `judge` raises nothing for the very head that ours follows; the head.
+        """Become the writer if `judge` accepts the base of our first manifest; returns the first manifest.
 
-        Raises NotFound where there is no head, Conflict when the topic was deleted, and what `judge` raises.
+        Raises NotFound if there is no manifest, Conflict if the topic was deleted, and the errors of `judge`.
         """
         with self._lock:
             head = self.refresh(exact=True)
@@ -43,13 +45,13 @@ class HeirLog(MetadataLog):
 
 
 class ResumedLog(MetadataLog):
-    """`MetadataLog` for a process that goes on with an epoch which its job began in another one."""
+    """`MetadataLog` for a process that continues an epoch which its job started in another process."""
 
     def resume(self, *, epoch: int, writer_id: str) -> Head:
-        """Be the writer of `epoch` again; the newest head.
+        """Become the writer of `epoch` again; returns the newest manifest.
 
-        Raises NotFound where there is no head, Fenced when another epoch has begun, Conflict when the topic was
-        deleted, InvalidRequest for a log that is a writer already.
+        Raises NotFound if there is no manifest, Fenced if another epoch has started, Conflict if the topic was deleted,
+        InvalidRequest if this log is a writer already.
         """
         with self._lock:
             if self._state is not LogState.READER:

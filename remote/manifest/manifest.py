@@ -1,14 +1,14 @@
-"""The head: one partition's whole truth about the remote tier, immutable, one object for each commit.
+"""The manifest: an immutable object with the whole remote tier of a partition at one commit.
 
 | bytes | field |
 |---|---|
 | line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
 | body | one zstd frame: JSON, the fields of `Head` in their order |
 
-Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Anything off (a bit,
-a missing or an extra byte, numbers that contradict each other) is Corrupt, never a smaller truth. A reader ignores
-fields that it does not know. A head is complete: reading one needs no other head. Rows that are too many for it lie in
-pages beside it that never change (`SpillRow`). Of an encrypted topic these bytes are sealed as a whole
+Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Any defect (a bit, a
+missing or extra byte, contradicting numbers) is Corrupt; a reader never uses a part of a damaged manifest. A reader
+ignores unknown fields. A manifest is complete: reading it needs no other manifest. Older entries that do not fit are in
+immutable manifest pages (`SpillRow`). For an encrypted topic these bytes are sealed as a whole
 (`remote.manifest.sealing`).
 """
 
@@ -50,8 +50,8 @@ from remote.segment_entry import RemoteSegment, SegmentState
 from remote.store import Body
 
 FORMAT_VERSION = 1
-KEY_ID = "remote.encryption.key.id"  # the topic's property that names the key to encrypt with
-HEAD_BYTES_MAX = 64 << 20  # a limit on everything; some 80 000 rows
+KEY_ID = "remote.encryption.key.id"  # the topic's property with the id of the encryption key
+HEAD_BYTES_MAX = 64 << 20  # inflated; some 80 000 entries
 LINE_BYTES_MAX = 64
 ZSTD_LEVEL = 1  # level 6 saves nothing and takes seven times as long (docs/reference/benchmarks.md)
 _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) ([1-9][0-9]{0,9})\n")
@@ -59,10 +59,10 @@ _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlinkedObject:
-    """An object that no row names any more and that waits for its deletion. `key` is relative to the prefix.
+    """A pending delete: an object that no entry names any more. `key` is relative to the prefix.
 
-    `unlinked_sequence` is that of the first head that lists it; the commit fills it in. Who reads by an older head may
-    still need the object (`remote.gc.pins`).
+    `unlinked_sequence` is the sequence of the first manifest that lists it; the commit sets it. A reader of an older
+    manifest may still need the object (`remote.gc.pins`).
     """
 
     key: str
@@ -74,18 +74,24 @@ class UnlinkedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillRow:
-    """A page of older rows that lies beside the head (`remote.manifest.manifest_page`), and what is answered without
-    reading it.
+    """The entry of a manifest page (`remote.manifest.manifest_page`): facts for use without the page.
 
-    Offsets half open: the first row's base, the last one's next. `min_timestamp_ms` is over rows that know any time,
-    `max_timestamp_ms` over those that know their largest. `first_stamp_ms` is what retention by time asks of the first
-    row: its largest timestamp, or its commit's time. `cleaned_through` is the least of all rows, None when one was
-    never cleaned. `gaps` are the offsets between its rows that no row holds; `epochs` the leader epochs of its rows,
-    each with its first start. Counts and sizes (`aborted_bytes` of transaction indexes, `indexes_bytes` of the objects
-    beside the segments') are sums over its rows; `page_bytes` and `page_crc32c` are the object's. `other_classes` are
-    the storage classes of its rows but for the bucket's own one: name, rows, `stored_bytes` of each, by name. These
-    two are None in a head that was written before they were noted. `seal_key_id` is the key by which the page is sealed
-    (`remote.manifest.sealing`), None for one that is not.
+    | field | meaning |
+    |---|---|
+    | `base_offset`, `next_offset` | half open: the first entry's base offset, the last entry's next offset |
+    | `min_timestamp_ms` | over the entries with any timestamp |
+    | `max_timestamp_ms` | over the entries with a largest timestamp |
+    | `first_stamp_ms` | for retention by time: the first entry's largest timestamp, or else its commit time |
+    | `segment_count` and other counts and sizes | sums over the entries |
+    | `aborted_bytes`, `indexes_bytes` | of transaction indexes; of ``.indexes`` objects |
+    | `cleaned_through` | the least of all entries; None if one was never cleaned |
+    | `gaps` | the offset ranges between the entries that no entry holds |
+    | `epochs` | the leader epochs of the entries, each with its first start offset |
+    | `page_bytes`, `page_crc32c` | of the page object |
+    | `other_classes` | storage classes other than the bucket's, by name: (name, entries, `stored_bytes`) |
+    | `seal_key_id` | the key that seals the page (`remote.manifest.sealing`); None if it is not sealed |
+
+    `indexes_bytes` and `other_classes` are None in manifests of versions that did not record them.
     """
 
     key: str
@@ -109,7 +115,7 @@ class SpillRow:
     seal_key_id: str | None = None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The offset ranges that its rows hold, ascending."""
+        """The offset ranges that its entries hold, ascending."""
         reached = self.base_offset
         for gap_start, gap_end in self.gaps:
             yield reached, gap_start
@@ -119,10 +125,10 @@ class SpillRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNote:
-    """What a job that works beside the managers has committed here, so that whoever runs it again finds it done.
+    """Record of a job's commits here, so that a repeated run of the job finds its work done.
 
-    `turn` is the last one of a job that commits again and again (the batch id of a stream; below 0 for a job in rounds
-    that is not over, see `tiered.jobs.bucket_compaction`), 0 for all others.
+    `turn` is the last turn of a job that commits repeatedly: the batch id of a stream, or below 0 for an unfinished job
+    with several passes (`tiered.jobs.bucket_compaction`). It is 0 for all other jobs.
     """
 
     job_id: str
@@ -132,9 +138,10 @@ class JobNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlinkedPage:
-    """A page that left the index whole: it, and the objects of all its rows, wait for their deletion.
+    """A page that was unlinked as a whole, with the objects of all its entries: a pending delete.
 
-    The page goes last; is it gone, nothing of it is left. Other fields as of `UnlinkedObject`.
+    The page object is deleted last: its absence proves that its objects are deleted. Other fields as in
+    `UnlinkedObject`.
     """
 
     spill: SpillRow
@@ -144,35 +151,45 @@ class UnlinkedPage:
 
     @property
     def size_bytes(self) -> int:
-        """Of all that goes with it; without its rows' indexes where the head was written before it noted these."""
+        """Size of the page and its objects; without ``.indexes`` objects if their size was not recorded."""
         return self.spill.stored_bytes + (self.spill.indexes_bytes or 0) + self.spill.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """See the module text. `segments` ascend and never overlap; gaps are allowed, an offset in one has no record.
+    """A manifest; see the module text.
 
-    They are the newest rows only: `spills` stand for all older ones, ascending, every one below the first segment. So
-    whoever wants "all rows" asks `remote.manifest.manifest_lookup`; the sums below are over both.
+    `segments` ascend and never overlap; an offset in a gap has no record.
 
-    `epoch` is the writer's, raised by one with every change of writer. `commit_id` is fresh for every attempt at a
-    commit and tells one's own head from another's; `parent_id` is the commit id of the head before. `properties` are
-    the topic's settings when the writer last said so. `views` are the compacted views beside the log, by name.
-    `boundary_number` and `void_upto` are the newest boundary of collected heads that the writer knew
-    (`remote.manifest.manifest_chain`), 0 for none.
-    `tiered_upto` is one above the highest offset that was in the bucket when rows last left it, 0 before that; it never
-    goes back. Whoever asks how far the bucket ever reached asks `highest_next_offset`.
-    `expired_epochs` are the leader epochs of offsets that were in the bucket and left it, ascending. A log start that
-    rose over records which were never copied leaves none.
-    `appender_id` is the last writer that keeps a log of its own, which may hold records that no row has; jobs commit
-    without one, so `writer_id` does not tell. None in a head of an older version.
-    `jobs` are the last few jobs that committed something, the newest last (`remote.manifest.job_changes`).
-    `given_up`: all rows there are count for nothing, for the tier was switched off (`tiered.partition.tier_disable`);
-    the disk alone has what the log retains. They leave as expired ones do, none comes until the last has left, then it
-    is false. `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody
-    becomes its writer but to remove it, and what is missing then is not damage. Nothing takes it back. `seal_key_id` is
-    the key of the ring by which this head is sealed (`remote.manifest.sealing`), and its successors, until another one
-    is named; None for one that is not sealed. No successor of a sealed head is unsealed.
+    `segments` holds only the newest entries. `spills` stands for all older ones, ascending, each below the first
+    segment. Use `remote.manifest.manifest_lookup` for all entries; the sums below include both.
+
+    | field | meaning |
+    |---|---|
+    | `epoch` | the writer epoch, raised by one with every takeover |
+    | `commit_id` | new for every attempt at a commit; distinguishes our manifest from others |
+    | `parent_id` | the commit id of the previous manifest |
+    | `properties` | the topic's settings when the writer last recorded them |
+    | `views` | the compacted views of the log, by name |
+    | `boundary_number`, `void_upto` | the newest GC boundary known to the writer; 0 for none |
+    | `tiered_upto` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
+    | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
+    | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
+    | `jobs` | the last jobs that committed, the newest last (`remote.manifest.job_changes`) |
+    | `given_up` | the tier was switched off (`tiered.partition.tier_disable`): no entry counts |
+    | `deleted_ms` | when the topic was deleted; None for a living topic |
+    | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
+
+    - Boundaries: `remote.manifest.manifest_chain`.
+    - The highest offset that was ever in the bucket is `highest_next_offset`, not `tiered_upto`.
+    - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
+    - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
+      manifests of an older version.
+    - While `given_up` is set, the disk alone holds the retained log. The entries expire as usual and no entry is added.
+      When the last entry is unlinked, the flag becomes false.
+    - After `deleted_ms` nothing is readable, only a removal may take over, and missing objects are not damage. The mark
+      is permanent.
+    - Successors are sealed by the same key until they name another. No successor of a sealed manifest is unsealed.
     """
 
     format_version: int = FORMAT_VERSION
@@ -204,33 +221,33 @@ class Head:
 
     @property
     def next_offset(self) -> int:
-        """Where the next segment may begin: past the last row that counts, never below the log start."""
+        """Where the next segment may start: after the last valid entry, never below the log start offset."""
         return self.log_start_offset if self.given_up else max(self.rows_next_offset, self.log_start_offset)
 
     @property
     def readable_from(self) -> int:
-        """Rows wholly below it are for nobody: they are below the log start, or were given up."""
+        """Entries wholly below it are not readable: below the log start offset, or given up."""
         return max(self.rows_next_offset, self.log_start_offset) if self.given_up else self.log_start_offset
 
     @property
     def taken_upto(self) -> int:
-        """One above the highest offset that is known here to have been given; no log may give it again."""
+        """One above the highest offset known here to be assigned; no log may assign it again."""
         return max(self.next_offset, self.highest_next_offset)
 
     @property
     def rows_next_offset(self) -> int:
-        """One above the highest offset of a row; 0 without rows."""
+        """One above the highest offset of an entry; 0 without entries."""
         last = self.segments[-1:] or self.spills[-1:]
         return last[0].next_offset if last else 0
 
     @property
     def highest_next_offset(self) -> int:
-        """One above the highest offset that was ever in the bucket; 0 while none was. Expiry does not lower it."""
+        """One above the highest offset that was ever in the bucket, 0 if none was; expiry does not lower it."""
         return max(self.tiered_upto, self.rows_next_offset)
 
     @property
     def parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
-        """All rows, the oldest as pages."""
+        """All entries; the older ones as pages."""
         return (*self.spills, *self.segments)
 
     @property
@@ -251,46 +268,49 @@ class Head:
 
     @property
     def waiting_bytes(self) -> int:
-        """What left the index and waits for its deletion."""
+        """Size of all pending deletes."""
         return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
 
     @property
     def view_rows(self) -> Iterator[RemoteSegment]:
-        """The rows of all compacted views: objects of their own, beside those of the log."""
+        """The entries of all compacted views; their objects are separate from the log's."""
         return (row for view in self.views for row in view.rows)
 
     @property
     def epoch_ranges(self) -> list[EpochRange]:
-        """The offsets of all rows by leader epoch, ascending; neighbouring ranges of one epoch are one."""
+        """The offsets of all entries by leader epoch, ascending; adjacent ranges of one epoch are joined."""
         return joined_ranges(_epoch_ranges(self.parts))
 
     @property
     def lineage(self) -> Iterator[tuple[int, int]]:
-        """The leader epochs of all rows, (epoch, start offset), ascending by offset; an epoch may come repeatedly."""
+        """(leader epoch, start offset) of all entries, ascending by offset; an epoch may occur repeatedly."""
         return (entry for each in self.parts for entry in each.epochs)
 
 
 _NO_SEALER = Sealer("")
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _DECODER = msgspec.json.Decoder(Head)
 
 
 def encode_head(head: Head, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes, sealed where the head says so; the same whenever they are made.
+    """The object's bytes, sealed if `head` says so; deterministic.
 
-    Raises InvalidRequest for a head that `decode_head` would refuse, AccessDenied without the key to seal with.
+    Raises InvalidRequest for a manifest that `decode_head` would refuse, AccessDenied if the sealing key is missing.
     """
     _check_readable(head)
     return encode_again(head, sealer)
 
 
 def encode_again(head: Head, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes of a head that was read or written before, and so was validated then. Raises as `seal`."""
+    """The object's bytes of a manifest that was validated at an earlier read or write.
+
+    Raises as `Sealer.seal`.
+    """
     return (sealer or _NO_SEALER).seal(head_key(head.sequence), _unsealed(head), head.seal_key_id)
 
 
 def encoded_size(head: Head) -> int:
-    """How many bytes `encode_head` gives; needs no key."""
+    """Size of the bytes that `encode_head` returns; needs no key."""
     return sealed_size(head_key(head.sequence), len(_unsealed(head)), head.seal_key_id)
 
 
@@ -302,27 +322,27 @@ def _unsealed(head: Head) -> bytes:
 
 
 def _check_readable(head: Head) -> None:
-    """Raises InvalidRequest for a head that readers would refuse."""
+    """Raise InvalidRequest for a manifest that readers would refuse."""
     wrong = contradiction(head)
     if wrong:
         raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
     try:
-        _check(_DECODER.decode(msgspec.json.encode(head)), None)  # the bounds are the decoder's
+        _check(_DECODER.decode(msgspec.json.encode(head)), None)  # the decoder checks the bounds
     except (msgspec.DecodeError, Corrupt) as error:
         facts = {"topic": head.topic, "partition": head.partition, "cause": str(error)}
         raise InvalidRequest("writing a head, readers would refuse it", **facts) from error
 
 
 def encode_line(text: bytes) -> bytes:
-    """The object's bytes around a head's JSON."""
-    from local.format.compression import Codec, compress  # heavy, and whoever only decides needs none of it
+    """The object's bytes for a manifest's JSON."""
+    from local.format.compression import Codec, compress  # heavy, and a process that only decides does not need it
 
     body = compress(Codec.ZSTD, text, ZSTD_LEVEL)
     return b"tiered-head %d %08x %d %d\n" % (FORMAT_VERSION, crc32c(body), len(body), len(text)) + body
 
 
 def decode_line(data: Body) -> bytes:
-    """The inverse: a head's JSON. Raises Corrupt for anything off."""
+    """The inverse: a manifest's JSON. Raises Corrupt for any defect."""
     from local.format.compression import Codec, decompress
 
     line = _LINE.match(bytes(data[:LINE_BYTES_MAX]))
@@ -344,11 +364,10 @@ def decode_line(data: Body) -> bytes:
 
 
 def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Head:
-    """The inverse, validated whole (`remote.manifest.manifest_validation`). `prefix` is where the object lies, None if
-    unknown.
+    """The inverse of `encode_head`, fully validated (`remote.manifest.manifest_validation`).
 
-    Raises Corrupt for anything off, with the place in the head, and for a missing seal; AccessDenied without the key of
-    a seal.
+    `prefix` is the partition prefix of the object, None if unknown. Raises Corrupt for any defect, with its place in
+    the manifest, and for a missing seal; AccessDenied if the key of the seal is missing.
     """
     seal = (sealer or _NO_SEALER).open(data)
     text = decode_line(seal.body)
@@ -366,16 +385,17 @@ def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None 
 
 
 def lacks_seal(head: Head) -> bool:
-    """Whether an encrypted topic's head is not sealed: a version before wrote it, or the topic was plain before."""
+    """Whether an encrypted topic's manifest is not sealed: written by an older version or before encryption."""
     if head.seal_key_id is not None:
         return False
     return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_rows))
 
 
 def check_says_something(head: Head) -> None:
-    """Raises Corrupt for a head that lacks its seal and names no segment: a reader could not tell that it was forged.
+    """Raise Corrupt for a manifest that lacks its seal and names no segment.
 
-    Such a head with segments is served with a warning: their bytes are authenticated.
+    A reader could not detect a forgery of it. An unsealed manifest with segments is served with a warning, because the
+    segments' bytes are authenticated.
     """
     if lacks_seal(head) and not head.has_rows:
         facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
@@ -384,7 +404,7 @@ def check_says_something(head: Head) -> None:
 
 
 def _check(head: Head, prefix: str | None) -> None:
-    """Raises Corrupt for the first contradiction of `remote.manifest.manifest_validation`."""
+    """Raise Corrupt for the first contradiction of `remote.manifest.manifest_validation`."""
     found = next(contradictions(head, prefix), None)
     if found is not None:
         facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
@@ -407,7 +427,7 @@ def _seal_contradiction(head: Head, seal: Opened, sealer: Sealer | None) -> str 
 
 
 def contradiction(head: Head) -> str | None:
-    """What in this head contradicts itself; None when it is sound."""
+    """The first contradiction within this manifest; None if there is none."""
     if head.format_version != FORMAT_VERSION:
         return f"format_version is {head.format_version}"
     if head.sequence < 1 or head.epoch < 1 or min(head.log_start_offset, head.tiered_upto) < 0 or not head.commit_id:
@@ -442,7 +462,7 @@ def _expired_contradiction(ranges: tuple[EpochRange, ...]) -> str | None:
 
 
 def _epoch_ranges(parts: Iterable[SpillRow | RemoteSegment]) -> Iterator[EpochRange]:
-    epoch: int | None = None  # a row that names none continues the one before it
+    epoch: int | None = None  # an entry that names no epoch continues the epoch before it
     for part in parts:
         starts = list(part.epochs)
         held = part.ranges() if isinstance(part, SpillRow) else [(part.base_offset, part.next_offset)]

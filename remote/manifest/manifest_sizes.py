@@ -1,6 +1,7 @@
-"""How many bytes a head takes in the store, for whoever counts what a partition keeps there. No request is sent for it.
+"""Stored sizes of manifests, to account the bytes of a partition. Sends no request.
 
-Known of every head that this process has read; else its bytes are made. The same heads are asked about again and again.
+The size is known for every manifest that this process has read. Otherwise the manifest is encoded once and the size is
+remembered, because callers ask about the same manifests repeatedly.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ if TYPE_CHECKING:
     from remote.manifest.manifest import Head
 
 SIZES_KEPT = 10_000
-_SIZES: dict[str, int] = {}  # by the heads' commits; written by several threads at once without harm
+_SIZES: dict[str, int] = {}  # by the manifests' commit ids; concurrent writes do no harm
 
 
 def note_size(head: Head, size_bytes: int) -> None:
-    """`size_bytes` is what the store holds of it."""
+    """Remember `size_bytes`, the size of the stored object."""
     if len(_SIZES) >= SIZES_KEPT:
         _SIZES.clear()
     _SIZES[head.commit_id] = size_bytes
 
 
 def size_of(head: Head) -> int:
-    """Bytes of the object."""
+    """Size of the stored object in bytes."""
     known = _SIZES.get(head.commit_id)
     if known is None:
         from remote.manifest.manifest import encoded_size

@@ -1,15 +1,15 @@
-"""A partition whose listing shows no manifest: what that means, from what else the store has of it.
+"""Find the reason why a partition's listing shows no manifest, from the other objects of the store.
 
 | the store has | error | why |
 |---|---|---|
-| manifest 1, or the first boundary of collected manifests | Unavailable | the listing hides objects that are there |
-| other objects with names of ours | Corrupt | the first object of a partition is its manifest, and the last one stays |
-| nothing, or only names that are not ours | NotFound | no writer has opened the partition yet |
+| manifest 1, or the first GC boundary | Unavailable | the listing hides objects that exist |
+| other objects with names of this software | Corrupt | a partition's first object is its manifest, and its last stays |
+| nothing, or only other names | NotFound | no writer has opened the partition yet |
 
 A reader that took such a partition for an empty one would hide all of its records.
 
-The other objects are listed before manifest 1 is asked for. A writer creates the manifest first, so objects of a
-partition that it opens meanwhile are never taken for objects without a manifest.
+The other objects are listed before manifest 1 is requested. A writer creates the manifest first. So objects of a
+partition that a writer opens during this check are never taken for objects without a manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST = 1  # the number of the first manifest and of the first boundary
 
 
 def missing_head(store: ObjectStore, prefix: str) -> LogError:
-    """The error of the table. A listing and two GETs; raises what the store raises."""
+    """The error of the table. A listing and two GETs; raises the store's errors."""
     facts = {"store": store.url, "prefix": prefix}
     names = (info.key.removeprefix(prefix) for info in store.list(prefix))
     others = list(islice(filter(_is_ours, names), 1))
@@ -41,5 +41,5 @@ def missing_head(store: ObjectStore, prefix: str) -> LogError:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether only a writer, a reader's pin or a collection of manifests makes an object of this name."""
+    """Whether only a writer, a reader's pin or GC makes an object of this name."""
     return any(parse(key) is not None for parse in (parse_epoch, parse_boundary_key, parse_pin_key))
