@@ -1,79 +1,79 @@
-"""The commit protocol: who may write a partition's remote metadata, and when what was written is true.
+"""The commit protocol: which process may write a partition's manifests, and when a commit is valid.
 
-The truth is the head with the highest sequence (`remote.manifest.manifest`). A commit creates head N+1, whole, **only
-if absent**. The store decides who was first; there is no clock, no lease and no lock in it.
+The valid state is the manifest with the highest sequence (`remote.manifest.manifest`). A commit creates manifest N+1,
+whole, **only if absent**. The store decides which writer was first. The protocol uses no clock, no lease and no lock.
 
 States
 ======
 
-| state | by | next |
+| state | entered by | next |
 |---|---|---|
 | READER | the constructor | WRITER by `become_writer` |
-| WRITER | a head of ours that raised the epoch by one | FENCED when a head of a higher epoch is seen |
-| FENCED | | none: every verb raises Fenced from here on |
+| WRITER | its own manifest that raised the epoch by one | FENCED when a manifest of a higher epoch is seen |
+| FENCED | a manifest of a higher epoch | none: every verb raises Fenced |
 
 Order of effects
 ================
 
-1. `become_writer` commits a head with epoch + 1, before any upload. That commit **is** leadership. It also stops the
-   writer before: whatever that one commits next must be created at a sequence which is taken.
-2. Objects go up under names that were never used (`remote.segments.segment_upload`). Nobody sees them yet.
-3. `commit` creates head N+1, which names them. From then on they are read, and only then may the local tier let go.
-   Rows that are too many for it go into a page first (`remote.manifest.page_spill`), in the same commit: a head never
-   names a page that is not there.
-4. Rows leave a head before their bytes leave the store. Before deleting, `check_still_writer` proves that the epoch is
-   still ours, from the store and not from memory.
+1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It also fences
+   the former writer: the next commit of that writer must be created at a sequence which is taken.
+2. Objects are uploaded under names that were never used (`remote.segments.segment_upload`). No reader sees them yet.
+3. `commit` creates manifest N+1, which names them. From then on readers see them, and only then may the local tier drop
+   its copies. Entries that do not fit into the manifest are first written to a page (`remote.manifest.page_spill`), in
+   the same commit: a manifest never names a page that does not exist.
+4. Entries leave the manifest before their bytes are deleted. Before a deletion, `check_still_writer` proves from the
+   store, not from memory, that this writer's epoch is still the newest.
 
-An answer that is no answer
-===========================
+In doubt
+========
 
-A create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened: clients try
-again by themselves and find their own object. So each of these is followed by reading N+1:
+A create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened: clients retry
+by themselves and find their own object. So each of these results is followed by reading N+1:
 
 | N+1 | meaning | reaction |
 |---|---|---|
-| has our commit id | it happened | success |
-| does not exist | not yet | the same body again, same commit id; a late first attempt is then found as ours |
-| has a higher epoch | another writer | Fenced, for good |
-| has our epoch | an earlier commit of ours whose answer was lost | rebase: apply the change on top of it |
-| has a lower epoch, or another parent | nobody who keeps the protocol wrote this | Corrupt |
+| has our commit id | the commit happened | success |
+| does not exist | not yet | resend the same body with the same commit id; a late first attempt then has our commit id |
+| has a higher epoch | another writer | Fenced, permanently |
+| has our epoch | our own earlier commit with a lost reply | rebase: apply the change on top of it |
+| has a lower epoch, or another parent | a protocol violation | Corrupt |
 
-And "created" is believed only when the boundary of collected heads has not passed N+1: otherwise the name was free
-because a head of that name was collected, and the writer slept through other writers' commits
-(`remote.manifest.manifest_chain`).
+A "created" counts only if the GC boundary has not passed N+1. Otherwise the name was free because GC had deleted a
+manifest of that name: the writer slept through other writers' commits (`remote.manifest.manifest_chain`).
 
-What a crash leaves
-===================
+Crashes
+=======
 
-| after | left behind | readers see | repair |
+| after | remains | readers see | repair |
 |---|---|---|---|
-| objects up, of one segment or many, no commit | objects that no head names | N | none: of an older epoch by then |
-| page of rows up, no commit | a page that no head names | N | the next try writes another; nobody's next epoch |
-| create sent, answer lost | head N+1 | N+1 | the next start reads it |
-| head N+1 created, nothing done locally | | N+1 | the row is there, so the segment is not copied again |
-| expiry committed, bytes not deleted | objects in `unlinked` | N+1 | deleted later, any number of times |
-| bytes deleted, not yet struck off | `unlinked` names what is gone | N+1 | deleting again is no error |
-| boundary advanced, heads not deleted | void heads | N+1 | none needed: they count for nothing, and go later |
-| head created under a void name | one more of them | N+1 | its writer finds the boundary and is fenced |
-| pin written, not confirmed | a pin | N+1 | expires; until then its head's objects stay |
-| some parts of an upload | parts that no listing shows | N | given up by ``tiered gc``, by their epoch |
-| a stall between last look and deletes | another writer, heads, pins | N+k | none: what left is not named again |
-| an upload that lost a part | a short object, or none | N | not committed: size and checksum are asked for |
-| an object went that N names (404) | a newer head | N+1 | that is read, once; still named there: damage |
-| a backup came back, the disk has the rest | orphans of the time between | M < N | goes on from M, under new names |
-| the same, the disk let go of the rest | nothing is changed | M < N | a start refuses, and says so |
-| the same, under a manager at work | heads, a number missing | N+1 | lost objects are damage at every read |
+| upload of objects (one or many segments), no commit | objects that no manifest names | N | GC: orphans, older epoch |
+| upload of a page, no commit | a page that no manifest names | N | the retry writes another; orphan in the next epoch |
+| create sent, reply lost | manifest N+1 | N+1 | the next start reads it |
+| manifest N+1 created, no local effect | | N+1 | the entry exists, so the segment is not copied again |
+| expiry committed, bytes not deleted | pending deletes | N+1 | deleted later; repeatable |
+| bytes deleted, still pending deletes | pending deletes of deleted objects | N+1 | deleting again is no error |
+| boundary advanced, manifests not deleted | void manifests | N+1 | not needed: they never count; GC deletes them |
+| manifest created under a void name | one more void manifest | N+1 | its writer finds the boundary and is fenced |
+| pin written, not confirmed | a pin | N+1 | expires; until then its manifest's objects stay |
+| some parts of an upload | parts that no listing shows | N | ``tiered gc`` aborts the upload, by its epoch |
+| a stall between last check and deletes | another writer, manifests, pins | N+k | none: unlinked objects stay unnamed |
+| an upload that lost a part | a short object, or none | N | not committed: size and checksum are checked |
+| an object that N names was deleted (404) | a newer manifest | N+1 | read N+1 once; if it names the object: damage |
+| restored backup, the disk has the rest | orphans from the lost commits | M < N | continues from M, with new names |
+| the same, the disk dropped the rest | no change | M < N | a start refuses with a message |
+| the same, under a running manager | manifests, a number missing | N+1 | each read of a lost object reports damage |
 
-After a backup came back epochs are given once more, so two histories of the time between can look alike: of several
-disks that hold that time one may be opened again. Which test shows which row: docs/explanation/commit-protocol.md.
+After a backup was restored, epochs are assigned a second time. So two histories of the lost time can look alike: of
+several disks that hold that time, at most one may be opened again. docs/explanation/commit-protocol.md lists the test
+for each line.
 
-Reading the latest
-==================
+Reading the newest manifest
+===========================
 
-`remote.manifest.manifest_chain` finds the newest head: from a known N by asking for N+1, otherwise by a listing.
-Nothing ever goes back behind the cached head. Old heads are collected (`remote.gc.old_manifests`): a boundary is
-created first, then they are deleted. Before deleting anything else, and after every create, the boundary is looked at;
-a reader that only wants to know whether there is news asks for one name.
+`remote.manifest.manifest_chain` finds the newest manifest: from a known N by a GET of N+1, otherwise by a listing. No
+read returns a manifest before the cached one. GC deletes old manifests (`remote.gc.old_manifests`): it first creates a
+boundary. A process reads the boundary before each deletion of other objects, and after every create. A reader that only
+asks for a newer manifest requests one name.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ from remote.store import ObjectStore
 
 T = TypeVar("T")
 
-RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
-REBASES_MAX = 8  # our own earlier commits found in the way of one commit
+RESENDS_MAX = 3  # sends of one commit in doubt; each includes all of the store's own retries
+REBASES_MAX = 8  # earlier commits of ours that one commit may find in its place
 SPILL_RULE = SpillRule()
-TOLD_MAX = 10_000  # partitions whose missing seal was told
-TAKEOVERS_MAX = 16  # other writers found in the way of becoming one
+TOLD_MAX = 10_000  # partitions with a logged warning about a missing seal
+TAKEOVERS_MAX = 16  # takeovers of other writers that one takeover may find in its place
 
 
 _log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ NEXT_STATES: dict[LogState, frozenset[LogState]] = {
 
 
 class MetadataLog:
-    """One partition's chain of heads. Thread safe; commits of one instance wait for each other.
+    """The manifests of one partition. Thread safe; commits of one instance are serialized.
 
-    `prefix` ends in a slash, see `remote.keys.partition_prefix`. All verbs raise Unavailable when the store cannot be
-    reached, Corrupt when a head is damaged and Fenced once another writer has been seen.
+    `prefix` ends in a slash, see `remote.keys.partition_prefix`. All verbs raise Unavailable if the store cannot be
+    reached, Corrupt if a manifest is damaged, and Fenced once another writer was seen.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class MetadataLog:
         known: KnownHeads | None = None,
         memory: SealMemory | None = None,
     ) -> None:
-        """`copies` keep what was read on a disk, for the next start; `known` in memory, for the next look.
+        """`copies` caches reads on a disk, for the next start; `known` caches manifests in memory.
 
-        `memory` keeps which sealed heads were seen: an older state of the bucket is refused then.
+        `memory` records the sealed manifests that were seen: then an older state of the bucket is refused.
         """
         self._store = store
         self._prefix = prefix
@@ -156,12 +156,12 @@ class MetadataLog:
         self._lock = threading.RLock()
         self._state = LogState.READER
         self._epoch = 0
-        self._attempts: set[str] = set()  # commit ids of our tries to become a writer
+        self._attempts: set[str] = set()  # commit ids of our takeover attempts
         self._head: Head | None = None
-        # A commit of ours may have happened, or happen yet, that `cached` does not have: until the next one succeeds.
+        # In doubt: a commit that `cached` lacks may have happened or may still happen; until the next success.
         self.is_unsettled = False
         self._copies, self._known, self._memory = copies, known, memory
-        self._kept_id: str | None = None  # of the head that lies on the disk
+        self._kept_id: str | None = None  # commit id of the manifest in the disk cache
         self._pages = Pages(store, prefix, copies=copies)
         self._chain = HeadChain(store, prefix)
 
@@ -174,28 +174,28 @@ class MetadataLog:
 
     @property
     def prefix(self) -> str:
-        """Where the partition's keys begin."""
+        """The partition's key prefix."""
         return self._prefix
 
     @property
     def epoch(self) -> int:
-        """The epoch this writer owns. Raises InvalidRequest for a reader."""
+        """The writer epoch of this writer. Raises InvalidRequest for a reader."""
         self._check_writer()
         return self._epoch
 
     @property
     def cached(self) -> Head | None:
-        """The latest head seen so far, without asking the store."""
+        """The newest manifest seen so far; no request."""
         return self._head
 
     def index(self, head: Head) -> MetadataIndex:
-        """Lookups in `head`, one of this partition's; what it needs beside it is read then, and kept."""
+        """Lookups in `head`, a manifest of this partition. Pages are read on first use and cached."""
         return MetadataIndex(head, self._pages.rows)
 
     def ask(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
-        """What `question` finds in `head`, or in the newest one where a page of `head` is there no more.
+        """The result of `question` for `head`, or for the newest manifest if a page of `head` is deleted.
 
-        Raises NotFound when the newest head's page is missing too: that is damage.
+        Raises NotFound if the newest manifest's page is missing too: that is damage.
         """
         try:
             return question(self.index(head))
@@ -203,13 +203,13 @@ class MetadataLog:
             return question(self.index(self.refresh(exact=True)))
 
     def page_rows(self, spill: SpillRow) -> Rows:
-        """The rows of a page, read on first use and kept. Raises NotFound when it is gone."""
+        """The entries of a page, read on first use and cached. Raises NotFound if it does not exist."""
         return self._pages.rows(spill)
 
     def load(self, *, exact: bool = False) -> Head | None:
-        """The latest head, from the store; None when nobody has ever opened the partition for writing.
+        """The newest manifest, from the store; None if no writer ever opened the partition.
 
-        Without `exact` a reader that slept while its head was collected may be told "nothing new" a few times
+        Without `exact`, a reader that slept while GC deleted its manifest may get its old manifest again a few times
         (`remote.manifest.manifest_chain`).
         """
         with self._lock:
@@ -229,9 +229,9 @@ class MetadataLog:
             return self._head
 
     def refresh(self, *, exact: bool = False) -> Head:
-        """As `load`. Raises what `missing` returns where there is no head.
+        """As `load`, but raises the error of `missing` if there is no manifest.
 
-        A manifest that is there and was not listed may be newer than the listing: it is listed once more.
+        If manifests exist that the listing did not show, the listing is repeated once.
         """
         head = self.load(exact=exact)
         if head is None:
@@ -242,8 +242,10 @@ class MetadataLog:
         return head
 
     def missing(self) -> LogError:
-        """Why the listing shows no head (`remote.manifest.missing_manifest`): for a partition that a reader found by
-        its name."""
+        """The reason why the listing shows no manifest (`remote.manifest.missing_manifest`).
+
+        For a partition that a reader found by its name.
+        """
         return missing_head(self._store, self._prefix)
 
     def become_writer(
@@ -261,14 +263,19 @@ class MetadataLog:
         judge: Callable[[Head | None], None] = lambda latest: None,
         seal_key_id: str | None = None,
     ) -> Head:
-        """Raise the epoch by one and own it; creates the first head where there is none.
+        """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
 
-        Another writer that does so at the same moment ends up before or after us; who is after, wins. `properties` None
-        keeps what the last head says; `first_epoch` is the first head's. A writer that `appends` keeps a log of its own
-        (`Head.appender_id`). `judge` gets the very head that ours follows, before ours is created; what it raises ends
-        this with nothing changed. The first head is sealed by `seal_key_id`, or by the key that its properties encrypt
-        with; later ones as the head before. Raises InvalidRequest for another partition's heads, and Conflict when its
-        topic was deleted, unless this writer `removes` what is left of it.
+        A concurrent takeover by another writer comes before or after ours; the later one wins.
+
+        - `properties` None keeps the last manifest's; `first_epoch` is the epoch of a first manifest.
+        - A writer that `appends` has a log of its own (`Head.appender_id`).
+        - `judge` receives the very manifest that ours follows, before ours is created. Its error ends the takeover
+          without any effect.
+        - The first manifest is sealed by `seal_key_id`, or by the key that its properties encrypt with; later ones as
+          their predecessor.
+
+        Raises InvalidRequest if the manifests are another partition's, and Conflict if the topic was deleted, unless
+        this writer `removes` the partition.
         """
         with self._lock:
             if self._state is not LogState.READER:
@@ -276,7 +283,7 @@ class MetadataLog:
             for _ in range(TAKEOVERS_MAX):
                 latest = self.load(exact=True)
                 if latest is not None and latest.commit_id in self._attempts:
-                    # An earlier try that ended in Unavailable came true: no need to raise the epoch once more.
+                    # An earlier attempt that ended in Unavailable did happen: do not raise the epoch again.
                     self._move(LogState.WRITER)
                     self._epoch = latest.epoch
                     return latest
@@ -297,7 +304,7 @@ class MetadataLog:
                 self._attempts.add(draft.commit_id)
                 winner = self._create(draft, encode_head(draft, self._chain.sealer))
                 if self._was_collected(winner):
-                    continue  # heads were collected while we slept, this name among them
+                    continue  # GC deleted manifests during our attempt, this name among them
                 self._set(winner)
                 if winner.commit_id == draft.commit_id:
                     self._move(LogState.WRITER)
@@ -306,15 +313,16 @@ class MetadataLog:
         raise Conflict("becoming a writer, others keep doing the same", prefix=self._prefix, tries=TAKEOVERS_MAX)
 
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Head:
-        """Apply `change` to the latest head and make the outcome the truth; the head that has it.
+        """Apply `change` to the newest manifest and commit the result; returns the manifest with the change.
 
-        `touches` are the offsets ``[start, end)`` whose rows the change takes out or replaces: the pages with such rows
-        are opened for it. To add rows at the end nothing needs to be opened.
+        `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces. Pages with
+        such entries are opened first. Appending entries needs no page to be opened.
 
-        `change` is a pure function and may be called several times, also on a head that already has it; one that gives
-        back the very head it was given commits nothing. Its errors pass through, with nothing done. Raises Fenced when
-        another writer took over: nothing of this change is visible then. After Unavailable it is unknown whether the
-        change is visible; committing it again settles that.
+        `change` is a pure function. It may be called several times, also on a manifest that already has the change. If
+        it returns its very argument, nothing is committed. Its errors pass through without any effect.
+
+        Raises Fenced if another writer took over: then nothing of this change is visible. After Unavailable the commit
+        is in doubt; the next commit of the same change resolves that.
         """
         with self._lock:
             self._check_writer()
@@ -345,33 +353,33 @@ class MetadataLog:
         raise Conflict("committing a head, our own commits keep coming up", prefix=self._prefix, tries=REBASES_MAX)
 
     def check_still_writer(self) -> Head:
-        """Prove from the store that our epoch is the latest, as must be done before deletes; the latest head.
+        """Prove from the store that our epoch is the newest; returns the newest manifest.
 
-        Raises Fenced otherwise.
+        Required before each deletion. Raises Fenced if the epoch is not the newest.
         """
         with self._lock:
             self._check_writer()
             return self.refresh(exact=True)
 
     def lacks_first_heads(self) -> bool:
-        """Whether heads are missing that nothing collected (`HeadChain.lacks_first_heads`)."""
+        """Whether manifests are missing that GC did not delete (`HeadChain.lacks_first_heads`)."""
         with self._lock:
             return self._chain.lacks_first_heads()
 
-    # --- collected heads ---------------------------------------------------------------------------------------------
+    # --- the GC boundary ---------------------------------------------------------------------------------------------
 
     @property
     def void_upto(self) -> int:
-        """Up to which sequence heads are void, as far as is known without asking."""
+        """The GC boundary, as far as known without a request: manifests up to this sequence are void."""
         return self._chain.void_upto
 
     def is_void(self, sequence: int) -> bool:
-        """Whether heads up to this one were collected; asks the store."""
+        """Whether the GC boundary has passed this sequence; asks the store."""
         with self._lock:
             return self._chain.is_void(sequence)
 
     def make_void(self, upto: int) -> None:
-        """Declare all heads up to `upto` void, before they are deleted. They must lie well below the newest."""
+        """Declare all manifests up to `upto` void, before their deletion. They must be well below the newest."""
         with self._lock:
             self._check_writer()
             self._chain.advance(upto)
@@ -379,7 +387,10 @@ class MetadataLog:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _fitted(self, head: Head, new_page: NewPage) -> tuple[Head, bytes]:
-        """The head as it can be written, and its bytes: rows that are too many for it are in pages, written now."""
+        """The manifest in a size that can be written, and its bytes.
+
+        Moves surplus entries to pages, which it writes.
+        """
         head = spill_between(head, self._rule, new_page)
         while len(body := encode_head(head, self._chain.sealer)) > self._rule.head_bytes_max:
             smaller = spill_oldest(head, self._rule, new_page)
@@ -391,7 +402,7 @@ class MetadataLog:
     def _write_page(self, rows: Rows, now_ms: int, seal_key_id: str | None) -> SpillRow:
         name = self._epoch, self._new_id(now_ms)
         spill, body = encode_page(rows, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
-        with suppress(AlreadyExists):  # a lost answer: nobody else has this name
+        with suppress(AlreadyExists):  # a lost reply: only this writer uses this name
             self._store.put_if_absent(self._prefix + spill.key, body)
         self._pages.keep(spill, rows)
         return spill
@@ -399,7 +410,10 @@ class MetadataLog:
     # --- creating N+1 ------------------------------------------------------------------------------------------------
 
     def _create(self, head: Head, body: bytes) -> Head:
-        """The head that is at this sequence in the end, ours or not. Raises Unavailable when that stays unknown."""
+        """Create the manifest; returns the manifest at this sequence, ours or another.
+
+        Raises Unavailable if in doubt.
+        """
         key = self._prefix + head_key(head.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
@@ -415,15 +429,20 @@ class MetadataLog:
         raise AssertionError("the loop above returns or raises")
 
     def _was_collected(self, head: Head) -> bool:
-        """Whether the name of a head that was just created is void. Asked as stubbornly as the create itself: it
-        happened, and not to know it makes the caller do the work again."""
+        """Whether the name of a manifest that was just created is void.
+
+        Retries as often as the create itself: the create happened, and without this answer the caller repeats the work.
+        """
         for _ in range(RESENDS_MAX - 1):
             with suppress(Unavailable):
                 return self._chain.is_void(head.sequence)
         return self._chain.is_void(head.sequence)
 
     def _check_successor(self, ours: Head, found: Head) -> Head:
-        """What was found where ours should be: ours, or another child of the same parent."""
+        """Return `found`, the manifest in our place: ours, or another child of the same parent.
+
+        Else raise Corrupt.
+        """
         is_foreign = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
         if is_foreign and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
@@ -456,7 +475,7 @@ class MetadataLog:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def _adopt(self, found: Head) -> None:
-        """Take a head from the store as the latest. Raises Fenced when it is another writer's."""
+        """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
         if self._state is LogState.WRITER and found.epoch != self._epoch:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
@@ -477,13 +496,13 @@ class MetadataLog:
         self._head = found
 
     def _check_seen(self, found: Head) -> None:
-        """Raises Corrupt where this node saw a newer or another sealed head, before a restart."""
+        """Raise Corrupt if this node saw a newer or another sealed manifest before a restart."""
         if self._memory is not None and (seen := self._memory.seen(self._prefix)) is not None:
             step = f"if the bucket was put back on purpose, remove the file {FILE} from the log directories"
             check_seen(seen, found, self._prefix, step)
 
     def _tell_seal(self, found: Head) -> None:
-        """A warning, once for each partition of a store, that its index proves nothing."""
+        """Log a warning, once for each partition of a store, that its manifests are not authenticated."""
         name = self._store.url, self._prefix
         if found is not self._head and name not in _TOLD and lacks_seal(found):
             if len(_TOLD) >= TOLD_MAX:
@@ -497,7 +516,7 @@ class MetadataLog:
             )
 
     def _first(self, *, exact: bool) -> Head | None:
-        """The newest head without any seen before: from the one kept on the disk, when the bucket has the very same."""
+        """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
         kept = self._copies.head(self._prefix, self._chain.sealer) if self._copies is not None else None
         if kept is None or not is_same_head(self._store, self._prefix, *kept):
             found = self._chain.newest(None, exact=exact)
@@ -512,7 +531,7 @@ class MetadataLog:
         self._state = to
 
     def check_not_fenced(self) -> None:
-        """Raises Fenced where another writer was seen, by whoever: `cached` is that one's head then. Asks nobody."""
+        """Raise Fenced if another writer was seen, by any call; `cached` is its manifest then. No request."""
         if self._state is LogState.FENCED:
             assert self._head is not None
             facts = {"epoch": self._head.epoch, "ours": self._epoch, "writer": self._head.writer_id}
@@ -525,7 +544,7 @@ class MetadataLog:
 
 
 def _stamped(base: Head, changed: Head) -> Head:
-    """With the sequence in every object that was unlinked by this change, and what the bucket held before it."""
+    """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
     if changed.highest_next_offset < base.highest_next_offset:
         changed = replace(changed, tiered_upto=base.highest_next_offset)
     if (expired := expired_after(base, changed)) != changed.expired_epochs:
@@ -543,17 +562,17 @@ def _stamped(base: Head, changed: Head) -> Head:
 
 
 def _appender(latest: Head | None) -> str | None:
-    """The last writer that keeps a log, for the head of one that does not."""
+    """The last writer with a log of its own, for the manifest of a writer without one."""
     if latest is None:
         return None
     return latest.writer_id if latest.appender_id is None else latest.appender_id
 
 
 class _NewPages:
-    """Pages written for one commit; rows that a second try spills again go into the page that is there already."""
+    """Pages written for one commit; a retry that spills the same entries uses the existing page."""
 
     def __init__(self, write: Callable[[Rows, int, str | None], SpillRow], now_ms: int) -> None:
-        self.seal_key_id: str | None = None  # of the head that is to name them
+        self.seal_key_id: str | None = None  # of the manifest that will name them
         self._write = write
         self._now_ms = now_ms
         self._made: list[tuple[Rows, SpillRow]] = []

@@ -1,24 +1,25 @@
-"""The chain of heads as the store has it: which is the newest, and which names are void.
+"""The chain of manifests in the store: find the newest manifest, and the void names.
 
-Heads are collected (`remote.gc.old_manifests`), and a name whose object is gone can be created again, by a writer that
-slept through it all. So before any head goes, a **boundary** is created: every sequence at or below it is void from
-then on, whatever lies under its name. Boundaries are numbered and created only if absent, each above the one before:
+GC deletes old manifests (`remote.gc.old_manifests`). The name of a deleted manifest can be created again, by a writer
+that slept. So before GC deletes a manifest, it creates a **boundary**: every sequence at or below the boundary is void
+from then on, regardless of the object under its name. Boundaries are numbered and created only if absent, each above
+the one before:
 
 | bytes of ``meta/gc/boundary/<number 20>`` |
 |---|
 | ``tiered-boundary 1 <sequence 20> <CRC32C of all before it, 8 lower-case hex digits>\\n`` |
 
-Looking for the newest head:
+Search for the newest manifest:
 
-* From a known N, N+1 is asked for. A 404 is the cheap answer "nothing new", and true unless N was collected meanwhile:
-  then the boundary has passed N. That is looked up (one more 404) whenever heads were walked, when the caller needs to
-  be `exact`, and at every QUIET_MAX-th 404 in a row, so that a reader that slept for long wakes up.
-* After PROBES_MAX steps, without a known N, and when N turns out void, the heads are listed. The highest name of a
-  listing is never void: the newest head is not collected, and it lies above the boundary. A listing says where to
-  begin; N+1 is asked for all the same.
-* The head that a listing tells of and the one behind it are asked for at once: three answers that wait for one another,
-  listing included, are two.
-* Each head says how many boundaries its writer knew, so the next one is looked for from there.
+* From a known N, GET N+1. A 404 is the cheap answer "nothing new". It is true unless GC deleted N since; then the
+  boundary has passed N. The boundary is read (one more 404) after each walk over manifests, and if the caller needs an
+  `exact` answer. It is also read at every QUIET_MAX-th 404 in a row, so that a reader that slept for long notices.
+* The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. The highest name of a listing is
+  never void: GC does not delete the newest manifest, and it is above the boundary. A listing only gives a start; N+1 is
+  still requested.
+* The manifest that a listing shows and its successor are requested concurrently: two sequential replies, listing
+  included, instead of three.
+* Each manifest records how many boundaries its writer knew, so the search for the next boundary starts there.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ from remote.number_bounds import INT64_MAX
 from remote.store import Body, ObjectStore
 
 PROBES_MAX = 4  # GETs of the next number before a listing is cheaper
-QUIET_MAX = 16  # 404s in a row that are taken for "nothing new" before the boundary is looked at
-RELISTS_MAX = 3  # listings whose newest head was collected before it could be read
+QUIET_MAX = 16  # 404s in a row that count as "nothing new" before the boundary is read
+RELISTS_MAX = 3  # listings with a newest manifest that GC deleted before it was read
 _BOUNDARY = re.compile(rb"(tiered-boundary 1 ([0-9]{20}) )([0-9a-f]{8})\n")
 
 
 class HeadChain:
-    """Reads heads and boundaries of one partition. Not thread safe: `MetadataLog` holds its lock."""
+    """Reads manifests and boundaries of one partition. Not thread safe: `MetadataLog` holds its lock."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
         self._quiet = 0
         self.sealer = sealer_of(store, prefix)
-        self._sealed_from: int | None = None  # the lowest sequence of a sealed head that was seen
+        self._sealed_from: int | None = None  # the lowest sequence of a sealed manifest that was seen
         self.boundary_number = 0
-        self.void_upto = 0  # the boundary, as far as it was read: 0 or what `boundary_number` says
-        self._first_listed: int | None = None  # the lowest sequence of the last listing of all heads
+        self.void_upto = 0  # the boundary as far as read: 0, or the sequence in boundary `boundary_number`
+        self._first_listed: int | None = None  # the lowest sequence of the last full listing
 
     def lacks_first_heads(self) -> bool:
-        """Whether the chain begins above its boundary: heads are missing that nothing collected.
+        """Whether the chain starts above its boundary: manifests are missing that GC did not delete.
 
-        A whole listing alone tells; False where none was needed. A bucket that was emptied under a writer looks so
-        after the next commit.
+        Known only after a full listing; False if none was needed. This is the state after the first commit to a bucket
+        that was emptied under a writer.
         """
         first = self._first_listed
         return first is not None and first > self.void_upto + 1 and not self.is_void(first - 1)
@@ -64,12 +65,12 @@ class HeadChain:
     # --- heads -------------------------------------------------------------------------------------------------------
 
     def newest(self, known: Head | None, *, exact: bool = False) -> Head | None:
-        """The newest head of the store, never one behind `known`; None where there is none.
+        """The newest manifest of the store, never older than `known`; None if there is none.
 
-        It was the newest at some moment of this call; without `exact` perhaps only at an earlier one.
+        It was the newest at some moment of this call; without `exact` possibly only at an earlier moment.
         """
         latest, steps, is_sure = known, 0, not exact
-        behind: dict[int, Head | None] = {}  # heads that came with the ones before them
+        behind: dict[int, Head | None] = {}  # manifests that were read together with their predecessors
         while True:
             if latest is None or steps == PROBES_MAX:
                 listed = self._newest_listed(latest.sequence if latest else 0, behind)
@@ -85,7 +86,7 @@ class HeadChain:
                 continue
             if following is None and is_sure and not self._is_due(steps):
                 return latest
-            # What follows a head of the boundary's own number may be sound, and the head itself a stale writer's.
+            # A manifest of the boundary's own number may be a stale writer's, although its successor is sound.
             if self.is_void(latest.sequence):
                 latest, steps, is_sure = self._after_collection(latest, behind), 0, True
             elif following is None:
@@ -95,7 +96,7 @@ class HeadChain:
                 raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
 
     def read(self, sequence: int) -> Head | None:
-        """The head under this name, void or not; None when there is none. Raises Corrupt."""
+        """The manifest under this name, void or not; None if there is none. Raises Corrupt."""
         key = self._prefix + head_key(sequence)
         try:
             body = self._store.get(key)
@@ -118,17 +119,17 @@ class HeadChain:
         return head
 
     def _note_seal(self, head: Head) -> None:
-        """A chain that is sealed once stays sealed: later heads that are not are refused."""
+        """Record a sealed manifest. A sealed chain stays sealed: later unsealed manifests are refused."""
         if head.seal_key_id is not None:
             self._sealed_from = min(head.sequence, self._sealed_from or head.sequence)
 
     def _is_due(self, steps: int) -> bool:
-        """Whether a 404 calls for a look at the boundary: news were found, or the last look was long ago."""
+        """Whether a 404 requires a read of the boundary: after newer manifests, or long after the last read."""
         self._quiet = self._quiet + 1 if steps == 0 else QUIET_MAX
         return self._quiet >= QUIET_MAX
 
     def _after_collection(self, latest: Head, behind: dict[int, Head | None]) -> Head:
-        """The newest head above the boundary, which has passed `latest`."""
+        """The newest manifest above the boundary, which has passed `latest`."""
         found = self._newest_listed(max(self.void_upto, latest.sequence), behind)
         if found is None:
             facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.void_upto}
@@ -136,7 +137,7 @@ class HeadChain:
         return found
 
     def _newest_listed(self, after: int, behind: dict[int, Head | None]) -> Head | None:
-        """The newest head above `after` that a listing tells of, and in `behind` the one that follows it, or None."""
+        """The newest listed manifest above `after`, or None. Puts its successor, or None, into `behind`."""
         listed = after
         for _ in range(RELISTS_MAX):
             names = self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after))
@@ -158,7 +159,7 @@ class HeadChain:
     # --- the boundary ------------------------------------------------------------------------------------------------
 
     def is_void(self, sequence: int) -> bool:
-        """Whether the store's newest boundary has passed this name."""
+        """Whether the store's newest boundary has passed this sequence."""
         self._quiet = 0
         for _ in range(PROBES_MAX):
             found = self._read_boundary(self.boundary_number + 1)
@@ -173,7 +174,10 @@ class HeadChain:
         return self.is_void(sequence)
 
     def advance(self, upto: int) -> None:
-        """Make every sequence up to `upto` void. Another's boundary in the way is taken over, whatever it says."""
+        """Make every sequence up to `upto` void.
+
+        If another process created the boundary first, adopts its value.
+        """
         if self.is_void(upto):
             return
         number = self.boundary_number + 1
@@ -185,7 +189,10 @@ class HeadChain:
         self._pass(number, upto)
 
     def _learn(self, head: Head) -> None:
-        """A head lies above the boundaries that its writer knew, so only later ones can have passed it."""
+        """Learn the boundaries that the manifest's writer knew.
+
+        Only later boundaries can have passed the manifest.
+        """
         self._note_seal(head)
         if head.boundary_number > self.boundary_number:
             self.boundary_number = head.boundary_number
@@ -221,7 +228,7 @@ def encode_boundary(upto: int) -> bytes:
 
 
 def decode_boundary(data: Body) -> int:
-    """The sequence up to which heads are void. Raises Corrupt."""
+    """The sequence up to which manifests are void. Raises Corrupt."""
     found = _BOUNDARY.fullmatch(bytes(data))
     if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
         raise Corrupt("reading a boundary of collected heads, its bytes are none", size_bytes=len(data))

@@ -1,10 +1,10 @@
-"""The changes a writer commits: pure functions from a head to the next, to be handed to `MetadataLog.commit`.
+"""Changes of a writer: pure functions from a manifest to the next, for `MetadataLog.commit`.
 
-A commit whose answer was lost may be tried again on top of a head that already has the change. So each change, applied
-to a head that has it, gives that very head back (the same object: there is nothing to commit).
+A commit with a lost reply may be repeated on a manifest that already has the change. So each change returns such a
+manifest unmodified (the same object: nothing to commit).
 
-A change sees the rows that the head holds itself. Older ones lie in pages; whoever wants to change those says so to
-`commit` (`touches`), which opens the pages first (`remote.manifest.page_spill`).
+A change sees only the manifest's own entries. Older entries are in pages. A caller that changes these passes their
+offsets to `commit` (`touches`), which opens the pages first (`remote.manifest.page_spill`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from remote.manifest.page_spill import RowsOf, lost_object
 from remote.segment_entry import RemoteSegment
 
 Change = Callable[[Head], Head]
-EXPIRED_EPOCHS_MAX = 1000  # of one head; the oldest are forgotten first, and what they proved is unproven then
+EXPIRED_EPOCHS_MAX = 1000  # per manifest; the oldest ranges are removed first and prove nothing from then on
 
 
 def add_segments(rows: Sequence[RemoteSegment]) -> Change:
-    """Make uploaded segments visible, in offset order. Raises InvalidRequest where their offsets are taken.
+    """Make uploaded segments visible, in offset order. Raises InvalidRequest if their offsets are taken.
 
-    A segment that is there already under another name (an earlier commit of it whose answer was lost) stays as it is,
-    and one wholly below the log start comes too late: it may have been here, expired and deleted. The objects of such
-    an upload go on the list of those to delete.
+    A segment that exists under another name (an earlier commit of it with a lost reply) stays as it is. A segment
+    wholly below the log start offset is too late: it may have been here, expired and deleted. In both cases the objects
+    of the upload become pending deletes.
     """
 
     def change(head: Head) -> Head:
@@ -59,11 +59,11 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
 
 
 def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
-    """Put an uploaded segment's row in the place of those it tiles exactly; their objects go on the list of those to
-    delete. Raises InvalidRequest for rows that it does not tile, and for the name of an object that is known already.
+    """Replace the entries that an uploaded segment tiles exactly; their objects become pending deletes.
 
-    Where rows are not there any more (they expired meanwhile), the head keeps what it has, and the objects of the new
-    row go on the list. Source: rule P11 of the commit protocol (docs/explanation/commit-protocol.md).
+    Raises InvalidRequest if the segment does not tile the entries, or if its object name is known already. If entries
+    are missing (they expired since), the manifest keeps the rest, and the objects of the new segment become pending
+    deletes. Source: rule P11 of the commit protocol (docs/explanation/commit-protocol.md).
     """
 
     def change(head: Head) -> Head:
@@ -90,7 +90,7 @@ def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
 
 
 def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
-    """Note that rows are clean through at least an offset; those that are not there any more are passed over."""
+    """Record that entries are clean through at least an offset; ignores missing entries."""
     names = frozenset(ulids)
 
     def change(head: Head) -> Head:
@@ -104,10 +104,10 @@ def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
 
 
 def unlink_uploads(rows: Collection[RemoteSegment]) -> Change:
-    """Put the objects of uploads that were never committed on the list of those to delete.
+    """Make objects of uploads that were never committed pending deletes.
 
-    One that was committed after all (the answer was lost) is passed over, and so is one whose offsets only a page
-    knows: its objects may be live.
+    Skips an upload that was committed after all (its reply was lost). Skips an upload with offsets that only a page
+    knows: its objects may be in use.
     """
 
     def change(head: Head) -> Head:
@@ -121,9 +121,9 @@ def unlink_uploads(rows: Collection[RemoteSegment]) -> Change:
 
 
 def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
-    """Take rows out and put their objects on the list of those to delete; raise the log start to at least this.
+    """Unlink entries, and raise the log start offset to at least `log_start_offset`.
 
-    The bytes stay for now: readers of an older head may still be at them.
+    The bytes are not deleted now: readers of an older manifest may still read them.
     """
     names = frozenset(ulids)
 
@@ -141,7 +141,7 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
 
 
 def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
-    """Take whole pages of rows out, which lie below the log start: one entry on a list stands for all their objects."""
+    """Unlink whole pages below the log start offset: one pending delete stands for all their objects."""
     names = frozenset(keys)
 
     def change(head: Head) -> Head:
@@ -159,7 +159,10 @@ def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
 
 
 def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
-    """Let the log begin where the disk does, and let no row count any more; views leave at once, rows bit by bit."""
+    """Start the log where the disk starts, and invalidate all entries.
+
+    Unlinks views now; entries expire later.
+    """
 
     def change(head: Head) -> Head:
         start = max(head.log_start_offset, log_start_offset)
@@ -173,7 +176,10 @@ def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
 
 
 def delete_partition(*, now_ms: int) -> Change:
-    """Mark the partition as deleted: nothing of it is readable from here on. Rows and bytes go after the grace time."""
+    """Mark the partition as deleted: nothing is readable from now on.
+
+    A removal unlinks and deletes the rest.
+    """
 
     def change(head: Head) -> Head:
         if head.deleted_ms is not None:
@@ -184,7 +190,7 @@ def delete_partition(*, now_ms: int) -> Change:
 
 
 def forget_unlinked(keys: Collection[str]) -> Change:
-    """Strike objects off the list once they are deleted."""
+    """Remove pending deletes after the deletion of their objects."""
     gone = frozenset(keys)
 
     def change(head: Head) -> Head:
@@ -195,7 +201,7 @@ def forget_unlinked(keys: Collection[str]) -> Change:
 
 
 def forget_pages(keys: Collection[str]) -> Change:
-    """Strike pages off the list once they and their rows' objects are deleted."""
+    """Remove pages from the pending deletes after the deletion of the pages and of their entries' objects."""
     gone = frozenset(keys)
 
     def change(head: Head) -> Head:
@@ -211,14 +217,14 @@ def set_properties(properties: dict[str, str]) -> Change:
 
 
 def settle() -> Change:
-    """Change nothing, in a head of its own: what an unanswered commit before it was, is known then."""
+    """Commit a manifest without a change: resolves a commit in doubt before it."""
     return lambda head: replace(head)
 
 
 def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
-    """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed.
+    """The first loss of information from `old` to `new`; None if every object is still named.
 
-    `rows_of` gives the rows of a page; only pages that one of the two heads does not name are asked for.
+    `rows_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
     """
     if (key := lost_object(old, new, rows_of)) is not None:
         return f"an object is neither in a row nor on the list of those to delete, key={key}"
@@ -232,22 +238,22 @@ def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
 
 
 def expired_after(base: Head, changed: Head) -> tuple[EpochRange, ...]:
-    """`expired_epochs` of `changed`, which follows `base`: with the ranges of every row that is no longer in it."""
+    """`expired_epochs` of `changed`, the successor of `base`: with the ranges of every entry that it lost."""
     if base.spills == changed.spills and base.segments == changed.segments[: len(base.segments)]:
-        return base.expired_epochs  # nothing left; a commit that only adds rows stays cheap
+        return base.expired_epochs  # no entry left; a commit that only adds entries stays cheap
     gone = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
     if not gone:
         return base.expired_epochs
-    # A tier that was disabled and enabled again copies the same offsets once more: the range that left last counts.
+    # A tier that was disabled and enabled again copies the same offsets again: the range that left last counts.
     before = ranges_outside(base.expired_epochs, gone)
     merged = joined_ranges(sorted((*before, *gone), key=lambda each: each.base_offset))
     return tuple(merged[-EXPIRED_EPOCHS_MAX:])
 
 
 def names_older_objects(draft: Head, changed: Head) -> str | None:
-    """What `changed` names anew that was made in another epoch than its own; None when nothing is.
+    """The first newly named object of `changed` from another epoch than its own; None if there is none.
 
-    The rule for orphans stands on this: what an older epoch left unnamed may be deleted by anybody
+    The rule for orphans depends on this: any process may delete unnamed objects of an older epoch
     (`remote.gc.orphans`).
     """
     known = {row.data_key for row in (*draft.segments, *draft.view_rows)}
@@ -266,7 +272,7 @@ def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[Unlink
 
 
 def _without_rows(head: Head) -> Head:
-    """A tier that was given up begins anew with the last row gone."""
+    """Reset `given_up` when the last entry has left."""
     return replace(head, given_up=False) if head.given_up and not head.has_rows else head
 
 
