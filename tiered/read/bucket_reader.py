@@ -1,8 +1,8 @@
-"""The remote tier by itself: everything that a machine with nothing but the bucket's address can see and read.
+"""Read a bucket without a manager or a local directory.
 
-No manager, no local directory, nothing is written. Two topics of one name (one was deleted and created again, or two
-directories share the bucket) are two topics: which of them is meant has to be said, they are never mixed. The view
-knows the heads as they were when a partition was first asked for; `refresh` looks for newer ones (one small GET each).
+Nothing is written except pins. Topics of one name are never mixed: one was deleted and created again, or two
+directories share the bucket. The caller must choose one by its id. A `RemoteLog` caches each manifest at the first
+request for its partition; `refresh` looks for newer ones (one small GET each).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from tiered.read.reader_factory import Readable
 from tiered.stores.parallel import side_by_side
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
-AT_ONCE = 8  # topics that are asked whether they were deleted
+AT_ONCE = 8  # topics checked for deletion in parallel
 _log = logging.getLogger(__name__)
 
 
 class RemoteLog(Readable):
     """Read-only view of a bucket. Thread safe; a context manager that closes the store.
 
-    `topic_ids` says, by name, which topic is meant where the bucket holds several of one name.
+    `topic_ids` maps a name to the id of the topic to read, if the bucket holds several of one name.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RemoteLog(Readable):
         copies: IndexCopies | None = None,
         layout: LayoutOptions = OURS,
     ) -> None:
-        """Of another `layout` than ours nothing but reading works: there are no pins and no views."""
+        """An external `layout` only supports reads: it has no pins and no views."""
         self.store = keyed(store, keys)
         self._layout = layout
         self._foreign: ForeignFormat | None = None
@@ -81,8 +81,11 @@ class RemoteLog(Readable):
         self._deleted: set[str] = set()  # ids of topics
 
     def topics(self) -> list[str]:
-        """Names of the topics in the bucket, sorted; of ours without those that were deleted, for which each topic's
-        first head is asked. One whose head is damaged is there. Raises NotFound when there is no such bucket."""
+        """Names of the topics in the bucket, sorted, without deleted topics. Raises NotFound without a bucket.
+
+        Deletion is checked in the first manifest of each topic, in this project's layout only. A topic with a damaged
+        manifest is listed.
+        """
         firsts: dict[tuple[str, str], RemotePartitionName] = {}
         for name in self._known():
             firsts.setdefault((name.topic, name.topic_id), name)
@@ -91,7 +94,7 @@ class RemoteLog(Readable):
         return sorted({name.topic for name, is_deleted in zip(names, told, strict=True) if not is_deleted})
 
     def topic_ids(self, topic: str) -> list[str]:
-        """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
+        """The ids of the topics of that name, sorted. Raises NotFound, naming the topics that exist."""
         check_topic(topic)
         found = self._ids_of(topic)
         if not found:
@@ -102,8 +105,10 @@ class RemoteLog(Readable):
         return found
 
     def each_of(self, topic: str) -> list[RemoteLog]:
-        """A view for each living topic of that name, over the same store: this one where there is no choice. Close this
-        one alone. Raises as `topic_ids`."""
+        """A `RemoteLog` for each living topic of that name, over the same store.
+
+        Returns this object alone if there is no choice. Close this object only. Raises as `topic_ids`.
+        """
         ids = self._living_ids(topic)
         if topic in self._chosen or len(ids) < 2:
             return [self]
@@ -111,18 +116,22 @@ class RemoteLog(Readable):
         return [RemoteLog(self.store, topic_ids=each, keys=self._keys, layout=self._layout) for each in choices]
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Raises NotFound, naming what there is; InvalidRequest, with ids, if several living topics have the name."""
+        """The partitions of a topic, sorted.
+
+        Raises NotFound, naming the topics that exist, and InvalidRequest, with ids, if several living topics have the
+        name.
+        """
         return sorted(name.topic_partition for name in self._named(topic, self._meant(topic)))
 
     def head(self, partition: TopicPartition) -> Head:
-        """The partition's newest head as of the last refresh. Raises NotFound."""
+        """The partition's newest manifest as of the last refresh. Raises NotFound."""
         head = self._source(partition).head()
         if head is None:
             raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
         return head
 
     def refresh(self) -> None:
-        """Look for new partitions and newer heads."""
+        """Look for new partitions and newer manifests."""
         with self._lock:
             self._names = None
             self._ids.clear()
@@ -132,25 +141,25 @@ class RemoteLog(Readable):
                     source.metadata.load()
 
     def gaps(self, partition: TopicPartition) -> list[tuple[int, int]]:
-        """Of another layout than ours: offsets ``[start, end)`` that no segment holds, between two that do.
+        """Offsets ``[start, end)`` that no segment holds, between two that do, of an external layout.
 
-        Our own heads say what is gone for good, so there it is nothing. Raises NotFound.
+        Empty in this project's layout, whose manifests record the removed offsets. Raises NotFound.
         """
         self.head(partition)
         metadata = self._source(partition).metadata
         return metadata.gaps if isinstance(metadata, ForeignLog) else []
 
     def findings(self, partition: TopicPartition) -> list[Finding]:
-        """Of another layout than ours: what in the bucket makes no sense, by offsets. Raises NotFound."""
+        """Findings of an external layout, by offsets; empty in this project's layout. Raises NotFound."""
         self.head(partition)
         metadata = self._source(partition).metadata
         return metadata.findings if isinstance(metadata, ForeignLog) else []
 
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
-        """Hold on to the partition's newest head until `expires_ms` or `close`: what it and later ones name stays.
+        """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.
 
-        For reads that take longer than the grace time; it writes one small object into the bucket. The head. Raises as
-        `remote.gc.pins.pin_newest`.
+        The objects that it and later manifests name stay. Use it for reads longer than the grace period. It writes one
+        small object. Raises as `remote.gc.pins.pin_newest`.
         """
         source = self._source(partition)
         if not self._layout.is_ours:
@@ -163,7 +172,7 @@ class RemoteLog(Readable):
         return head
 
     def close(self) -> None:
-        """Let go of all pins and of the store. A pin that cannot be removed expires by itself."""
+        """Release all pins and close the store. A pin that cannot be deleted expires by itself."""
         with self._lock:
             pins, self._pins = self._pins, []
         for prefix, pin in pins:
@@ -184,7 +193,7 @@ class RemoteLog(Readable):
         self.close()
 
     def _known(self) -> list[RemotePartitionName]:
-        """Everything: a listing for each topic, in our own layout."""
+        """All partitions: one listing per topic in this project's layout."""
         with self._lock:
             if self._names is None:
                 layout = self._format()
@@ -208,7 +217,7 @@ class RemoteLog(Readable):
             return list(self._ids[topic])
 
     def _format(self) -> ForeignFormat | None:
-        """None for our own layout."""
+        """None for this project's layout."""
         if self._foreign is None and not self._layout.is_ours:
             from remote.external.layout_detection import foreign_format
 
@@ -234,7 +243,7 @@ class RemoteLog(Readable):
         return chosen
 
     def _living_ids(self, topic: str) -> list[str]:
-        """The ids of the name without those of deleted topics, unless all of them were. Raises as `topic_ids`."""
+        """The ids of the name without deleted topics, unless all were deleted. Raises as `topic_ids`."""
         ids = self.topic_ids(topic)
         if len(ids) < 2:
             return ids
@@ -242,15 +251,17 @@ class RemoteLog(Readable):
         return [each for each, first in firsts.items() if first is None or not self._is_deleted(first)] or ids
 
     def _is_told_deleted(self, first: RemotePartitionName) -> bool:
-        """False where the head that would say so is damaged or refused: no other topic's name depends on it."""
+        """As `_is_deleted`; False if that manifest is damaged or refused, which must not hide other topics."""
         try:
             return self._is_deleted(first)
         except (AccessDenied, Corrupt, InvalidRequest):
             return False
 
     def _is_deleted(self, first: RemotePartitionName) -> bool:
-        """Of the topic that has this first partition, by its newest head. Nothing takes that back, so it is asked until
-        it is so."""
+        """Whether the newest manifest of this first partition marks its topic deleted.
+
+        A deletion is final, so only a positive answer is cached.
+        """
         if not self._layout.is_ours:
             return False
         if first.topic_id not in self._deleted:
@@ -276,7 +287,10 @@ class RemoteLog(Readable):
             return self._sources[partition]
 
     def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
-        """Found by its heads. Where there is none its name is looked for, and `MetadataLog.missing` says why."""
+        """The source of a partition, found by its manifests.
+
+        Without a manifest the bucket is searched for the partition's name; `MetadataLog.missing` gives the reason.
+        """
         prefix = partition_prefix(partition.topic, topic_id, partition.partition)
         metadata = MetadataLog(self.store, prefix, copies=self._copies)
         head = metadata.load()
@@ -310,19 +324,21 @@ def open_remote(
     prefixes: Sequence[str] = ("",),
     private_keys: Mapping[str, str] | None = None,
 ) -> RemoteLog:
-    """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
+    """Open the bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
 
-    `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
-    (`tiered.config.key_rings`). `cache_bytes` of memory hold what was fetched, and with `cache_dir` up to
-    `cache_dir_bytes` of it stay there for the next time, and the index with it. No request is sent before something is
-    asked for.
+    | parameter | meaning |
+    |---|---|
+    | `topic_ids` | as in `RemoteLog` |
+    | `key_ring` | a file of keys, which the environment may name as well (`tiered.config.key_rings`) |
+    | `cache_bytes` | memory for fetched bytes |
+    | `cache_dir` | keeps up to `cache_dir_bytes` of fetched bytes and of the index for later processes |
+    | `layout` | ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, or ``auto`` to detect it |
+    | | see `remote.external.external_layout` |
+    | `prefixes` | for Aiven: the values of ``key.prefix`` |
+    | `private_keys` | for Aiven: the files of the RSA keys by their ids |
 
-    `layout` says whose bucket it is (`remote.external.external_layout`): ``tiered``, ``aiven``,
-    ``local-tiered-storage``,
-    ``pinterest``, ``logs``, or ``auto`` to look. Of Aiven's, `prefixes` are what ``key.prefix`` was, and `private_keys`
-    the files of its RSA keys by their ids.
-
-    Raises InvalidRequest for a url or an option that is none, and what keeps us from the key ring.
+    No request is sent before the first read. Raises InvalidRequest for an invalid url or option, and the errors of
+    reading the key ring.
     """
     split_url(url)
     asked = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))

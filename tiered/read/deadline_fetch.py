@@ -1,10 +1,10 @@
-"""Fetches that end in time: what has arrived by then is the answer, and what has not goes on arriving.
+"""Fetches with a deadline: a fetch returns the batches that arrived in time.
 
-A read of the remote tier may take longer than a caller can wait. A fetch gives the whole batches that are there when
-its time is up, none of them perhaps, and where to go on. The read behind it goes on: the next fetch at that place is
-answered from it, so waiting in short steps costs no request twice. An error of the read is the answer of the fetch that
-comes to it, after the batches before it were given.
-Source: kafka ``remote.fetch.max.wait.ms``, ``fetch.max.bytes``, which answers with nothing where this has a part.
+A read of the remote tier may take longer than a caller can wait. At its deadline a fetch returns the whole batches that
+arrived, maybe none, and the offset to fetch next. The read behind it continues, and the next fetch at that offset is
+answered from it. So short waits do not repeat requests. An error of the read is raised by the fetch that reaches it,
+after the batches before it were returned.
+Source: kafka ``remote.fetch.max.wait.ms``, ``fetch.max.bytes``. Kafka returns nothing where this returns a part.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 
 FETCH_BYTES = 1 << 20
-READS_KEPT = 64  # reads under way or waiting to be fetched on, over all partitions; the oldest is given up
+READS_KEPT = 64  # running or unclaimed reads over all partitions; the oldest is cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Whole batches in order, and the offset to fetch next. `is_partial`: time was up before all asked for was here."""
+    """Whole batches in order, and the offset to fetch next. `is_partial`: the deadline cut it short."""
 
     data: tuple[memoryview, ...]
     next_offset: int
@@ -40,7 +40,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches from one reader. Thread safe; a context manager that gives up the reads under way."""
+    """Fetches from one reader. Thread safe; a context manager that cancels the running reads."""
 
     def __init__(self, reader: TieredReader) -> None:
         self._reader = reader
@@ -48,10 +48,10 @@ class Fetcher:
         self._reads: OrderedDict[tuple[TopicPartition, int], _Read] = OrderedDict()
 
     def fetch(self, partition: TopicPartition, offset: int, *, bytes_max: int = FETCH_BYTES, wait_ms: int) -> Fetched:
-        """Batches from the one that holds `offset` on: at most `bytes_max` bytes of them, but one if any has arrived.
+        """Batches from the one that holds `offset`: at most `bytes_max` bytes, but at least one that arrived.
 
-        Waits at most `wait_ms` for them; at the log end the answer is empty, at once, and not partial. Raises what
-        `TieredReader.batches` does, and InvalidRequest for limits below 1 byte or 0 ms.
+        Waits at most `wait_ms`. At the log end the result is empty, immediate and not partial. Raises as
+        `TieredReader.batches`, and InvalidRequest for limits below 1 byte or 0 ms.
         """
         if bytes_max < 1 or wait_ms < 0:
             raise InvalidRequest("fetching, not a limit", partition=partition, bytes_max=bytes_max, wait_ms=wait_ms)
@@ -70,7 +70,7 @@ class Fetcher:
         return Fetched(data, read.next_offset, is_partial)
 
     def close(self) -> None:
-        """Give up the reads under way; one that waits for the store ends when the store's deadline does."""
+        """Cancel the running reads. A read that waits for the store ends at the store's deadline."""
         with self._lock:
             reads, self._reads = list(self._reads.values()), OrderedDict()
         for read in reads:
@@ -95,7 +95,7 @@ class Fetcher:
 
 
 class _Read:
-    """One stream, read by a thread of its own as far as somebody asked; what it brought waits here."""
+    """One stream, read ahead by its own thread up to the requested bytes; holds the batches that arrived."""
 
     def __init__(self, stream: Generator[memoryview], source: PartitionSource, offset: int, bytes_wanted: int) -> None:
         self.next_offset = offset
@@ -109,7 +109,7 @@ class _Read:
         self._error: BaseException | None = None
 
     def is_of(self, source: PartitionSource) -> bool:
-        """Whether what waits here is still there: neither deleted meanwhile nor another topic's of the same name."""
+        """Whether the held batches are still retained and of this topic, not of another one of the same name."""
         mine = self._source
         if mine.log is not source.log or mine.metadata is not source.metadata:
             return False
@@ -119,12 +119,12 @@ class _Read:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will come any more, and nothing waits here."""
+        """Whether the stream has ended and all its batches were taken."""
         with self._change:
             return self._is_done and not self._arrived and self._error is None
 
     def run(self) -> None:
-        """In a thread: read on while what waits is less than what was asked for."""
+        """The thread's loop: read on while the held bytes are below the requested bytes."""
         try:
             with closing(self._stream) as stream:
                 for data in stream:
@@ -143,7 +143,10 @@ class _Read:
                 self._change.notify_all()
 
     def take(self, bytes_max: int, seconds: float) -> tuple[tuple[memoryview, ...], bool]:
-        """What is here by then, at most so much, and whether more was asked for. Raises the stream's error."""
+        """The batches held at the deadline, at most `bytes_max`, and whether more was asked for.
+
+        Raises the stream's error.
+        """
         with self._change:
             self._wanted = bytes_max
             self._change.notify_all()
@@ -175,7 +178,7 @@ class _Read:
 
 
 def _fitting(data: memoryview, room: int, *, is_first: bool) -> tuple[int, int]:
-    """(bytes of leading whole batches within `room`, the offset after them); one batch at least if it `is_first`."""
+    """(bytes of leading whole batches within `room`, next offset); at least one batch if `is_first`."""
     at, following = 0, -1
     while header := read_header(data, at):
         if at + header.size_bytes > room and not (is_first and at == 0):

@@ -1,8 +1,8 @@
-"""What only the bytes of a foreign segment tell: where it ends, how late it is, and the indexes that nobody kept.
+"""Facts of an external segment from its bytes: its end, largest timestamp and missing indexes.
 
-The end of a segment with an offset index costs two small reads: the index's last entry, and the log from there on.
-Without one the log is read from its beginning, once, in pieces; then both of its indexes are known as well. Batches'
-headers are enough for that, their CRCs are looked at when records are read.
+The end of a segment with an offset index costs two small reads: the last index entry, and the log from there on.
+Without an index the whole log is read once, in pieces, which also yields both indexes. Batch headers suffice for that.
+CRCs are checked when records are read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A segment with nothing left to ask. `size_bytes` is less than the object has where its end was torn.
+    """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
 
-    `epochs` are those of its first batch alone where not `has_all_epochs`. `is_begun`: its first batch was asked for
-    its epoch; `is_verified`: all of them were.
+    Without `has_all_epochs`, `epochs` are those of the first batch alone. `is_begun`: the epoch of the first batch was
+    read.
+    `is_verified`: the epochs of all batches were read.
     """
 
     segment: ForeignSegment
@@ -50,9 +51,9 @@ class Told:
 
 
 def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Told | None:
-    """Asks the bytes for what the layout left open; None for a torn log without one whole batch.
+    """Read the facts that the layout left open from the bytes; None for a torn log without a whole batch.
 
-    Raises Corrupt for a log that begins with no batch, or whose side files contradict it.
+    Raises Corrupt if the log does not start with a batch, or its side files contradict it.
     """
     if segment.next_offset is not None and segment.epochs is not None:
         return Told(
@@ -82,11 +83,14 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
 
 
 def with_all_epochs(store: ObjectStore, layout: ForeignFormat, told: Told) -> Told:
-    """With the epochs of all its batches, whose headers are read for it where no checkpoint was copied with them."""
+    """The segment with the epochs of all its batches.
+
+    Without a copied checkpoint, all batch headers are read.
+    """
     if told.has_all_epochs:
         return told
     if told.segment.index_bytes.get("epochs"):
-        with suppress(Corrupt):  # then the batches say it
+        with suppress(Corrupt):  # then the batches decide
             beside = LeaderEpochs(checkpoint_of(store, layout, told))
             own = beside.between(told.segment.base_offset, told.next_offset)
             return replace(told, epochs=own, has_all_epochs=True)
@@ -101,7 +105,7 @@ def with_all_epochs(store: ObjectStore, layout: ForeignFormat, told: Told) -> To
 
 
 def built_indexes(read: Read, base_offset: int) -> tuple[bytes, bytes]:
-    """The offset and the time index of a log, as a broker's recovery would make them. Reads all of it."""
+    """The offset and time index of a log, as a broker's recovery would make them. Reads all of it."""
     rows = IndexRows()
     for _, _, table in slices_of(read):
         rows.add(table)
@@ -110,7 +114,7 @@ def built_indexes(read: Read, base_offset: int) -> tuple[bytes, bytes]:
 
 
 def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> int:
-    """Where the first batch at or above `offset` begins. Raises Corrupt when a batch has `offset` inside it."""
+    """The position of the first batch at or above `offset`. Raises Corrupt if a batch has `offset` inside."""
     start = offset_index.lookup(offsets, base_offset, offset)[1]
     for at, _, table in slices_of(lambda position, length: read(start + position, length)):
         for row in range(len(table)):
@@ -123,10 +127,11 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
 
 
 def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: int) -> RemoteSegment:
-    """The row of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
+    """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
 
-    An index that is there has its size in `indexes`. A transaction index that starts at -1 has to be made from the
-    batches. How many records there are nobody has counted: 0.
+    `indexes` has the size of each existing index. A transaction index that starts at -1 must be rebuilt from the
+    batches.
+    The record count is unknown: 0.
     """
     segment = told.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}
@@ -155,12 +160,12 @@ def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: i
 
 
 def is_told(row: RemoteSegment) -> bool:
-    """Whether the bucket tells of this row's transactions; otherwise all batches up to its end have to."""
+    """Whether the bucket has this entry's transactions; if not, all batches up to its end must be read."""
     return "txn" not in row.indexes or row.indexes["txn"].start >= 0
 
 
 def reader_of(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Read:
-    """Without asking for the indexes where the object is the log itself."""
+    """A reader of the log's bytes. Sends no request for the indexes if the object is the log itself."""
     if segment.index_keys or (segment.codec == "none" and segment.key_id is None):
         size = segment.size_bytes
         return lambda at, length: store.get_range(segment.data_key, at, min(length, max(0, size - at)))
@@ -170,7 +175,7 @@ def reader_of(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment
 
 
 def _end(store: ObjectStore, segment: ForeignSegment, read: Read) -> tuple[int, int, int | None] | None:
-    """(next offset, bytes of whole batches, largest timestamp) from where the indexes lead, or from the beginning."""
+    """(next offset, bytes of whole batches, largest timestamp), from the last index entry or the start."""
     entry = _last(store, segment, "offset", offset_index.ENTRY_BYTES)
     latest = _last(store, segment, "time", time_index.ENTRY_BYTES)
     if entry is not None and latest is not None:
@@ -184,7 +189,7 @@ def _end(store: ObjectStore, segment: ForeignSegment, read: Read) -> tuple[int, 
 
 
 def _last(store: ObjectStore, segment: ForeignSegment, section: str, entry_bytes: int) -> bytes | None:
-    """The last entry of an index file; None where there is none, or it ends in the zeros of an open one."""
+    """The last entry of an index file; None without one, or if it ends in the zeros of an open index."""
     size = segment.index_bytes.get(section, 0)
     if size < entry_bytes or section not in segment.index_keys:
         return None
@@ -206,21 +211,21 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
 
 
 def _epochs_beside(store: ObjectStore, segment: ForeignSegment, end: int) -> tuple[tuple[int, int], ...] | None:
-    """From the checkpoint beside the segment; None where there is none, or it makes no sense."""
+    """The epochs from the checkpoint of the segment; None without one, or if it is damaged."""
     if (key := segment.index_keys.get("epochs")) is not None:
-        with suppress(Corrupt):  # then the first batch says it; the checkpoint is a finding
+        with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
             return epochs_between(store.get(key), key, segment.base_offset, end)
     return None
 
 
 def _first_epoch(segment: ForeignSegment, read: Read) -> tuple[tuple[int, int], ...]:
-    """From the first batch; none where it does not say."""
+    """The epoch of the first batch; empty if it has none."""
     header = read_header(read(0, HEADER_BYTES))
     return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 
 
 def checkpoint_of(store: ObjectStore, layout: ForeignFormat, told: Told) -> tuple[tuple[int, int], ...]:
-    """The leader-epoch checkpoint that was copied with a segment; empty without one. Raises Corrupt."""
+    """The leader-epoch checkpoint copied with a segment; empty without one. Raises Corrupt."""
     key = told.segment.index_keys.get("epochs")
     if key is not None:
         return parse_lineage(store.get(key), key)

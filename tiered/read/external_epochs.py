@@ -1,15 +1,14 @@
-"""The leader epochs of a foreign partition held against its batches, where what the bucket says contradicts itself.
+"""Check the leader epochs of an external partition against its batches in case of contradictions.
 
-Which of several copies is read is decided by leader epochs, and those are other software's word: of manifests and of
-epoch checkpoints. The batches are the truth. They are read where believing the word would hide offsets that a segment
-holds, where different segments hold the same offsets, and where a checkpoint contradicts the segment beside it:
+Leader epochs decide which of several copies is read. They come from other software's manifests and epoch checkpoints.
+The batches are authoritative. They are read in three cases: the epochs would hide offsets that a segment holds,
+different segments hold the same offsets, or a checkpoint contradicts its segment. The reads are:
 
 1. the header of each segment's first batch, one small read;
 2. the headers of all batches of a segment whose first one differs, which has several epochs, which overlaps another, or
    which has offsets that would be hidden.
 
-A contradiction is a finding. A segment that cannot be read is left out, and so is a broken checkpoint: the next older
-one is taken.
+A contradiction is a finding. An unreadable segment is left out. For a broken checkpoint the next older one is used.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Note = Callable[[Finding], None]
 def checkpoint_beside(
     store: ObjectStore, layout: ForeignFormat, found: Sequence[Told], note: Note
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """(the newest leader-epoch checkpoint that makes sense, whether a newer one does not); empty without one."""
+    """(the newest valid leader-epoch checkpoint, whether a newer one is broken); empty without one."""
     with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
     is_doubtful = False
     for each in sorted(with_epochs, key=lambda each: (each.epochs[-1][0], each.next_offset), reverse=True):
@@ -87,9 +86,9 @@ def verified(
     unread: Sequence[tuple[int, int]],
     note: Note,
 ) -> list[Told]:
-    """With the epochs that the batches say; see the module text. `unread` are the offsets that would be hidden.
+    """The segments with the epochs of their batches; see the module text.
 
-    Segments that cannot be read are left out.
+    `unread` are the offsets that would be hidden. Unreadable segments are left out.
     """
     bases = sorted({each.segment.base_offset for each in found})
 
@@ -128,7 +127,7 @@ def _verified(
     if epochs and claimed and epochs != claimed:
         what = f"leader epochs that contradict the batches: said={_text(claimed)} batches={_text(epochs)}"
         note(Finding(severity=Severity.WARNING, path=told.segment.data_key, what=what, offsets=_range(told)))
-    # A cleaned segment ends before its last offset; beyond the next segment's base that is no longer believed.
+    # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
     limit = min((base for base in bases if base >= end), default=told.next_offset)
     next_offset = min(told.next_offset, max(end, limit))
     return replace(told, epochs=epochs or claimed, next_offset=next_offset, has_all_epochs=True, is_verified=True)
@@ -146,7 +145,10 @@ def _scanned(read: Callable[[int, int], bytes], told: Told) -> tuple[tuple[tuple
 
 
 def _agrees(checkpoint: LeaderEpochs, told: Told) -> bool:
-    """Whether a checkpoint says the same epochs of the segment; one that begins inside it was cut by DeleteRecords."""
+    """Whether a checkpoint has the segment's epochs.
+
+    A checkpoint that starts inside it was cut by DeleteRecords.
+    """
     base, end = _range(told)
     if checkpoint.entries[0][1] > base:
         return True

@@ -1,8 +1,8 @@
-"""Reading one partition of a foreign bucket: the same verbs as of our own, for the same readers.
+"""Read one partition of an external layout through the interface of this project's own partitions.
 
-Indexes that the bucket lacks are made from the batches the first time they are asked for, and kept. Which transactions
-were aborted is told by the index beside each segment where the layout keeps one; otherwise all batches from the first
-segment on are looked at, once, and only for whoever reads committed records (`Replay`).
+Missing indexes are built from the batches at the first request and cached. Aborted transactions come from the index of
+each segment if the layout has one. Otherwise all batches from the first segment on are read once, and only for readers
+of committed records (`Replay`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForeignPartition(RemotePartition):
-    """See the module text. Chunks have no checksums here, so batches' CRCs are looked at by whoever gives them out."""
+    """A partition of an external layout. Its chunks have no checksums: readers check the batches' CRCs."""
 
     is_checked = False
 
@@ -57,7 +57,7 @@ class ForeignPartition(RemotePartition):
         self._replay = Replay(self)
 
     def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
-        """As its parent's, and never behind the row's end, where the object may go on with what does not count."""
+        """As in the parent class, but never past the entry's end; bytes behind it in the object do not count."""
         length = max(0, min(length, segment.size_bytes - position))
         return super().read(segment, position, length, in_one_piece=in_one_piece)
 
@@ -72,7 +72,7 @@ class ForeignPartition(RemotePartition):
         return self._replay.producers(segment, self._rows())
 
     def object_of(self, segment: RemoteSegment) -> ForeignObject:
-        """The segment's bytes for whoever goes through them once."""
+        """The segment's bytes for a single sequential pass."""
         return ForeignObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
 
     def _rows(self) -> Sequence[RemoteSegment]:
@@ -92,7 +92,7 @@ class ForeignPartition(RemotePartition):
         )
 
     def _sound_indexes(self, segment: RemoteSegment, parts: ForeignParts) -> tuple[bytes, bytes]:
-        """Those of the bucket as far as they make sense for the bytes that are read, or new ones."""
+        """The bucket's indexes as far as they are valid for the bytes that are read, or rebuilt ones."""
         if parts.offset is None or parts.time is None:
             body = ForeignObject(self._store, segment.data_key, parts)
             made = built_indexes(body.read, segment.base_offset)
@@ -100,12 +100,12 @@ class ForeignPartition(RemotePartition):
         return parts.offset[: _entries_below(parts.offset, segment)], parts.time[: _sound_times(parts.time)]
 
     def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
-        if segment.data_key not in self._ciphers:  # another one of this partition has filled the cache
+        if segment.data_key not in self._ciphers:  # another instance of this partition filled the cache
             self._ciphers[segment.data_key] = self._layout.parts(self._store, segment).cipher
         cipher = self._ciphers[segment.data_key]
 
         def opened(number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
-            del is_sound  # there is nothing to compare with
+            del is_sound  # there is no checksum to compare with
             if (
                 stored.size_bytes != table.stored_range(number)[1]
                 or len(stored.body) < stored.start + stored.size_bytes
@@ -120,7 +120,7 @@ class ForeignPartition(RemotePartition):
 
 
 class Replay:
-    """What all batches of a partition say of its transactions, from the first row on; as far as it was asked for."""
+    """The transactions of a partition, from all batches since the first entry; read as far as asked for."""
 
     def __init__(self, remote: ForeignPartition) -> None:
         self._remote = remote
@@ -131,13 +131,13 @@ class Replay:
         self._reached = 0
 
     def aborted(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
-        """The ``.txnindex`` of a row. Raises Corrupt, NotFound."""
+        """The ``.txnindex`` of an entry. Raises Corrupt, NotFound."""
         with self._lock:
             self._go_to(segment, rows)
             return self._aborted.get(segment.data_key, b"")
 
     def producers(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
-        """The ``.snapshot`` at the end of a row."""
+        """The ``.snapshot`` at the end of an entry."""
         with self._lock:
             self._go_to(segment, rows)
             return self._producers.get(segment.data_key, b"")
@@ -159,14 +159,14 @@ class Replay:
 
 @dataclass(slots=True)
 class Known:
-    """What earlier looks at a partition have found: segments by key, size and time, and what made no sense by key."""
+    """Results of earlier scans of a partition: segments by key, size and time; findings by key."""
 
     told: dict[tuple[str, int, int], Told | None] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
 
 
 def foreign_source(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> PartitionSource:
-    """A partition of a foreign bucket as the readers take it. Nothing is asked of the store yet."""
+    """The source of a partition of an external layout. Sends no request yet."""
     known = Known()
 
     def look(findings: dict[str, Finding]) -> list[RemoteSegment]:
@@ -184,11 +184,11 @@ def list_rows(
     known: Known | None = None,
     findings: dict[str, Finding] | None = None,
 ) -> list[RemoteSegment]:
-    """The rows there are, ascending, without overlaps; what leader epochs rule out, and what is not whole, left out.
+    """The segment entries, ascending, without overlaps.
 
-    `known` is what was told of segments before, and what is told now: objects never change under one name, size and
-    time. `findings`, by object, takes what makes no sense: a segment without sense is left out, the others are read.
-    Raises what the layout raises.
+    Copies that leader epochs rule out, and segments that are not whole, are left out. `known` caches the facts of
+    segments: objects never change under one name, size and time. `findings`, by object, receives the contradictions:
+    such a segment is left out, the others are read. Raises the layout's errors.
     """
     seen = Known() if known is None else known
     known_told, findings = seen.told, {} if findings is None else findings
@@ -236,7 +236,7 @@ def list_rows(
 def _tell(
     store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment, note: Callable[[Finding], None]
 ) -> Told | None:
-    """As `tell`; a segment that makes no sense is a finding."""
+    """As `tell`; a damaged segment is a finding."""
     try:
         return tell(store, layout, segment)
     except Corrupt as error:
@@ -247,13 +247,13 @@ def _tell(
 def _settled(
     store: ObjectStore, layout: ForeignFormat, found: list[Told], note: Callable[[Finding], None]
 ) -> tuple[list[Told], tuple[tuple[int, int], ...]]:
-    """(the segments with all their epochs, the checkpoint of the last leader); by the batches where there is doubt."""
+    """(the segments with all epochs, the checkpoint of the last leader); in doubt the batches decide."""
     known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
     if known_epochs or is_doubtful or overlaps(found):
-        # Which copy counts is told by where each epoch began, to the batch.
+        # The offset of each epoch's first batch decides which copy counts.
         with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
             found = list(threads.map(lambda told: with_all_epochs(store, layout, told), found))
-    for _ in range(2):  # what the first look at the batches has changed may hide others
+    for _ in range(2):  # epochs corrected in the first pass may hide other offsets
         copies = _copies(found)
         unread = hidden(copies, choose(copies, known_epochs))
         if is_doubtful or unread or overlaps(found):
@@ -276,7 +276,7 @@ def _copies(found: Sequence[Told]) -> list[Copy]:
 
 
 def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int) -> RemoteSegment:
-    """Cut where another leader's records begin."""
+    """The segment entry, cut where another leader's records begin."""
     row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
     if next_offset >= told.next_offset:
         return row
@@ -288,7 +288,7 @@ def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int
 
 
 def _all_or_none_told(rows: list[RemoteSegment]) -> list[RemoteSegment]:
-    """Transactions are told by all rows or by none: an index counts on those before it."""
+    """Keep the transactions of all entries or of none: each index relies on those before it."""
     if all(is_told(row) for row in rows):
         return rows
     unknown = {"txn": IndexRange(start=-1, length=1)}
@@ -296,7 +296,7 @@ def _all_or_none_told(rows: list[RemoteSegment]) -> list[RemoteSegment]:
 
 
 def _entries_below(offsets: bytes, segment: RemoteSegment) -> int:
-    """How many leading bytes of an offset index are sound and lead into the bytes that are read."""
+    """Length of the valid leading bytes of an offset index that point into the bytes that are read."""
     return offset_index.sound_entries(offsets, segment.size_bytes) * offset_index.ENTRY_BYTES
 
 
@@ -305,5 +305,5 @@ def _sound_times(times: bytes) -> int:
 
 
 def _below(aborted: bytes, segment: RemoteSegment) -> bytes:
-    """The aborted transactions that were decided below the row's end: what was cut off decided nothing."""
+    """The aborted transactions decided below the entry's end; the cut-off batches decide nothing."""
     return txn_index.truncate(aborted, segment.next_offset) if aborted else b""

@@ -1,8 +1,8 @@
-"""The compacted views of a partition that lie beside its log: for a topic without a remote tier.
+"""Compacted views of a partition kept on the disk, for a topic without a remote tier.
 
 Layout, in the partition's directory:
 
-| name | what |
+| name | content |
 |---|---|
 | ``view-catalog`` | views, their parts, old parts that wait for their deletion (`remote.manifest.view_catalog`) |
 | ``view/<name>/<stem>.log``, ``.indexes`` | the parts, as in a bucket (`tiered.read.view_files`) |
@@ -12,7 +12,7 @@ Order of effects of a run (`tiered.views.view_building`), and what a crash after
 
 | step | effect | a crash after it leaves | removed by |
 |---|---|---|---|
-| 1 | the catalog notes that a run is under way | old view, note (told as interrupted later) | the next run |
+| 1 | the catalog notes a running build | old view, note (later reported as interrupted) | the next run |
 | 2 | a part is put together in ``<base>.log.cleaned`` | old view, that file | recovery of the log |
 | 3 | part and indexes: written aside, synced, renamed, directory synced | old view, files without a name | `open` |
 | 4 | the catalog: written aside, synced, renamed | old or new view, whole; files without a name | `open` |
@@ -21,12 +21,12 @@ Order of effects of a run (`tiered.views.view_building`), and what a crash after
 | 7 | the catalog is replaced by one without those names | new view | |
 
 No file is deleted because of a catalog that may not be durable: before the first deletion of `open` and of step 6 the
-partition's directory is synced. So a power cut never brings back a catalog that names a deleted part.
+partition's directory is synced. So a power cut never restores a catalog that names a deleted part.
 
-A view is void once the log ends below its horizon, for the offsets are given to other records then. `cut` takes such
-views out before the log is truncated, and `open` where recovery found a log that ends earlier.
+A view is void once the log ends below the view's horizon, because other records get those offsets. `cut` removes such
+views before the log is truncated. `open` removes them if recovery found a log that ends earlier.
 
-A catalog that is damaged is an error for readers and runs. `tiered view drop` replaces it.
+A damaged catalog is an error for readers and runs. `tiered view drop` replaces it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ Change = Callable[[ViewCatalog], ViewCatalog]
 
 
 class LocalViews:
-    """See the module text. Thread safe. `open` comes first; what is only looked at changes nothing.
+    """The compacted views on the disk. Thread safe. Call `open` first; a read-only open changes nothing.
 
-    `epoch` is this process's: the catalog's own for a read-only open.
+    `epoch` is this process's own; in a read-only open it is the catalog's.
     """
 
     def __init__(self, log: Log, cache: ChunkCache | None = None) -> None:
@@ -65,14 +65,14 @@ class LocalViews:
         self._lock = threading.RLock()
         self._catalog = ViewCatalog()
         self._damage: LogError | None = None
-        self._is_unsure = False  # a change failed: what lies on the disk has to be read again
-        self._since_ms: dict[str, int] = {}  # since when a part waits, by a clock that may have been set back
+        self._is_unsure = False  # a change failed: the files must be read again
+        self._since_ms: dict[str, int] = {}  # since when a part waits; the clock may have been set back
         self._parts: RemotePartition | None = None
         self.epoch = 1
 
     @property
     def parts(self) -> RemotePartition:
-        """Reads the parts, as those in a bucket are read."""
+        """The reader of the parts, the same as for parts in a bucket."""
         if self._parts is None:
             self._parts = RemotePartition(self.files, "", ChunkCache() if self._cache is None else self._cache)
         return self._parts
@@ -83,15 +83,15 @@ class LocalViews:
 
     @property
     def damage(self) -> LogError | None:
-        """What is wrong with the catalog, None for a sound one."""
+        """The error of a damaged catalog; None for a sound one."""
         return self._damage
 
     def known(self) -> tuple[CompactedView, ...]:
-        """The views as last read or written; none where the catalog is damaged. Nothing is read."""
+        """The views as last read or written; none if the catalog is damaged. Nothing is read."""
         return self._catalog.views
 
     def catalog(self, *, is_newest: bool = False) -> ViewCatalog:
-        """The catalog; of a read-only open the one on the disk with `is_newest`. Raises Corrupt, DiskFailed."""
+        """The catalog. With `is_newest` a read-only open reads it from the disk. Raises Corrupt, DiskFailed."""
         with self._lock:
             if self._is_unsure or (is_newest and self._log.is_read_only):
                 self._read()
@@ -100,9 +100,9 @@ class LocalViews:
             return self._catalog
 
     def open(self, now_ms: int) -> None:
-        """Read the catalog; unless the log is read-only, also take out void views and delete files without a name.
+        """Read the catalog; unless the log is read-only, remove void views and delete files without a name.
 
-        Raises DiskFailed. A damaged catalog is kept as it is, and so are the parts.
+        Raises DiskFailed. A damaged catalog and its parts are left unchanged.
         """
         with self._lock:
             self._read()
@@ -114,9 +114,10 @@ class LocalViews:
                 self._delete_unnamed()
 
     def commit(self, change: Change) -> ViewCatalog:
-        """Replace the catalog by what `change` makes of it: steps 4 and 5. Raises what `change` raises, DiskFailed.
+        """Replace the catalog by the result of `change`: steps 4 and 5.
 
-        After DiskFailed the old catalog or the new one is there; the next use reads which.
+        Raises DiskFailed and errors of `change`.
+        After DiskFailed the disk has the old catalog or the new one; the next use reads it.
         """
         with self._lock:
             before = self.catalog()
@@ -127,7 +128,10 @@ class LocalViews:
             return self._catalog
 
     def cut(self, offset: int, now_ms: int) -> None:
-        """Before the log ends at `offset` again: take out views that know records from there on. Raises DiskFailed."""
+        """Remove views with records at or above `offset`, before the log is truncated to it.
+
+        Raises DiskFailed.
+        """
         with self._lock:
             if self._damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
                 _log.warning(
@@ -136,7 +140,7 @@ class LocalViews:
                 self.commit(cut_views(offset, now_ms=now_ms))
 
     def forget_damage(self) -> bool:
-        """Replace a damaged catalog by one without a view; False where it is sound. Raises DiskFailed."""
+        """Replace a damaged catalog by one without views; False if it is sound. Raises DiskFailed."""
         with self._lock:
             if self._damage is None:
                 return False
@@ -146,7 +150,7 @@ class LocalViews:
             return True
 
     def delete_due(self, now_ms: int, delay_ms: int) -> int:
-        """Steps 6 and 7; how many files that were. A part that waits since a time to come waits from now on."""
+        """Steps 6 and 7; the number of files. A part stamped in the future waits from now on."""
         with self._lock:
             if not self._catalog.unlinked or self._damage is not None:
                 return 0
@@ -192,7 +196,7 @@ class LocalViews:
         return storage.exists(join(directory, VIEW_CATALOG)) or storage.is_directory(join(directory, VIEW_PARTS))
 
     def _delete_unnamed(self) -> None:
-        """Delete what a crash left of a run: files below ``view`` that the catalog does not name."""
+        """Delete leftovers of a crashed run: files below ``view`` that the catalog does not name."""
         storage, directory = self._log.place
         unnamed = [path for path in view_files(storage, directory) if path not in self._catalog.named_keys]
         if not unnamed:

@@ -1,12 +1,12 @@
-"""Offsets that have a name, over both tiers: Kafka's ListOffsets for a partition of ours.
+"""Named offsets over both tiers: Kafka's ListOffsets for one partition.
 
 | name | code | over both tiers |
 |---|---|---|
 | `LATEST` | -1 | the log end; under read_committed the last stable offset |
-| `EARLIEST` | -2 | the head's log start, the log's where nothing is tiered |
-| `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, wherever it lies |
+| `EARLIEST` | -2 | the manifest's log start offset; the log's if nothing is tiered |
+| `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, on either tier |
 | `EARLIEST_LOCAL` | -4 | the first offset that the disk answers for |
-| `LATEST_TIERED` | -5 | the highest offset that was ever in the bucket (the epoch of one that is gone is unknown) |
+| `LATEST_TIERED` | -5 | the highest offset that was ever in the bucket (the epoch of an expired one is unknown) |
 | `EARLIEST_PENDING_UPLOAD` | -6 | the first offset that waits for its upload; none for a topic that is not tiered |
 
 Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
@@ -30,8 +30,8 @@ from tiered.read.read_committed import stable_end
 if TYPE_CHECKING:
     from tiered.read.reader import TieredReader
 
-# ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023); no names that a log
-# without a remote tier knows.
+# ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023). A log without a remote
+# tier does not know these names.
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
@@ -41,9 +41,10 @@ def find_offset(
     spec: OffsetSpec | int,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
 ) -> FoundOffset | None:
-    """The offset that `spec` means; None when there is none (no late enough record, no local or no remote tier).
+    """The offset that `spec` means; None if there is none (no late enough record, no such tier).
 
-    Raises InvalidRequest for a negative number that is no spec, Unavailable when the bucket is needed and away.
+    Raises InvalidRequest for a negative number that is no spec, and Unavailable if the bucket is needed and
+    unavailable.
     """
     if spec == LATEST_TIERED:
         return _latest_tiered(source)
@@ -72,8 +73,11 @@ def find_offset(
 
 
 def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
-    """What expired, or was deleted, does not lower it; a reader waits for it to rise. Source: `UnifiedLog`'s
-    ``highestOffsetInRemoteStorage``, KIP-1005."""
+    """The highest offset ever in the bucket.
+
+    Expiry and deletion do not lower it; readers wait for it to rise.
+    Source: `UnifiedLog`'s ``highestOffsetInRemoteStorage``, KIP-1005.
+    """
     head = source.head()
     if head is None or head.highest_next_offset == 0:
         return None
@@ -100,10 +104,11 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
 
 
 def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
-    """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts.
+    """The first record with the largest timestamp.
 
-    A row may tell of a record that cleaning has taken meanwhile: what is on the disk is told by the disk, and where
-    nothing is as late as that, the next largest is looked for.
+    Records are read only for an entry that the log start cuts. The timestamp of an entry may be of a record that
+    cleaning has removed since. The disk answers for its own records. If no record is as late as that, the next largest
+    timestamp is tried.
     """
     start, log = source.start_offset(), source.log
     local_start = log.local_log_start_offset if log is not None else None
@@ -118,7 +123,7 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
 
 
 def _parts(index: MetadataIndex) -> list[SpillRow | RemoteSegment]:
-    """Live rows, and pages of them; the page that the log start lies in row by row."""
+    """Live entries, and pages as a whole; the page that contains the log start entry by entry."""
     start = index.head.log_start_offset
     found: list[SpillRow | RemoteSegment] = []
     for part in index.parts():
@@ -135,7 +140,7 @@ def _largest(partition: TopicPartition, reader: TieredReader, row: SpillRow | Re
 
 
 def _epoch_at(source: PartitionSource, offset: int) -> int | None:
-    """The leader epoch of `offset`, by the disk's lineage or else by the bucket's."""
+    """The leader epoch of `offset`, from the disk's epoch cache or else from the bucket's entries."""
     log = source.log
     found = log.epochs.epoch_at(offset) if log is not None else None
     if found is not None:

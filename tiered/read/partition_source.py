@@ -1,4 +1,4 @@
-"""Where the records of one partition lie: its log, its objects, and what is known of them."""
+"""The places of one partition's records: its log, its objects, its manifest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """The tiers of one partition; either may be missing. `is_disk_alone`: the local log is to be read by itself, from
-    its first segment on, although the log begins in the bucket. `local_views`: the compacted views beside the log."""
+    """The tiers of one partition; either may be missing.
+
+    `is_disk_alone`: read the local log alone from its first segment on, although the log starts in the bucket.
+    `local_views`: the compacted views on the disk.
+    """
 
     partition: TopicPartition
     log: Log | None
@@ -34,17 +37,17 @@ class PartitionSource:
     local_views: LocalViews | None = None
 
     def known_head(self) -> Head | None:
-        """The newest head seen so far; no request is sent."""
+        """The newest manifest seen so far; sends no request."""
         return self.metadata.cached if self.metadata is not None else None
 
     def head(self) -> Head | None:
-        """As `known_head`, asked for when none was ever seen. None: nothing is tiered. Raises Unavailable."""
+        """As `known_head`, but requests it if none was ever seen. None: nothing is tiered. Raises Unavailable."""
         return self.known_head() or (self.metadata.load() if self.metadata is not None else None)
 
     def head_below(self, local_start: int | None) -> Head | None:
-        """As `head`, and one that holds what the disk let go of below `local_start`.
+        """As `head`, but one that contains every segment dropped from the disk below `local_start`.
 
-        What the disk lets go of was committed before (I2), but another process may have done both: then the head seen
+        A segment is committed before the disk drops it (I2). Another process may have done both. Then the manifest seen
         so far ends too early, and it is read once more.
         """
         head = self.head()
@@ -54,23 +57,23 @@ class PartitionSource:
             and head.next_offset < local_start
             and self.metadata is not None
         ):
-            return self.metadata.load(exact=True)  # a hole is passed over, so "nothing new" has to be true
+            return self.metadata.load(exact=True)  # readers skip a hole, so "nothing new" has to be true
         return head
 
     def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:
-        """What `question` finds in the head; None without one. Raises Unavailable."""
+        """The answer of `question` from the manifest; None without a manifest. Raises Unavailable."""
         head = self.head()
         return self.ask_of(head, question) if head is not None else None
 
     def ask_of(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
-        """What `question` finds in `head`, one of this partition's, or in the newest where `head` is too old for it."""
+        """The answer of `question` from `head`, or from the newest manifest if `head` is too old for it."""
         assert self.metadata is not None, "a head comes with its chain"
         return self.metadata.ask(head, question)
 
     def start_offset(self) -> int:
-        """The first retained offset over both tiers: the head's where there is one. Raises Unavailable.
+        """The first retained offset over both tiers: the manifest's if there is one. Raises Unavailable.
 
-        While no head was seen, a disk that holds the whole log answers alone: no request is sent.
+        Before any manifest was seen, a disk that holds the whole log answers alone: no request is sent.
         """
         head = self.known_head() if self.has_whole_log() else self.head()
         if head is not None:
@@ -80,7 +83,7 @@ class PartitionSource:
         return self.log.local_log_start_offset if self.is_disk_alone else self.log.log_start_offset
 
     def next_offset(self) -> int:
-        """The log end. Raises Unavailable when it cannot be told from the disk alone."""
+        """The log end offset. Raises Unavailable if the disk alone does not know it."""
         head = self.known_head() if self.has_local_records() else self.head()
         ends = [head.next_offset] if head else []
         if self.log is not None:
@@ -101,12 +104,12 @@ class PartitionSource:
         return log is not None and self.has_local_records() and log.local_log_start_offset <= offset <= log.next_offset
 
     def row_at(self, offset: int) -> tuple[RemoteSegment | None, int]:
-        """The row to read for `offset` and where in it; without a row, where to go on: nothing lies between.
+        """The segment entry to read for `offset` and the offset in it; (None, next offset) across a gap.
 
-        Raises OffsetOutOfRange, Unavailable, and what `unknown` makes where no head tells of records that are gone from
+        Raises OffsetOutOfRange, Unavailable, and the error of `unknown` if no manifest knows of records dropped from
         the disk.
         """
-        # The disk first, then the head: what the disk let go of was committed before.
+        # The disk first, then the manifest: a dropped segment was committed before.
         local_start = self.log.local_log_start_offset if self.log is not None else None
         head = self.head_below(local_start)
         if head is None:
@@ -114,8 +117,8 @@ class PartitionSource:
         return self.ask_of(head, lambda index: self.row_in(index, offset, local_start))
 
     def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[RemoteSegment | None, int]:
-        """As `row_at`, by the head of this index and this start of the disk."""
-        if offset < index.head.log_start_offset:  # by a newer head than the one that the read began with
+        """As `row_at`, with the manifest of this index and this local log start offset."""
+        if offset < index.head.log_start_offset:  # the log start of a manifest newer than the one the read began with
             raise out_of_range(self.partition, offset, index.head.log_start_offset, self.next_offset())
         row = index.find_by_offset(offset)
         if row is None or (local_start is not None and offset < local_start <= row.base_offset):
@@ -125,13 +128,13 @@ class PartitionSource:
         return row, max(offset, row.base_offset)
 
     def unseen(self, offset: int) -> LogError:
-        """No head was ever seen, and `offset` is not on the disk."""
+        """The error for an `offset` not on the disk before any manifest was seen."""
         if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
             return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
         return self.unknown(offset)
 
     def unknown(self, offset: int) -> LogError:
-        """Records that the disk let go of, and no head that says where they are."""
+        """The error for records dropped from the disk without a manifest that locates them."""
         facts = {"partition": self.partition, "offset": offset}
         if self.metadata is None:
             attempt = "reading a tiered partition, no store is configured: set url in [remote] of tiered.toml"
@@ -140,7 +143,7 @@ class PartitionSource:
 
 
 def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
-    """The error that a reader outside the log gets."""
+    """The error of a read outside the log."""
     return OffsetOutOfRange(
         "reading, offset out of range", partition=partition, offset=offset, first_offset=first, next_offset=next_offset
     )

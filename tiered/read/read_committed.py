@@ -1,12 +1,13 @@
-"""What a reader of both tiers may see of transactions: where their decided part ends, and which of them were aborted.
+"""Transactions over both tiers: the last stable offset, and the aborted transactions of a range.
 
-A segment goes to the bucket once it lies below the last stable offset, so every transaction with records in it is
-decided; the marker that says how may lie in a later segment, on either tier. So the aborted transactions of a range are
-looked for in its row and in those after it, and then in the local log, until an entry tells that all of the range was
-decided. A row without aborted transactions says so itself: nothing is fetched for it.
+A segment is copied once it is below the last stable offset, so every transaction with records in it is decided. The
+deciding marker may be in a later segment, on either tier. So the aborted transactions of a range are searched in its
+entry, in the following entries, and then in the local log, until an index entry shows that all of the range was
+decided.
+A segment entry records that it has no aborted transactions: nothing is fetched for it.
 
-From the bucket alone the decided part ends where the earliest transaction began that was open at the end of the last
-row: the producer snapshot beside that row tells. Its marker was not copied yet.
+In the bucket alone, the last stable offset is the start of the earliest transaction that was open at the end of the
+last entry. The producer snapshot of that entry has it. Its marker was not copied yet.
 Source: kafka `RemoteLogManager.collectAbortedTransactions`, KIP-405.
 """
 
@@ -38,7 +39,7 @@ def stable_end(source: PartitionSource) -> int:
 
 
 def producers_in_bucket(source: PartitionSource) -> ProducerState:
-    """The producers as they were at the end of the last row; none without one. Raises Unavailable, Corrupt."""
+    """The producer state at the end of the last entry; empty without one. Raises Unavailable, Corrupt."""
     try:
         found = source.ask(partial(_last_producers, source.remote))
     except NotFound as error:
@@ -55,7 +56,7 @@ def _last_producers(remote: RemotePartition | None, index: MetadataIndex) -> Pro
 
 
 def aborted_transactions(source: PartitionSource, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-    """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.
+    """The aborted transactions that concern ``[from_offset, upper_offset)``, by their marker's offset.
 
     `upper_offset` is at most the stable end. Raises Unavailable, Corrupt, NotFound as reading does.
     """
@@ -68,9 +69,9 @@ def aborted_transactions(source: PartitionSource, from_offset: int, upper_offset
 def row_with_aborted(
     source: PartitionSource, offset: int, upper_offset: int
 ) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
-    """As `PartitionSource.row_at`, with the aborted transactions of the row's records below `upper_offset`.
+    """As `PartitionSource.row_at`, with the entry's aborted transactions below `upper_offset`.
 
-    Row and transactions are of one head: what a later head has in the row's place may have been cleaned of both.
+    Entry and transactions come from one manifest: a later manifest may name a cleaned replacement without both.
     """
 
     def look(index: MetadataIndex, start: int | None) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
@@ -86,14 +87,15 @@ def row_with_aborted(
 
 
 def _settled(source: PartitionSource, look: Callable[[MetadataIndex, int | None], _Answer]) -> _Answer | None:
-    """What `look` finds in both tiers at one moment; None without a head.
+    """The result of `look` on both tiers at one moment; None without a manifest.
 
-    Again with the newest head when a row's objects are gone, and when the disk let go of something meanwhile.
+    Repeated with the newest manifest if an entry's objects are deleted, or if the disk dropped a segment during the
+    call.
     """
     log = source.log
     while True:
         local_start = log.local_log_start_offset if log is not None else None
-        head = source.head_below(local_start)  # the disk first, then the head (I2)
+        head = source.head_below(local_start)  # the disk first, then the manifest (I2)
         if head is None:
             return None
         found = source.ask_of(head, partial(_look_with, look, local_start))
@@ -123,7 +125,7 @@ def _in_rows(
     upper_offset: int,
     local_start: int | None,
 ) -> tuple[list[AbortedTransaction], bool]:
-    """What the rows tell from the one of `from_offset` on, as far as the log does not; whether nothing is left out."""
+    """The aborted transactions in the entries from `from_offset` to the log; whether they are complete."""
     found: list[AbortedTransaction] = []
     if remote is None:
         return found, False
@@ -140,7 +142,7 @@ def _in_rows(
 
 
 def _rows_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[RemoteSegment]:
-    """The rows that say something of aborted transactions; a page without such a row is not read."""
+    """The entries with aborted transactions; a page without such an entry is not read."""
     for part in index.parts(start, end):
         if part.aborted_bytes == 0:
             continue

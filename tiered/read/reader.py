@@ -1,15 +1,15 @@
 """One stream over both tiers: whole batches, columns or records from any retained offset.
 
-A reader advances by a batch's last offset + 1 and by a remote row's next offset, never by what records it saw, so gaps
-that compaction left are crossed without a stall. Where an offset is on both tiers the local one answers, and the store
-is not touched. When the local tier drops a segment under a reader, or the remote tier expires one, the reader looks at
-the newest head once and goes on or says which offsets remain.
+A reader advances by a batch's last offset + 1 and by a segment entry's next offset, never by the records it saw. So it
+crosses the gaps of compaction without a stall. If an offset is on both tiers, the local tier answers without a request.
+If the local tier drops a segment during a read, or the remote tier expires one, the reader loads the newest manifest
+once. It then continues or reports the remaining offsets.
 
-Offsets below the local tier are passed over only where a head says that nothing is there. When none was ever seen (the
-bucket was out of reach so far), it is asked for first, and the answer may be Unavailable. Offsets on the disk are
-served without a request.
+The reader skips offsets below the local tier only if a manifest shows that they hold no record. If no manifest was ever
+seen (the bucket was unavailable), the reader requests it first, which may raise Unavailable. Offsets on the disk need
+no request.
 
-A stream ends at the log end as it was when the stream began.
+A stream ends at the log end offset as of its start.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tiered.read.read_committed import aborted_transactions, row_with_aborted, s
 from tiered.read.view_rows import leads_astray
 
 FETCH_BYTES = 1 << 20
-MISSING_ROUNDS = 3  # reads of a row whose objects the store says are not there, while the newest head names it
+MISSING_ROUNDS = 3  # reads of an entry with missing objects (404) while the newest manifest names it
 
 
 class TieredReader:
-    """Reads any partition that `source_of` knows. Thread safe; iterators are not to be shared between threads.
+    """Reads any partition that `source_of` knows. Thread safe; an iterator belongs to one thread.
 
-    Under READ_COMMITTED a stream ends at the last stable offset, and records and columns leave out what was aborted
-    (`tiered.read.read_committed`); batches come whole, and `aborted_transactions` tells which of them to leave out.
+    Under READ_COMMITTED a stream ends at the last stable offset, and records and columns omit aborted ones
+    (`tiered.read.read_committed`). Batches come whole; `aborted_transactions` gives those to leave out.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class TieredReader:
         self._isolation = isolation
 
     def source(self, partition: TopicPartition) -> PartitionSource:
-        """Where its records lie at this moment."""
+        """The source of the partition at this moment."""
         return self._source_of(partition)
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
-        """The retained offsets ``[start, next)`` of both tiers together. Raises Unavailable, see the module text."""
+        """The retained offsets ``[start, next)`` over both tiers. Raises Unavailable, see the module text."""
         source = self._source_of(partition)
         return source.start_offset(), self._end_of(source)
 
@@ -73,8 +73,8 @@ class TieredReader:
         """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
 
         Each item is a run of consecutive batches. The first may hold records below `start`, the last some above `end`.
-        Raises OffsetOutOfRange for a start outside the log, Corrupt (naming the object) for damaged bytes, Unavailable
-        when the bucket is needed and cannot be reached.
+        Raises OffsetOutOfRange for a start outside the log, Corrupt (naming the object) for damaged bytes, and
+        Unavailable if the bucket is needed and unavailable.
         """
         source = self._source_of(partition)
         _check_start(source, start)
@@ -93,7 +93,7 @@ class TieredReader:
                     return
 
     def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
-        """As `batches`, decoded and checked; records outside ``[start, end)`` are left out."""
+        """As `batches`, decoded and checked, without records outside ``[start, end)``."""
         source = self._source_of(partition)
         stop = self._end_of(source) if end is None else end
         if self._isolation is Isolation.READ_COMMITTED:
@@ -116,18 +116,17 @@ class TieredReader:
     def aborted_transactions(self, partition: TopicPartition, start: int, end: int) -> list[AbortedTransaction]:
         """The aborted transactions with records in ``[start, end)``, by their marker's offset.
 
-        `end` is at most that of `offsets`.
-
-        `local.records.isolation.aborted_batches` tells from them which batches to leave out. Raises as `batches` does.
+        `end` is at most that of `offsets`. `local.records.isolation.aborted_batches` derives the batches to leave out.
+        Raises as `batches`.
         """
         source = self._source_of(partition)
         _check_start(source, start)
         return aborted_transactions(source, start, end)
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Offset of the first retained record at or after `timestamp_ms`; None when there is none.
+        """Offset of the first retained record at or after `timestamp_ms`; None if there is none.
 
-        A segment that is on both tiers is searched locally, without touching the store.
+        A segment on both tiers is searched locally, without a request.
         """
         source = self._source_of(partition)
         log = source.log
@@ -136,7 +135,7 @@ class TieredReader:
         if source.known_head() is None and source.has_whole_log():
             return log.offset_for_timestamp(timestamp_ms)
         while True:
-            # In this order: what the disk no longer has at the first step is in the head of the second (I2).
+            # In this order: a segment missing on the disk in the first step is in the manifest of the second (I2).
             local_start = log.local_log_start_offset
             found = self._search_remote(source, local_start, timestamp_ms)
             if found is not None:
@@ -148,13 +147,13 @@ class TieredReader:
                     raise
             if log.local_log_start_offset == local_start:
                 return found
-            # The disk let go of records meanwhile, which nobody has searched: again, with the newest head.
+            # The disk dropped records that were not searched: repeat with the newest manifest.
 
     def _end_of(self, source: PartitionSource) -> int:
         return stable_end(source) if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
-        """The offset among the rows that begin below `local_start`."""
+        """The offset among the entries that begin below `local_start`."""
         head = source.head_below(local_start)
         if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
             raise source.unknown(source.log.log_start_offset)
@@ -169,7 +168,7 @@ class TieredReader:
                 why = _why_missing(source, row, row.next_offset)
                 if isinstance(why, Corrupt):
                     raise why from error
-                head = source.known_head()  # a newer one, without the row
+                head = source.known_head()  # a newer one, without the entry
                 continue
             if found is not None:
                 return found
@@ -201,7 +200,10 @@ def _check_start(source: PartitionSource, start: int) -> None:
 
 
 class _Stream:
-    """One reader's way through a partition up to `stop`, an offset; its remote reads know each other. Close it."""
+    """One reader's pass over a partition up to the offset `stop`. It shares one sequential reader.
+
+    Close it.
+    """
 
     def __init__(self, source: PartitionSource, stop: int) -> None:
         self.source = source
@@ -216,7 +218,7 @@ class _Stream:
         return self._remote
 
     def _following(self, row: RemoteSegment) -> RemoteSegment | None:
-        """The segment that is read from the bucket after `row`; None where the stream ends or the disk takes over."""
+        """The segment read from the bucket after `row`; None if the stream ends or the disk continues."""
         log = self.source.log
         stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
         found = self.source.ask(lambda index: index.find_by_offset(row.next_offset))
@@ -228,7 +230,7 @@ class _Stream:
 
 
 def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Columns]:
-    """The local log filters what is its own: the records and what tells of them are of one view there."""
+    """The committed records. The local log filters its own: records and index are of one state there."""
     offset, source = start, stream.source
     while offset < stop:
         log = source.log
@@ -245,14 +247,14 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
                     return
             return
         except OffsetOutOfRange:
-            # The disk let go of what comes next: it is in the bucket then (I2), or gone for good.
+            # The disk dropped or expired the next records: they are in the bucket (I2) or expired.
             _check_start(source, offset)
             if offset >= log.local_log_start_offset:
                 raise
 
 
 def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
-    """The committed records of one remote row from `offset` on, and where to go on after each step."""
+    """The committed records of one segment entry from `offset` on, with the next offset after each step."""
     row, at, aborted = row_with_aborted(stream.source, offset, stop)
     if row is None:
         yield None, at
@@ -265,7 +267,7 @@ def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Co
 
 
 def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
-    """(batches, where to go on) from `offset`: one local read, or one remote row to its end."""
+    """(batches, next offset) from `offset`: one local read, or one segment entry to its end."""
     source, log = stream.source, stream.source.log
     if log is not None and offset >= log.local_log_start_offset:
         data = _read_local(source, log, offset, isolation)
@@ -274,7 +276,7 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
             return
     row, at = source.row_at(offset)
     if row is None:
-        # The head says that no record lies between here and what is still local.
+        # The manifest shows that no record is between this offset and the local log start offset.
         yield memoryview(b""), at
         return
     yield from _read_row(stream, row, at)
@@ -283,13 +285,14 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
 def _read_row(
     stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False, rounds: int = 1
 ) -> Iterator[tuple[memoryview, int]]:
-    """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why.
+    """The entry from the batch that holds `offset` to its end. After a 404 the newest manifest decides.
 
-    Where that head still names the row, the row is tried again, MISSING_ROUNDS times at most: an answer of 404 may be
-    of one node of the store.
+    | the newest manifest | effect |
+    |---|---|
+    | still names the entry | read again, at most MISSING_ROUNDS times: a 404 may come from one node of the store |
+    | names a replacement | continue in it, once (`is_again`), up to the end of the old entry |
 
-    What took its place, if it was replaced, holds the same offsets, without the records that newer ones have made
-    useless: it is gone on with there, once (`is_again`), up to where the row ended.
+    A replacement holds the same offsets, without the records that newer ones superseded.
     """
     remote = stream.source.remote
     assert remote is not None, "a head comes with its objects"
@@ -318,7 +321,7 @@ def _read_row(
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
-    """None when the segment was dropped since we looked: it is in the remote tier then, and in the newest head (I2)."""
+    """None if the segment was dropped since the check: then it is in the newest manifest (I2)."""
     try:
         return log.read(offset, FETCH_BYTES, isolation=isolation)
     except OffsetOutOfRange:
@@ -328,7 +331,7 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     except (NotFound, Corrupt):
         if not log.is_read_only:
             raise
-    # Another process dropped or cleaned the segment: see the directory and the bucket as they are now, once.
+    # Another process dropped or cleaned the segment: reload the directory and the manifest once.
     log.look_again()
     if source.metadata is not None:
         source.metadata.load(exact=True)
@@ -337,7 +340,7 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
 
 def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
-    batch_bytes = 0  # of a batch that did not come in one piece
+    batch_bytes = 0  # size of a batch that did not fit into one step
     begun = position
     verify = stream.source.remote is not None and not stream.source.remote.is_checked
     while position < row.size_bytes:
@@ -362,8 +365,7 @@ def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int)
 def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **facts: object) -> tuple[int, int, int]:
     """(length of the leading whole batches, of those below `offset`, one past the last offset).
 
-    With `verify` a batch whose CRC differs is none. Raises Corrupt, told with `facts`, where already the first one
-    makes no sense.
+    With `verify` a batch with a wrong CRC does not count. Raises Corrupt with `facts` if the first batch is invalid.
     """
     table = kernels.scan_batches(data, verify=verify)
     if len(table) == 0:
@@ -388,9 +390,10 @@ def _offset_after(data: memoryview, offset: int) -> int:
 
 
 def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> LogError:
-    """After a 404: the newest head, read once, tells expiry (an offset out of range) from a lost object (damage).
+    """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
 
-    It must be the newest for certain: of a head that was collected what follows it may be gone, too.
+    Expiry is an offset out of range, a lost object is damage. The manifest must be the newest for certain: GC of an
+    older one may have deleted its successors too.
     """
     head = source.metadata.load(exact=True) if source.metadata is not None else None
     if head is not None and offset < head.log_start_offset:
@@ -403,7 +406,7 @@ def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> Lo
 
 
 def _decode(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
-    """In steps of bounded memory, however well the batches were compressed."""
+    """Decode in steps of bounded memory, however well the batches were compressed."""
     try:
         yield from decode_up_to_damage(data)
     except Corrupt as error:

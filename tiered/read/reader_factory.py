@@ -1,4 +1,4 @@
-"""Whoever knows where records lie gives readers of them. The readers themselves are loaded when one is asked for."""
+"""The base class of everything that offers readers. Reader modules are imported at the first request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Readable(ABC):
-    """Whoever knows where the records of a partition lie gives readers of them."""
+    """Base class that makes readers from the partition sources of its subclass."""
 
     @abstractmethod
     def _source(self, name: TopicPartition) -> PartitionSource: ...
@@ -27,10 +27,10 @@ class Readable(ABC):
         read_compacted: bool = False,
         view: str = DEFAULT_VIEW,
     ) -> TieredReader:
-        """Of the full log, or with `read_compacted` of that compacted view and the log behind it: never one for both.
+        """A reader of the full log, or with `read_compacted` of that compacted view and the log behind it.
 
-        Under READ_COMMITTED, with nothing but the bucket, a stream ends before the first transaction that the bucket
-        does not know the end of.
+        Under READ_COMMITTED on the bucket alone, a stream ends before the first transaction whose end is not in the
+        bucket.
         """
         if read_compacted:
             from tiered.read.view_reader import CompactedReader

@@ -1,7 +1,7 @@
-"""Several topics of one name in a bucket: made anew after a deletion, or by several directories.
+"""Resolve topics of one name in a bucket: recreated after a deletion, or of several directories.
 
-Of a deleted topic a head per partition stays for good, so that nobody takes its id again. Whoever asks for a topic by
-its name alone means one that lives.
+One manifest per partition of a deleted topic stays for good, so that its id is never reused. A request by name alone
+means a living topic.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from remote.store import ObjectStore
 
 
 def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-    """`names` without those of deleted topics that share their name with one that lives.
+    """`names` without deleted topics that share their name with a living one.
 
-    Where all of a name are deleted all stay, for the caller to say so. Only of names that several topics have is
-    anything asked: of each topic its first partition's newest head.
+    If all topics of a name are deleted, all stay, so that the caller can report it. Only a name with several topics
+    costs requests: the newest manifest of each topic's first partition.
     """
     firsts: dict[str, dict[str, RemotePartitionName]] = defaultdict(dict)
     for name in names:
@@ -32,7 +32,7 @@ def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) ->
 
 
 def living_ids(store: ObjectStore, topic: str, topic_ids: Iterable[str]) -> list[str]:
-    """Those of the topics of that name that were not deleted, by their first partition's newest head."""
+    """The ids of the topics not deleted, by the newest manifest of their first partition."""
     firsts = ((each, partitions_of(store, topic, each)[:1]) for each in topic_ids)
     return [each for each, first in firsts if not any(_is_deleted(store, name) for name in first)]
 

@@ -1,12 +1,11 @@
-"""The parts of compacted views as files beside a partition's log: a `remote.store.protocol.ObjectStore` in its
-directory.
+"""The parts of compacted views as files in a partition's directory, behind `ObjectStore`.
 
-The same code that keeps parts in a bucket keeps them here. A key ``view/<name>/<stem>.log`` is the file of that name
-in the partition's directory. `remote.store.file_store` does the work, so every write is a file aside
-(``view/~aside/<ulid>``) that is synced, renamed and whose directory is synced; every call passes
-`local.storage.storage`. The partition may move to another log directory at any time, so each call asks where it lies.
+The code for parts in a bucket also serves these files (`remote.store.protocol.ObjectStore`). A key
+``view/<name>/<stem>.log`` is the file of that name in the partition's directory. `remote.store.file_store` writes each
+file aside (``view/~aside/<ulid>``), syncs it, renames it and syncs the directory. Every call passes
+`local.storage.storage`. The partition may move to another log directory at any time, so each call asks for its place.
 
-Errors of the disk stay errors of the disk: DiskFailed, not Unavailable.
+Disk errors stay disk errors: DiskFailed, not Unavailable.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Where = Callable[[], tuple[Storage, str]]  # the storage and the partition's dir
 
 
 class ViewFiles:
-    """See the module text. What only manifests need is refused."""
+    """An object store of view parts on the disk. It refuses operations that only manifests need."""
 
     def __init__(self, where: Where) -> None:
         self._where = where
@@ -75,14 +74,14 @@ class ViewFiles:
             self._at().delete(map(_below, keys))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _at(self) -> FileStore:
         storage, directory = self._where()
         return FileStore(join(directory, VIEW_PARTS), storage=storage)
 
     def _made(self) -> FileStore:
-        """As `_at`, with the directory of the parts there."""
+        """As `_at`, with the directory of the parts created."""
         storage, directory = self._where()
         storage.make_directory(join(directory, VIEW_PARTS))
         return self._at()
@@ -97,7 +96,7 @@ def _below(key: str) -> str:
 
 @contextmanager
 def _of_the_disk() -> Iterator[None]:
-    """The file store tells the disk's errors as a store's; here the disk is meant."""
+    """Turn the file store's store errors back into the disk errors that caused them."""
     try:
         yield
     except LogError as error:

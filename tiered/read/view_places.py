@@ -1,24 +1,29 @@
-"""Where the compacted views of a partition lie: in its manifest, or beside its log. One builder, two places.
+"""The place of a partition's compacted views: its manifest, or its disk. One builder, two places.
 
 | | bucket | disk |
 |---|---|---|
-| for | a topic with a remote tier | a topic without one, or whose tier was given up |
+| for | a topic with a remote tier | a topic without one, or whose tier was disabled |
 | a run reads | the bucket alone | the local log |
 | horizon | the bucket's end, or its first undecided transaction | the last stable offset, as far as it is durable |
-| parts | objects, as the topic's segments at rest | files as they are (`tiered.read.view_files`) |
+| parts | objects, in the topic's object encoding | plain files (`tiered.read.view_files`) |
 | switched by | a commit | a replaced catalog (`tiered.read.local_views`) |
 
-A topic that gets a remote tier keeps its local views. Readers and retention count on a local view until the bucket has
-one of that name. The first run in the bucket begins with the local view: it reads the local parts, writes all of them
-to the bucket together with what the bucket holds beyond the local horizon, and takes the local view out of the catalog
-after the commit. A manifest names such views without parts before the first segment is copied (`unannounced`): a job
-that compacts the bucket sees them, and keeps the tombstones that they have not taken up (I5). Until the bucket holds
-what the local view has taken up, there is nothing to do.
+A topic that gets a remote tier keeps its local views. Readers and retention use a local view until the bucket has one
+of that name. The first run in the bucket:
+
+1. It reads the parts of the local view.
+2. It writes all of them to the bucket, together with the bucket's records beyond the local horizon.
+3. It commits the view.
+4. It removes the local view from the catalog.
+
+A manifest names such views without parts before the first segment is copied (`unannounced`). A job that compacts the
+bucket sees them and keeps the tombstones that they have not merged yet (I5). No run is due until the bucket holds
+everything that the local view has merged.
 
 | a crash | leaves | then |
 |---|---|---|
-| before the commit | the local view, objects of an old epoch | the next run begins anew |
-| after the commit | both views | readers find the bucket's; the next round drops the local one (`drop_superseded`) |
+| before the commit | the local view, objects of an old epoch | the next run starts over |
+| after the commit | both views | readers use the bucket's; maintenance drops the local one (`drop_superseded`) |
 """
 
 from __future__ import annotations
@@ -44,9 +49,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What a run begins with. `parts` reads the parts of `old`; `own_parts`: they lie where the new ones will.
+    """The input of a run. `parts` reads the parts of `old`; `own_parts`: new parts go to the same place.
 
-    `records_max` bounds the records that the log holds from the horizon of `old` on, None where that is unknown.
+    `records_max` bounds the records of the log from the horizon of `old` on; None if unknown.
     """
 
     old: CompactedView
@@ -59,7 +64,7 @@ class Basis:
 
 
 class ViewPlace(Protocol):
-    """See the module text. All verbs raise what the disk and the store raise."""
+    """A place of views. All methods raise the errors of the disk and the store."""
 
     store: ObjectStore
     prefix: str
@@ -73,19 +78,19 @@ class ViewPlace(Protocol):
     def log_start_offset(self) -> int: ...
 
     def horizon(self) -> int:
-        """How far a run would reach now."""
+        """The horizon that a run would reach now."""
         ...
 
     def begin(self, name: str, now_ms: int) -> Basis:
-        """Note that a run is under way."""
+        """Note that a run has started."""
         ...
 
     def switch(self, built: CompactedView, now_ms: int) -> None:
-        """Put the new view in the place of the one that the run began with."""
+        """Replace the view that the run started with by the new one."""
         ...
 
     def fail(self, name: str, error: str, now_ms: int) -> None:
-        """Note why a run came to nothing."""
+        """Note why a run failed."""
         ...
 
 
@@ -93,7 +98,7 @@ class BucketPlace:
     """Views in the manifest."""
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
-        """Raises InvalidRequest for a partition that is not ours in a bucket."""
+        """Raises InvalidRequest for a partition without the writer role in a bucket."""
         if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_owned:
             raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
         self.store, self.prefix, self.at_rest = store, held.prefix, held.at_rest
@@ -151,7 +156,7 @@ class BucketPlace:
 
 
 class DiskPlace:
-    """Views beside the log. The caller holds the partition's lock: no cleaning, no move, no deletion meanwhile."""
+    """Views on the disk. The caller holds the partition's lock against cleaning, moves and deletion."""
 
     prefix = ""
     at_rest = AS_IT_IS
@@ -170,7 +175,7 @@ class DiskPlace:
         return self._log.log_start_offset
 
     def horizon(self) -> int:
-        """Nothing beyond what is durable: after a power cut the offsets would be given to other records."""
+        """At most the durable end: after a power cut, offsets above it would be given to other records."""
         self._log.flush()
         return min(self._log.last_stable_offset, self._log.recovery_point)
 
@@ -193,7 +198,7 @@ class DiskPlace:
 
 
 def unannounced(held: Partition) -> list[str]:
-    """The views beside the log that the manifest does not name and that a run will bring to the bucket."""
+    """The views on the disk that the manifest does not name and that a run will bring to the bucket."""
     head, local = held.head(), held.local_views
     if head is None or local is None or held.rules.gives_up_remote:
         return []
@@ -202,7 +207,7 @@ def unannounced(held: Partition) -> list[str]:
 
 
 def look_after_views(held: Partition, now_ms: int) -> None:
-    """What a round does for the views beside a log: `drop_superseded`, and old parts are deleted. Raises DiskFailed."""
+    """Maintain the views on the disk: `drop_superseded`, and delete old parts. Raises DiskFailed."""
     local = held.local_views
     if local is not None and not held.log.is_read_only:
         drop_superseded(held, now_ms)
@@ -210,7 +215,7 @@ def look_after_views(held: Partition, now_ms: int) -> None:
 
 
 def drop_superseded(held: Partition, now_ms: int) -> int:
-    """Take local views out whose name the bucket has a built view of; how many. Raises DiskFailed."""
+    """Drop local views whose name has a built view in the bucket; returns how many. Raises DiskFailed."""
     head, local = held.agreed_head(), held.local_views
     if head is None or local is None or not held.is_owned:
         return 0

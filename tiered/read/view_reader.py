@@ -1,16 +1,16 @@
-"""Reading with a compacted view: the view below its horizon, the full log from there on, as one stream.
+"""Read with a compacted view: the view below its horizon, then the full log, as one stream.
 
-The view lies in the bucket, or beside the log of a topic without one (`tiered.read.view_places`). Offsets ascend over
-both and are those of the log. What is read below the horizon needs nothing of the log, which may have expired there.
-Readers that don't ask for a view are served by `tiered.read.reader` and never meet one; who asks for a view that is not
-there gets an error, never the log in its place.
+The view is in the bucket, or on the disk for a topic without a remote tier (`tiered.read.view_places`). Offsets ascend
+over both and are those of the log. A read below the horizon does not need the log, which may have expired there.
+Readers that ask for no view use `tiered.read.reader`. A request for a missing view is an error, never answered from the
+log.
 
-A stream stays with the view that it began with, for as long as that view's objects are there (the grace time). When one
-is gone before the first batch was given, the newest head is read and the stream begins with the view of that; later it
-is an error: what the newer view has swallowed, deletions above all, this stream would never have told.
+A stream stays with the view of its start while that view's objects exist (the grace period). If an object is deleted
+before the first batch was returned, the stream starts over with the view of the newest manifest. Later it is an error:
+the stream would miss the records that the newer view merged, above all deletions.
 
-For the same reason a stream that begins anew below the horizon of a newer view does not tell what was deleted since it
-read: begin at the start then, as after a long absence from any compacted log.
+For the same reason, a stream that restarts below the horizon of a newer view misses the deletions since its last read.
+Start such a read at the beginning, as after a long absence from any compacted log.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SourceOf = Callable[[TopicPartition], PartitionSource]
 
 
 class CompactedReader(TieredReader):
-    """As `TieredReader`, with the view of that name. Thread safe; iterators are not to be shared between threads.
+    """As `TieredReader`, with the view of that name. Thread safe; an iterator belongs to one thread.
 
-    Every verb raises NotFound where the partition has no such view, and OffsetOutOfRange where the log no longer holds
-    what follows it. Isolation is the log's matter: a view holds committed records only.
+    Every method raises NotFound if the partition has no such view, and OffsetOutOfRange if the log no longer holds the
+    records that follow it. Isolation concerns the log only: a view holds committed records only.
     """
 
     def __init__(self, source_of: SourceOf, isolation: Isolation, view: str) -> None:
@@ -45,11 +45,11 @@ class CompactedReader(TieredReader):
         self._name = view
 
     def view(self, partition: TopicPartition) -> CompactedView:
-        """The view as the head says that was seen last; a newer one is looked for where it is missing there."""
+        """The view in the manifest seen last; if missing there, the newest manifest is loaded."""
         return _found_in(self._source_of(partition), self._name).view
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
-        """``[start, next)``: from where the view's knowledge begins, perhaps below the log start."""
+        """``[start, next)``: from the view's first offset, which may be below the log start offset."""
         return self.view(partition).start_offset, self._log.offsets(partition)[1]
 
     def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
@@ -70,7 +70,7 @@ class CompactedReader(TieredReader):
             yield from self._log.columns(partition, max(start, below.horizon), end)
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Offset of the first record at or after `timestamp_ms` that reading gives; None when there is none."""
+        """Offset of the first record at or after `timestamp_ms` that a read returns; None if there is none."""
         source = self._source_of(partition)
         place = _found_in(source, self._name)
         view = place.view
@@ -83,7 +83,7 @@ class CompactedReader(TieredReader):
         found = self._log.offset_for_timestamp(partition, timestamp_ms)
         if found is None or found >= view.horizon_offset:
             return found
-        # A record that the view has not: the first one behind the horizon that is late enough.
+        # A record that the view lacks: search the log from the horizon on.
         for columns in self._log.columns(partition, view.horizon_offset):
             hits = columns.timestamps >= timestamp_ms
             if hits.any():
@@ -93,14 +93,14 @@ class CompactedReader(TieredReader):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A view and what reads its parts."""
+    """A view and the reader of its parts."""
 
     view: CompactedView
     parts: RemotePartition
 
 
 class _Below:
-    """The part of one stream that the view serves: ``[start, horizon)``, as far as `end` lets it."""
+    """The part of one stream that the view serves: ``[start, horizon)``, limited by `end`."""
 
     def __init__(self, source: PartitionSource, name: str, start: int, end: int | None) -> None:
         self._source, self._name, self._start, self._end = source, name, start, end
@@ -111,7 +111,10 @@ class _Below:
         return self._found.view.horizon_offset
 
     def runs(self) -> Iterator[memoryview]:
-        """Raises NotFound when the view was replaced while it was read and its objects are gone."""
+        """The runs of the view.
+
+        Raises NotFound if the view was replaced and its objects deleted during the read.
+        """
         given = False
         try:
             for data in self._runs_of(self._found):
@@ -132,7 +135,7 @@ class _Below:
             raise _replaced(self._source, self._found.view) from error
 
     def crosses(self) -> bool:
-        """Whether the stream goes on in the log. Raises OffsetOutOfRange where the log has lost what follows."""
+        """Whether the stream continues in the log. Raises OffsetOutOfRange if the log lost the next records."""
         if self._end is not None and self._end <= self.horizon:
             return False
         if self._start < self._source.start_offset() and self._found.view.gap(self._source.start_offset()) is not None:
@@ -164,8 +167,10 @@ class _Below:
 
 
 def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) -> _Found:
-    """The view in the head seen last, or in the newest one; else the one beside the log. Raises NotFound for one that
-    was never built."""
+    """The view in the manifest seen last, or the newest one; else the one on the disk.
+
+    Raises NotFound for a view that was never built.
+    """
     for is_asked in (True,) if is_newest else (False, True):
         # `exact`: a missing object is damage only if no newer manifest unlinked it.
         head = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.head()

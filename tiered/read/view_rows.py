@@ -1,4 +1,4 @@
-"""The batches of a view's parts, as they lie in the bucket: whole, in order, in runs of bounded memory."""
+"""The batches of a view's parts, as stored in the bucket: whole, in order, in runs of bounded memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def row_runs(remote: RemotePartition, row: RemoteSegment, offset: int, position: int = 0) -> Iterator[memoryview]:
-    """Runs of whole batches of one part from byte `position`, without those wholly below `offset`.
+    """Runs of whole batches of one part from byte `position`, without batches entirely below `offset`.
 
-    Raises Corrupt for damaged bytes, NotFound when the part's objects are gone, Unavailable.
+    Raises Corrupt for damaged bytes, NotFound if the part's objects are deleted, Unavailable.
     """
     want, begun = RUN_BYTES, position
     while position < row.size_bytes:
@@ -45,10 +45,10 @@ def row_runs(remote: RemotePartition, row: RemoteSegment, offset: int, position:
 
 
 def leads_astray(row: RemoteSegment, data: memoryview, offset: int, position: int) -> bool:
-    """Whether the offset index of a remote segment is wrong, which is reported. The caller then reads from its start.
+    """Whether the offset index of a remote segment is wrong, which is logged.
 
-    The index gave `position` for `offset`, and the bytes there are no batch, or one that begins behind the offset. An
-    index bundle has a checksum: such an index was wrong when it was copied.
+    The caller then reads from the start. The index gave `position` for `offset`, and the bytes there are no batch, or
+    one that begins after the offset. An index bundle has a checksum: such an index was wrong when it was copied.
     """
     header = None
     with suppress(Corrupt):
