@@ -1,23 +1,23 @@
-"""Doing what a plan says, one decision at a time, each looked at again before the deed.
+"""Apply a plan one decision at a time; each decision is checked again before its effect.
 
-Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next round. Order of effects of each:
+Any prefix of a plan is safe, so a failure leaves the rest for the next maintenance. Order of effects of each decision:
 
-* copy: read and check the bytes → upload data and indexes → verify → **commit the head** (only now it exists). One that
-  cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
-  Which of them share a commit, replacing rows and vouching for them: `tiered.maintenance.upload_and_commit`.
-* local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
+* copy: read and check the bytes → upload data and indexes → verify → **commit the manifest** (only now the copy
+  exists).
+  A copy that fails ends the copies of its run: an entry committed past a missing one would be a permanent hole.
+  `tiered.maintenance.upload_and_commit` groups commits, replaces entries and confirms them.
+* local drop: check the newest committed manifest → hide from readers → rename → delete after the delay.
 * view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
-* log start: commit it in the head (tiered) → write the checkpoint → tell readers.
-* expire: one commit that takes rows out and lists their objects; not a byte is deleted.
-* give up: `tiered.partition.tier_disable`.
-* copies, replacements and views are left undone while uploads are paused (`tiered.node.upload_pause`), asked before
-  each.
-* copied in this round or task: what may leave the disk for it, leaves.
-* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone
+* log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
+* expire: one commit that removes entries and unlinks their objects; no byte is deleted.
+* disable the tier: `tiered.partition.tier_disable`.
+* copies, replacements and views wait while uploads are paused (`tiered.node.upload_pause`); each one checks the pause.
+* copied by this maintenance or task: segments that may now be dropped are dropped.
+* delete: look for pins → prove that this process is still the writer → delete the objects → commit the deletion
   (`remote.gc.delayed_delete`).
-* collect: prove it → declare old heads void → delete them (`remote.gc.old_manifests`).
+* GC of manifests: prove that it is allowed → declare old manifests void → delete them (`remote.gc.old_manifests`).
 
-Somewhat longer than its neighbours: the order of effects of every decision stands here, side by side.
+This module is longer than others, because it holds the order of effects of every decision in one place.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
 SENDING = (*UPLOADS, BuildView)
-PAUSED = (CopySegment, ReplaceRemote, BuildView)  # what is not done while uploads are paused
-ENDING = (AdvanceLogStart, DeleteUnlinked, DeletePage)  # what nobody brings back, decided by the settings
+PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are paused
+ENDING = (AdvanceLogStart, DeleteUnlinked, DeletePage)  # irreversible, and decided by the settings
 
 
 def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
-    """For tasks: cleaning is a round's."""
+    """The default for tasks: only maintenance cleans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What was done of a plan for one partition; what the world had overtaken is in `skipped`."""
+    """The effects of a plan on one partition; `skipped` holds decisions that no longer applied."""
 
     done: tuple[Decision, ...] = ()
     skipped: tuple[Decision, ...] = ()
@@ -99,8 +99,10 @@ class Applied:
 
 @dataclass(slots=True)
 class _Round:
-    """`where` is asked inside the partition's lock: a partition may move between two decisions. `rules` are those that
-    the decisions were made by, or looked at."""
+    """State of one application of decisions. `where` is called under the partition's lock.
+
+    A partition may move between two decisions. `rules` are those by which the decisions were made or checked.
+    """
 
     partition: Partition
     rules: PartitionRules
@@ -138,13 +140,17 @@ def apply_partition(
     drops_copied: bool = False,
     rules: PartitionRules | None = None,
 ) -> Applied:
-    """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
+    """Apply one partition's decisions in order.
 
-    Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
-    asked before each run of decisions of one kind, and before each copy. `clean` does a cleaning
-    (`tiered.maintenance.cleaning`). With `drops_copied` what the copies made free to leave the disk leaves it, beyond
-    the plan. `rules` are those of the plan (None: whatever they are now): nothing ends by others than hold. Waits for a
-    task.
+    Raises InvalidRequest, before any effect, for an unsound plan.
+    | parameter | meaning |
+    |---|---|
+    | `should_stop` | called before each run of decisions of one kind, and before each copy |
+    | `clean` | does a cleaning (`tiered.maintenance.cleaning`) |
+    | `drops_copied` | also drop the segments that the copies made droppable, beyond the plan |
+    | `rules` | those of the plan (None: the current ones); with other rules now, nothing is expired or deleted |
+
+    Waits for a running task. Raises the errors of the disk and the store; earlier effects remain and are safe.
     """
     with partition.tier_lock, partition.lock:
         state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
@@ -165,10 +171,11 @@ def apply_on_disk(
     clean: Clean,
     should_stop: Callable[[], bool],
 ) -> Applied | None:
-    """Apply what `decide` says of a tiered partition's disk, beside a task (`tiered.maintenance.remote_tasks`).
+    """Apply the decisions of `decide` on a tiered partition's disk, in parallel to a task.
 
-    It is asked inside the lock: what a round planned a moment ago a task may have overtaken. None, with nothing done,
-    where somebody else is at the partition: it never waits. Raises as `apply_partition`.
+    `decide` is called under the lock, because a task may have changed the state since the plan. Never waits: returns
+    None, with nothing done, if another thread has the partition. Raises as `apply_partition`. See also
+    `tiered.maintenance.remote_tasks`.
     """
     if not partition.lock.acquire(blocking=False):
         return None
@@ -194,14 +201,17 @@ def apply_in_task(
     should_stop: Callable[[], bool],
     clock: Clock,
 ) -> Applied | None:
-    """Apply what `decide` says, without the partition's lock wherever the store is waited for, and what comes after an
-    upload that failed as well; then drop what was copied. For the holder of `tier_lock`; without rolls and cleanings.
+    """Apply the decisions of `decide` without holding the partition's lock during store requests.
 
-    None, with nothing done, where a round is at the partition. Segments being copied are marked (`Partition.copying`)
-    until they are committed: no round drops or cleans them. Raises as `apply_partition`.
+    Decisions after a failed upload are applied too; then copied segments are dropped. Rolls and cleanings are left out.
+    The caller holds `tier_lock`.
+
+    Returns None, with nothing done, if maintenance has the partition. Segments being copied are marked
+    (`Partition.copying`) until they are committed: maintenance does not drop or clean them. Raises as
+    `apply_partition`.
     """
     known: dict[str, Rows] = {}
-    partition.snapshot(now_ms, known=known)  # asks the store here, so that nobody waits for it inside the lock
+    partition.snapshot(now_ms, known=known)  # sends its requests here, so that none is sent under the lock
     if not partition.lock.acquire(blocking=False):
         return None
     try:
@@ -237,8 +247,11 @@ def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress 
 
 
 def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
-    """As `_apply_all`, but where something could not go up the rest is done all the same before that is raised: a
-    store that takes no bytes would otherwise keep all that are due to go. Each deed looks whether it may be done."""
+    """As `_apply_all`, but a failed upload is raised only after the remaining decisions were applied.
+
+    Otherwise a store that refuses uploads would also block expiry and deletion. Each effect checks whether it is
+    allowed.
+    """
     trouble: LogError | None = None
     for _, together in groupby(decisions, key=type):
         run = list(together)
@@ -257,16 +270,19 @@ def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
 
 
 def _drop_copied(state: _Round) -> None:
-    """What this moment's copies set free; a segment that waits to replace its rows stays for that."""
+    """Drop segments copied just now. A segment that waits to replace its entries stays."""
     snapshot = state.partition.snapshot(state.now_ms, may_ask=False)
     for decision in local_drops(snapshot) if not replacements(snapshot) else ():
         _record(state, [decision], [decision] if _drop(state, decision) else [])
 
 
 def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
-    """Neighbouring decisions of one kind. Expiries and deletes share their commits; the others go one by one."""
+    """Apply neighbouring decisions of one kind.
+
+    Expiries and deletes share their commits; others run singly.
+    """
     is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
-    # A task may have waited long for the store since it decided: what is to be kept longer by now is kept.
+    # A task may have waited long for the store since its decision: a retention raised since then must hold.
     if is_held_up or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
         _record(state, run, [])
         return
@@ -296,7 +312,7 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
 
 
 def _apply_one(state: _Round, decision: Decision) -> bool:
-    """True when done, False when the world has moved and there is nothing to do any more."""
+    """True if done, False if the state changed and the decision no longer applies."""
     match decision:
         case RollActive():
             return _roll(state, decision)
@@ -333,7 +349,7 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
     if state.partition.copying or state.partition.may_hold_more:
-        return False  # what it copies must stay as it is, and what the bucket holds must be known
+        return False  # a segment being copied must not change, and the remote end must be known
     result = state.clean(state.partition, state.directory, decision)
     if result is not None:
         state.cleaned.append(result)
@@ -360,9 +376,9 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
         partition.check_may_shrink()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
         if partition.is_unsettled:
-            return False  # what is in the bucket is not known: it may have been given up
-        # Judged once more by the newest committed head, not by what the plan hoped for (I2). Looked at after that
-        # question: what was settled between the two would not be in an older head.
+            return False  # the content of the bucket is unknown: the tier may have been disabled
+        # Checked once more against the newest committed manifest, not the state that the plan expected (I2). The
+        # manifest is read after the check for a commit in doubt: an older one would lack a commit resolved in between.
         snapshot = partition.snapshot(state.now_ms, may_ask=False)
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
         if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
@@ -394,19 +410,21 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     snapshot = state.partition.snapshot(state.now_ms)
     reach = held_from(snapshot)
     if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
-        return False  # the view did not get as far as the plan hoped
+        return False  # the view did not get as far as planned
     is_committed = commit_log_start(state.partition, decision.offset, now_ms=state.now_ms)
     with state.partition.lock:
         if state.partition.is_deleted:
-            return False  # the name may be another topic's by now
+            return False  # the name may belong to another topic now
         state.partition.check_may_shrink()
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         return is_raised or is_committed
 
 
 def commit_log_start(partition: Partition, offset: int, *, now_ms: int) -> bool:
-    """The first step of `advance_log_start`, which waits for the store, without the partition's lock; False where the
-    head says so already, or there is none."""
+    """The first step of `advance_log_start`, which waits for the store, without the partition's lock.
+
+    False if the manifest has that log start already, or there is none.
+    """
     metadata = partition.metadata
     if metadata is None or partition.snapshot(now_ms, may_ask=False).log_start_offset >= offset:
         return False
@@ -415,11 +433,11 @@ def commit_log_start(partition: Partition, offset: int, *, now_ms: int) -> bool:
 
 
 def advance_log_start(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:
-    """Raise a partition's log start to at least `offset`; False when nothing is below it.
+    """Raise a partition's log start to at least `offset`; False if no record is below it.
 
-    The caller holds the partition's lock. Order of effects: committed in the head → durable in the checkpoint → told to
-    readers. Each step is taken where it is missing, so what failed half way may be called again. Who has called
-    `commit_log_start` does not wait for the store any more.
+    The caller holds the partition's lock. Order of effects: committed in the manifest → durable in the checkpoint →
+    published to readers. Only missing steps are done, so a failed call may be repeated. After `commit_log_start` this
+    function does not wait for the store.
     """
     is_committed = commit_log_start(partition, offset, now_ms=now_ms)
     if partition.log.log_start_offset >= offset:

@@ -1,13 +1,13 @@
-"""The cleaner at work: whose turn it is, who is kept away, how fast, and what came of it.
+"""Run the cleaner: order of logs, exclusion, throttling and history.
 
-One `Cleaning` a manager. A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*:
-the reason is kept, it is left alone for `log.cleaner.uncleanable.retry.ms`, and tried again (Kafka leaves it until the
-restart). The reason survives a restart in the history (`local.cleaner.cleaner_history`), and so does the waiting. Disks
-that fail and passes that were called off are not the log's fault and don't count.
+One `Cleaning` per manager. A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*.
+Its reason is recorded, and the log is tried again after `log.cleaner.uncleanable.retry.ms` (Kafka waits for the
+restart). Reason and wait survive a restart in the history (`local.cleaner.cleaner_history`). Failed disks and cancelled
+passes do not make a log uncleanable.
 
-A round cleans at most `LOGS_PER_THREAD` logs a thread, in the order of their turns (`policies.compaction.in_turn`), so
-that flushing, copying and retention of the others wait for a bounded time; the next round goes on. Side by side are at
-most `log.cleaner.threads` passes, never two of one log.
+One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, in the order of `policies.compaction.in_turn`. So
+flushing, copying and retention of the other logs wait for a bounded time. The next maintenance continues. At most
+`log.cleaner.threads` passes run in parallel, never two of one log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOGS_PER_THREAD = 4
-_BUFFER_MAX_BYTES = 2 << 30  # of a thread's key map, as in Kafka
+_BUFFER_MAX_BYTES = 2 << 30  # of a thread's offset map, as in Kafka
 _INT64_MAX = 2**63 - 1
 
 
@@ -52,7 +52,7 @@ class CleanerSettings:
 
     @classmethod
     def of(cls, config: Config) -> CleanerSettings:
-        """As configured; the dedupe buffer is split over the threads, at most 2 GiB each (Kafka)."""
+        """The configured settings; the dedupe buffer is split over the threads, at most 2 GiB each (Kafka)."""
         values = config.topic_properties("")
 
         def number(name: str) -> int:
@@ -72,7 +72,7 @@ class CleanerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncleanable:
-    """Why a log is left alone, since when, and until when."""
+    """The reason why a log is not cleaned, since when, and until when."""
 
     reason: str
     since_ms: int
@@ -80,7 +80,7 @@ class Uncleanable:
 
 
 class Cleaning:
-    """See the module text. Thread safe."""
+    """The cleaner of one manager. Thread safe."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class Cleaning:
 
     @property
     def uncleanable(self) -> Mapping[TopicPartition, Uncleanable]:
-        """The logs that are left alone, or were until their retry is due."""
+        """The uncleanable logs, including logs with a due retry."""
         return dict(self._uncleanable)
 
     def uncleanable_of(self, partitions: Iterable[Partition]) -> dict[TopicPartition, Uncleanable]:
-        """Those of the `partitions` that are uncleanable, and whose topic is still compacted."""
+        """The uncleanable logs among `partitions` whose topic is still compacted."""
         known = self.uncleanable
         compacted = (held.name for held in partitions if held.name in known and held.rules.cleanup_compact)
         return {name: known[name] for name in compacted}
@@ -117,7 +117,7 @@ class Cleaning:
         return sorted((run for history in histories for run in history.runs), key=lambda run: run.at_ms)
 
     def load(self, directory: LogDirectory) -> None:
-        """Take up a directory's history: what was uncleanable at the end of it still is. Never raises for damage."""
+        """Load a directory's history: a log uncleanable at its end still is. Never raises for damage."""
         try:
             history = CleaningHistory(directory.storage, directory.root)
         except LogError as error:
@@ -130,14 +130,14 @@ class Cleaning:
                     self._uncleanable[name] = self._left_alone(run.error, run.at_ms)
 
     def may_clean(self, held: Partition, now_ms: int) -> bool:
-        """Whether the policies may count on a pass over this log now."""
+        """Whether the policies may plan a pass over this log now."""
         known = self._uncleanable.get(held.name)
         return held.log.cleaning.now.pauses == 0 and (known is None or now_ms >= known.retry_ms)
 
     def take_turns(self, plan: Plan, look: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
-        """The plan with no more cleanings than a round has room for; the logs passed over come sooner next time.
+        """The plan limited to one maintenance's cleanings; logs left out come sooner next time.
 
-        `look` gives the snapshots; it is asked only when logs have to wait for each other.
+        `look` returns the snapshots; it is called only if logs have to wait for each other.
         """
         from policies.compaction import in_turn, log_to_clean
         from policies.decisions import CleanLog
@@ -156,7 +156,7 @@ class Cleaning:
             name: [one for one in decided if name in rank or not isinstance(one, CleanLog)]
             for name, decided in plan.decisions.items()
         }
-        ordered = sorted(decisions, key=lambda name: rank.get(name, -1))  # stable: the others first, as they were
+        ordered = sorted(decisions, key=lambda name: rank.get(name, -1))  # stable: the others first, in their order
         return replace(plan, decisions={name: decisions[name] for name in ordered if decisions[name]})
 
     def clean(
@@ -168,10 +168,10 @@ class Cleaning:
         now_ms: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> CleaningResult | None:
-        """One pass; None when there was nothing to do or it was called off. The caller holds the partition's lock.
+        """Run one pass; None if there was nothing to clean or it was cancelled.
 
-        Order of effects: the reach (`local.cleaner.cleaner`) → the cleaner's swaps → the checkpoint → the history.
-        Raises what made the log uncleanable.
+        The caller holds the partition's lock. Order of effects: the end of the pass (`local.cleaner.cleaner`) → the
+        cleaner's swaps → the checkpoint → the history. Raises the error that made the log uncleanable.
         """
         from policies.compaction import log_to_clean
 
@@ -197,7 +197,10 @@ class Cleaning:
         return result
 
     def _checkpoint(self, directory: LogDirectory) -> None:
-        """Without room for it the next checkpoints say it; until then a crash has the pass done again."""
+        """Write the checkpoint.
+
+        On a full disk a later checkpoint covers it; after a crash the pass is repeated.
+        """
         try:
             directory.write_cleaner_offsets()
         except DiskFailed as error:
@@ -246,7 +249,10 @@ class Cleaning:
         return Uncleanable(reason=reason, since_ms=at_ms, retry_ms=at_ms + self.settings.retry_ms)
 
     def _note(self, directory: LogDirectory, run: CleaningRun) -> None:
-        """Into the history; a disk that refuses it has done no harm to the log."""
+        """Add a run to the history.
+
+        A disk that refuses it has not harmed the log, so the error is only logged.
+        """
         with self._lock:
             history = self._histories.get(directory.root)
         try:
@@ -259,15 +265,16 @@ class Cleaning:
             _log.warning("cannot write the cleaner's history: directory=%s error=%s", directory.root, error)
 
     def _thread(self) -> int:
-        """A small number for the thread that asks."""
+        """A small number for the calling thread."""
         with self._lock:
             return self._threads.setdefault(threading.get_ident(), len(self._threads) % self.settings.threads)
 
 
 def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
-    """A cleaner checkpoint outside its log goes to the log start, on the disk too, even if nothing is cleaned (Kafka).
+    """Set a cleaner checkpoint outside its log to the log start, on the disk too (Kafka).
 
     Raises DiskFailed.
+    Done even if nothing is cleaned.
     """
     at, head = held.log.cleaner_offset, held.head()
     start = max(held.log.log_start_offset, head.log_start_offset if head is not None else 0)

@@ -1,9 +1,14 @@
-"""Deleting the oldest records of a partition by raising its log start: Kafka's DeleteRecords.
+"""Delete the oldest records of a partition by raising its log start: Kafka's DeleteRecords.
 
-Nothing is removed here. Records below the new start are gone for readers at once; segments and objects that lie wholly
-below it go with the next rounds, as after retention. Order of effects: the log is durable up to the start → the head
-commits the start (tiered partitions) → the log-start checkpoint is durable → readers are told. A crash after any step
-leaves the old start or the new one, and a tiered partition takes up the head's at the next open.
+Only the log start changes here; readers lose the records below it at once. Later maintenance deletes segments and
+objects entirely below it, as after retention. Order of effects:
+
+1. The log is durable up to the start.
+2. The manifest commits the start (tiered partitions).
+3. The log-start checkpoint is durable.
+4. Readers get the new start.
+
+A crash after any step leaves the old start or the new one. A tiered partition adopts the manifest's at the next open.
 Source: kafka `UnifiedLog.maybeIncrementLogStartOffset`.
 """
 
@@ -19,22 +24,22 @@ from local.names import TopicPartition
 from tiered.maintenance.apply import advance_log_start, commit_log_start
 from tiered.partition.partition import Partition
 
-HIGH_WATERMARK = -1  # Kafka's word for all there is
+HIGH_WATERMARK = -1  # in Kafka: up to the high watermark, all records
 NOBODY: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedRecords:
-    """`low_watermark` is the log start now, `before` what it was. Both in offsets."""
+    """`low_watermark` is the log start offset now, `before` the previous one."""
 
     before: int
     low_watermark: int
 
 
 def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
-    """The log start that deleting up to `offset` means. Changes nothing.
+    """The log start that a deletion up to `offset` would set. Changes nothing.
 
-    Raises OffsetOutOfRange above the log end or below -1, InvalidRequest for a topic that only compacts (there a
+    Raises OffsetOutOfRange above the log end or below -1. Raises InvalidRequest for a topic that only compacts (there a
     tombstone deletes).
     """
     if not held.rules.cleanup_delete:
@@ -47,7 +52,7 @@ def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
 
 
 def log_start(held: Partition) -> int:
-    """The head's where there is one: it is committed before the disk hears of it."""
+    """The manifest's log start if there is one: it is committed before the disk records it."""
     head = held.head()
     return head.log_start_offset if head is not None else held.log.log_start_offset
 
@@ -59,11 +64,11 @@ def delete_records(
     now_ms: int,
     rounds: AbstractContextManager[object] = NOBODY,
 ) -> dict[TopicPartition, DeletedRecords]:
-    """Raise the log start of each partition to its offset; everything is checked before anything is done.
+    """Raise the log start of each partition to its offset; all checks come before any effect.
 
-    The store is waited for first, without a lock; `rounds` is held for the rest, for they write the checkpoints, too.
-    Raises as `plan_deletion`, and what keeps this manager from writing to a partition; what the disk or the store
-    refuses on the way, with what was deleted until then in its facts.
+    The store is waited for first, without a lock. `rounds` is held for the rest, because maintenance writes the
+    checkpoints too. Raises as `plan_deletion`, and if this manager may not write to a partition. Raises errors of the
+    disk or the store with the deletions done so far in their facts.
     """
     for held in partitions:
         _check_ours(held)
@@ -85,7 +90,7 @@ def delete_records(
 
 
 def _check_there(held: Partition) -> None:
-    """Inside the lock: while the store was waited for another writer may have come, or the topic have gone."""
+    """Check under the lock for a takeover or a topic deletion during the wait for the store."""
     if held.is_deleted:
         raise NotFound("deleting records, the topic was deleted meanwhile", partition=held.name)
     held.check_not_fenced()

@@ -1,18 +1,18 @@
-"""Rounds of background work: what is due on the disks, a plan, its application, the checkpoints.
+"""One maintenance run: due work on the disks, a plan, its application, the checkpoints.
 
-| | a round that waits | one that does not |
+| | waiting run | non-waiting run |
 |---|---|---|
-| for | `tiered run --once`, cron, tests: all is done when it returns | the daemon |
+| for | `tiered run --once`, cron, tests: all is done on return | the daemon |
 | disks: flush, forget, expire, checkpoint | first | first |
-| rolls, cleanings, drops, topics on one tier | in the plan's order | the same, apart from the rest |
-| whatever sends a request | in the plan's order, by the caller's thread | by tasks (`maintenance.remote_tasks`) |
+| rolls, cleanings, drops, topics on one tier | in the plan's order | the same, separate from the rest |
+| store requests | in the plan's order, in the caller's thread | in tasks (`maintenance.remote_tasks`) |
 
-So a round that does not wait never waits for the store, nor for a partition that somebody else is changing: that one is
-left for the next round. Both kinds may follow each other; one that waits waits for tasks, too.
+A non-waiting run never waits for the store, nor for a partition that another thread changes; the next run handles that
+partition. Both kinds may follow each other. A waiting run waits for tasks too.
 
-Cleanings run side by side, beside the others: they take long, and their loops let other threads run (they hold no
-interpreter lock). With one thread, or one log to clean, all is done in the plan's order by the caller's thread. A
-partition is applied once, by one thread.
+Cleanings run in parallel to each other and to other work: they take long, and their loops release the interpreter lock.
+With one thread, or one log to clean, the caller's thread does everything in the plan's order. One thread applies a
+partition's decisions, once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tiered.partition.partition import Partition
 from tiered.read.view_places import look_after_views
 
 CHECKPOINT_INTERVAL_MS = 60_000
-LOOK_S = 0.5  # how often a round that waits looks whether it should stop
+LOOK_S = 0.5  # how often a waiting run checks `should_stop`
 
 ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
 ApplyProgress = Callable[[TopicPartition, Decision], None]
@@ -45,19 +45,22 @@ Look = Callable[[int], list[PartitionSnapshot]]
 
 
 class Rounds:
-    """The rounds of one manager, one at a time. `look` and `plan` are its own looks at everything."""
+    """The maintenance of one manager, one run at a time.
+
+    `look` and `plan` take snapshots and plan all of it.
+    """
 
     def __init__(self, hands: Hands, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]) -> None:
-        """`threads` are the copiers and the expirers (`tiered.maintenance.remote_tasks`)."""
+        """`threads` are the numbers of copiers and expirers (`tiered.maintenance.remote_tasks`)."""
         self.lock = threading.RLock()
         self.tasks = TierTasks(hands, *threads)
         self._hands = hands
         self._look, self._plan = look, plan
         self._checkpointed_ms = 0
-        self.refused: DiskFailed | None = None  # why checkpoints wait; each round tries again
+        self.refused: DiskFailed | None = None  # why checkpoints wait; each run tries again
 
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
-        """One round; True when more waits (of what tasks do they see themselves)."""
+        """One maintenance run; True if more work is due (tasks requeue their own)."""
         with self.lock:
             self._hands.opener.pauses.refresh()
             self._look_after_disks(now_ms)
@@ -66,7 +69,7 @@ class Rounds:
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
             self._hands.opener.keep_counts(now_ms)
-            if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # clocks are set back, too
+            if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # the clock may be set back
                 was_refused, self.refused = self.refused, self._hands.directories.try_checkpoints()
                 if self.refused is None:
                     self._checkpointed_ms = now_ms
@@ -83,10 +86,11 @@ class Rounds:
         drops_copied: bool = False,
         rules: Mapping[TopicPartition, PartitionRules] | None = None,
     ) -> dict[TopicPartition, Applied]:
-        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free. With `rules`, those that
-        held before the plan was made, nothing ends of a partition that has others by then.
+        """Apply a plan (`LogManager.apply`), and with `drops_copied` drop the segments that it made droppable.
 
-        Tasks are waited for between two goes at the rest of the plan, while rounds go on: never under their lock.
+        `rules` are the rules before the plan was made. A partition with other rules now expires and deletes nothing.
+        Tasks are waited for between two attempts at the rest of the plan, never under their lock; other runs continue
+        during the wait.
         """
         done: dict[TopicPartition, Applied] = {}
         self._hands.opener.pauses.refresh()
@@ -99,7 +103,7 @@ class Rounds:
                 return done
 
     def _wait_for_task(self, name: TopicPartition, should_stop: ShouldStop) -> bool:
-        """Until no task is at a partition; False when the caller is to stop before."""
+        """Wait until no task has a partition; False if the caller is to stop first."""
         held = self._find(name)
         while held is not None and not held.tier_lock.acquire(timeout=LOOK_S):
             if should_stop():
@@ -117,7 +121,7 @@ class Rounds:
         drops_copied: bool,
         rules: Mapping[TopicPartition, PartitionRules],
     ) -> dict[TopicPartition, Applied]:
-        """Do what a plan says of partitions that no task is at; `busy` hears of the others."""
+        """Apply a plan to the partitions without a running task; calls `busy` with each other one."""
         hands, is_store_down = self._hands, threading.Event()
 
         def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
@@ -156,7 +160,7 @@ class Rounds:
         return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
 
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
-        """Do a plan of drops alone, as far as its segments are still there, beside tasks: it waits for nobody."""
+        """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
         with self.lock:
             done = {name: self._drop_early(name, drops, plan.now_ms) for name, drops in plan.decisions.items()}
         return {name: applied for name, applied in done.items() if applied is not None}
@@ -194,7 +198,7 @@ class Rounds:
         self._hands.directories.remove_deleted(now_ms)
 
     def _note_fenced(self) -> None:
-        """Partitions whose new writer was met by a reader: they are not ours any more."""
+        """Stop partitions with a new writer that a reader saw first: this process is no longer their writer."""
         for held in self._hands.held():
             try:
                 held.check_not_fenced()
@@ -204,7 +208,7 @@ class Rounds:
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
         hands = self._hands
         while not self.tasks.wait_idle(LOOK_S) and not should_stop():
-            pass  # a plan made beside a task would be overtaken by it
+            pass  # a running task would invalidate the plan
         for held in hands.held():
             if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
                 break
@@ -216,7 +220,7 @@ class Rounds:
         return more or any(result.done for result in applied.values())
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
-        """Do what concerns the disk alone; the rest is the tasks'."""
+        """Do the work that concerns the disk alone; tasks do the rest."""
         hands = self._hands
         due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
@@ -246,7 +250,7 @@ class Rounds:
         return any(result.done for result in applied.values())
 
     def _find(self, name: TopicPartition) -> Partition | None:
-        """None, and a note, for one whose disk went offline since it was looked at."""
+        """The partition; None, with a note, if its disk went offline in between."""
         try:
             return self._hands.find(name)
         except DiskFailed as error:
@@ -289,7 +293,7 @@ def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision
 
 
 def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:
-    """What `apply_one` answered for each partition, without those it left out (None). Raises what it raises."""
+    """The result of `apply_one` for each partition, without None. Raises its errors."""
     cleaning = [
         name for name, decisions in plan.decisions.items() if any(isinstance(each, CleanLog) for each in decisions)
     ]

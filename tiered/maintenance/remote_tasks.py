@@ -1,39 +1,41 @@
-"""What waits for the store, partition by partition, in threads of its own: Kafka's copier and expiration pools.
+"""Tasks that wait for the store, one per partition, in two thread pools.
 
-A round (`tiered.maintenance.maintenance`) that does not wait leaves to a task whatever sends a request. There are two
-kinds of threads, so that neither a store that hangs on uploads holds up deletions, nor the other way round:
+The pools are Kafka's copier and expiration pools.
 
-| threads | what their tasks do |
+A non-waiting maintenance run (`tiered.maintenance.maintenance`) leaves every store request to a task. There are two
+pools, so that a store that hangs on uploads does not block deletions, and the other way round:
+
+| threads | work of their tasks |
 |---|---|
-| copiers | all: copies, replaced rows, views, and after them what the others do |
-| expirers | takes partitions up; log start, expiry, deletions, old heads; what is left of deleted topics |
+| copiers | all: copies, replaced entries, views, then the work of the expirers |
+| expirers | acquire partitions; log start, expiry, deletions, old manifests; remains of deleted topics |
 
-A task decides on a snapshot of its own, as a round would. A copier does one commit's worth of copies, then the rest,
-also where they failed, and lets go of what the disk no longer needs for them (I2 as ever: `policies` say what,
-`tiered.maintenance.apply` looks once more). A backlog goes on in its next turn (`tiered.maintenance.task_pool`: the
-threads, the states, who is next). One that finds another at its partition has its turn when that is through. How much
-goes up at once, and how fast, is bounded by the store (`remote.store.part_uploads`,
-`remote.store.middleware.throttled_store`), however many tasks there are.
+A task decides on its own snapshot, as maintenance does. A copier does one commit's worth of copies. Then it does the
+rest, even after a failed copy, and drops the local segments that the copies made droppable (I2: `policies` decide,
+`tiered.maintenance.apply` checks again). A backlog continues in the next turn (`tiered.maintenance.task_pool` has the
+threads, the states and the order). A task that finds another task at its partition gets its turn after it. The store
+limits the parallel uploads and their rate for all tasks together (`remote.store.part_uploads`,
+`remote.store.middleware.throttled_store`).
 
-A task holds the partition's `tier_lock` from beginning to end; `lock` only for what it does on the disk, never while it
-uploads. What it copies is marked (`Partition.copying`): nobody drops it, and nobody cleans the log meanwhile, nor until
-it is known what became of a commit that had no answer.
+A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
+during an upload. Its segments are marked (`Partition.copying`): they are not dropped. The log is not cleaned during the
+copy, nor while a commit is in doubt.
 
-| meanwhile, or a crash at any moment | what happens | what is left |
+| concurrent event, or a crash at any moment | effect | what is left |
 |---|---|---|
-| a round of the same partition | flushes, rolls, drops what is committed and not marked; cleans later | |
+| maintenance of the same partition | flushes, rolls, drops committed and unmarked segments; cleans later | |
 | a second task of it | impossible: `Copiers` has one turn for a key, `tier_lock` for all others | |
-| delete-records past what goes up | the commit lists its objects for deletion (`add_segments`) | |
-| the topic is deleted | the task stops; what is in no head goes at once | orphans, where the removal was faster |
+| delete-records past the copy | the commit unlinks its objects (`add_segments`) | |
+| the topic is deleted | the task stops; objects in no manifest are deleted | orphans, if the removal was faster |
 | another machine takes the partition over | the commit is Fenced, the partition stops | orphans of a passed epoch |
-| its disk goes offline | what is up is committed (it is whole), nothing is dropped | |
-| copying is switched off, settings change | this commit's worth is committed, nothing ends by the old ones | |
-| the tier is given up | by a task too: never beside a copy | |
-| it moves to another disk | reads go on, drops wait for the move | |
-| truncation | never of a partition that is ours: only taking one up starts a log over | |
-| the store hangs | its watchdog ends the call; what hangs on uploads holds the copiers, not the expirers | |
-| the manager closes | the upload under way is committed, then no more; cut at the deadline | orphans, once cut |
-| the process dies | | objects that no head names: orphans |
+| its disk goes offline | complete uploads are committed, nothing is dropped | |
+| copying is disabled, settings change | this commit's worth is committed; old settings expire nothing | |
+| the tier is disabled | by a task too: never parallel to a copy | |
+| it moves to another disk | reads continue, drops wait for the move | |
+| truncation | never with the writer role: only an acquisition starts a log over | |
+| the store hangs | its watchdog ends the call; hanging uploads block the copiers, not the expirers | |
+| the manager closes | the running upload is committed, then no more; cut at the deadline | orphans, once cut |
+| the process dies | | objects that no manifest names: orphans |
 """
 
 from __future__ import annotations
@@ -74,16 +76,16 @@ from tiered.topics.topic_deletion import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
-_OVER = (DeleteUnlinked, DeletePage, CollectHeads)  # what left the index long ago: nothing in a plan comes before it
-_Key = TopicPartition | None  # None: what is left of deleted topics
+_OVER = (DeleteUnlinked, DeletePage, CollectHeads)  # long unlinked: no other decision of a plan has to come first
+_Key = TopicPartition | None  # None: the remains of deleted topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hands:
-    """What rounds and tasks have of their manager.
+    """The parts of the manager that maintenance and tasks use.
 
-    `find` raises NotFound, and the reason for a partition that is not open; `take_up` owns partitions and tells what
-    was in the way; `note` and `forget` keep `problems`; `heal_topics` writes missing copies of the list of topics.
+    `find` raises NotFound, and the reason for a partition that is not open. `take_up` acquires partitions and returns
+    the errors. `note` and `forget` maintain `problems`. `heal_topics` writes missing copies of the list of topics.
     """
 
     directories: LogDirectories
@@ -100,22 +102,22 @@ class Hands:
 
 
 class TierTasks:
-    """See the module text. Thread safe."""
+    """The two task pools of a manager. Thread safe."""
 
     def __init__(self, hands: Hands, threads: int, expirers: int = 1, *, clock: Clock = time.monotonic) -> None:
         self._hands = hands
         self._clock = clock
         self._now_ms = 0
         self._troubled: set[TopicPartition] = set()
-        # Whose copier, or expirer, may have found `tier_lock` taken: noted before it is tried, struck off when it is
-        # ours, looked for when it is free again, so none is overlooked.
+        # The keys whose copier or expirer may have found `tier_lock` taken. A key is added before the attempt, removed
+        # after the lock was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
         self.copiers: Copiers[TopicPartition] = Copiers(threads, self._copy, clock=clock)
         self.expirers: Copiers[_Key] = Copiers(expirers, self._expire, name="remote-log-expiration", clock=clock)
 
     def submit(self, name: TopicPartition, due: Due) -> None:
-        """A turn for a partition, by those threads that do what is due; none is asked for twice."""
+        """Queue a partition in the pools that do its due work; a queued key is not queued twice."""
         if due.copies:
             self.copiers.submit(name)
         if due.rest:
@@ -125,10 +127,10 @@ class TierTasks:
         self.expirers.submit(None)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Until no thread is at work; False when the time is over before."""
+        """Wait until no thread is working; False if the timeout ends first."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self.states:
-            for pool in (self.expirers, self.copiers):  # an expirer may ask for a copier
+            for pool in (self.expirers, self.copiers):  # an expirer may queue a copier
                 left_s = None if until is None else max(0.0, until - time.monotonic())
                 if not pool.wait_idle(left_s):
                     return False
@@ -136,29 +138,29 @@ class TierTasks:
 
     @property
     def states(self) -> dict[_Key, State]:
-        """Of every key that is not idle, by the one or the other."""
+        """The state in either pool of every key that is not idle."""
         return {**self.expirers.states, **dict[_Key, State](self.copiers.states.items())}
 
     @property
     def loads(self) -> dict[str, Load]:
-        """How busy the two kinds of threads are."""
+        """The load of the two pools."""
         return {"copier": self.copiers.load, "expirer": self.expirers.load}
 
     def is_in_trouble(self, name: TopicPartition) -> bool:
-        """Whether the last task of a partition failed: what goes well on its disk says nothing of that."""
+        """Whether the last task of a partition failed. Success on its disk does not clear this."""
         return name in self._troubled
 
     def has_nothing_due(self, name: TopicPartition) -> None:
-        """What was in the way of a task is no trouble once no task is wanted."""
+        """Clear the problem of the last task once no task is due."""
         if name in self._troubled:
             self._forget(name)
 
     def tell_time(self, now_ms: int) -> None:
-        """The time of the newest round: slices that begin from now on go by it."""
+        """Set the time of the newest maintenance run, which later slices use."""
         self._now_ms = now_ms
 
     def stop(self, deadline_s: float) -> bool:
-        """Begin nothing more and wait for what is under way, so long at most; whether nothing is left."""
+        """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
         for pool in (self.copiers, self.expirers):
             pool.stop(0.0)
         return self.wait_idle(deadline_s)
@@ -180,16 +182,16 @@ class TierTasks:
                 self.copiers.submit(key)
 
     def _work(self, key: TopicPartition, wants: set[TopicPartition], work_on: Callable[[Partition], bool]) -> bool:
-        """One slice; whether there is more."""
+        """Run one slice; whether there is more."""
         wants.add(key)
         try:
             held = self._hands.find(key)
         except LogError:
             self._troubled.discard(key)
             wants.discard(key)
-            return False  # deleted, or its disk is gone, since it was asked for
+            return False  # deleted, or its disk went offline, since it was queued
         if not held.tier_lock.acquire(blocking=False):
-            return False  # another task, or somebody applies a plan; that one, or the next round, asks again
+            return False  # another task or a plan has it; that task, or the next maintenance, queues it again
         wants.discard(key)
         try:
             return work_on(held)
@@ -197,7 +199,8 @@ class TierTasks:
             self._note(held, error)
             return False
         except Exception as error:
-            # An error of ours. A caller of rounds would have heard of it; here nobody is, so all who ask are told.
+            # A defect of this program. A caller of maintenance would get it; a task has no caller, so it becomes a
+            # problem.
             self._note(held, LogError("working on a partition, a task broke off", partition=key, cause=repr(error)))
             raise
         finally:
@@ -248,9 +251,9 @@ class TierTasks:
         held.check_not_fenced()
         chosen, planned = looks[-1]
         if chosen.leaves:
-            self._wants_copier.add(held.name)  # whose trouble, if it has one, is its own
+            self._wants_copier.add(held.name)  # a copier reports its own problem
         elif chosen.decisions or not any(isinstance(each, CleanLog) for each in planned):
-            # Also where nothing was left to do: what was in the way went by itself. A log to be cleaned copies later.
+            # Also if nothing was left to do: the cause has passed. A log to be cleaned copies later.
             self._forget(held.name)
         return chosen.has_more and bool(applied.done)
 
@@ -261,7 +264,10 @@ class TierTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """One turn's worth of decisions; `has_more`: copies are left for the next one, `leaves`: all are for a copier."""
+    """The decisions of one turn. `has_more`: copies are left for the next one.
+
+    `leaves`: all are a copier's.
+    """
 
     decisions: tuple[Decision, ...]
     has_more: bool = False
@@ -270,16 +276,16 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """Which tasks a partition needs: for what goes up, for what else sends requests."""
+    """The tasks that a partition needs: for uploads, and for other store requests."""
 
     copies: bool
     rest: bool
 
 
 def on_disk(planned: Sequence[Decision]) -> list[Decision]:
-    """The part of a tiered partition's plan that sends no request, and waits for no part that does.
+    """The decisions of a tiered partition that send no request and wait for none.
 
-    Segments that are to replace rows stay until they have; what goes with the log start waits for that.
+    Segments that replace entries stay until the replacement; decisions after a raised log start wait for it.
     """
     if any(isinstance(each, ReplaceRemote | RaiseCleaned) for each in planned):
         return [each for each in planned if isinstance(each, RollActive | CleanLog)]
@@ -293,21 +299,24 @@ def on_disk(planned: Sequence[Decision]) -> list[Decision]:
 
 
 def due_tasks(snapshot: PartitionSnapshot, planned: Sequence[Decision], *, is_waiting: bool) -> Due:
-    """Who is to see to a partition of which this is planned. One that is waiting to be taken up has its copies then; of
-    one whose older rows are not known, or that is copying, it may be more than is planned."""
+    """The pools for a partition with this plan.
+
+    A partition that waits for its acquisition copies afterwards. If its older entries are unknown, or it is copying,
+    more may be due than is planned.
+    """
     rest = is_waiting or page_to_know(snapshot) is not None or bool(beside_copies(planned))
     return Due(copies=(sends(planned) or bool(snapshot.copying)) and not is_waiting, rest=rest)
 
 
 def sends(planned: Sequence[Decision]) -> bool:
-    """Whether something goes up."""
+    """Whether the plan has an upload."""
     return any(isinstance(each, SENDING) for each in planned)
 
 
 def beside_copies(planned: Sequence[Decision]) -> list[Decision]:
-    """The part of a plan that sends requests and waits for nothing that goes up.
+    """The decisions that send requests and wait for no upload.
 
-    Where rows are to be replaced, or a view is to take up what expires, that is what left the index long ago.
+    If entries are to be replaced, or a view is to merge expiring records, only long-unlinked objects are left.
     """
     if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
         return [each for each in planned if isinstance(each, _OVER)]
@@ -315,7 +324,7 @@ def beside_copies(planned: Sequence[Decision]) -> list[Decision]:
 
 
 def next_slice(planned: Sequence[Decision]) -> Slice:
-    """What a task does of a plan: without rolls and cleanings, and one commit's worth of copies.
+    """The part of a plan for one task: without rolls and cleanings, and one commit's worth of copies.
 
     Indivisible copies are one commit, however many they are (`policies.tiering`).
     """

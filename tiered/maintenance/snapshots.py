@@ -1,4 +1,4 @@
-"""The part of a manager that looks at what it holds: snapshots of partitions, for decisions or for figures alone."""
+"""Snapshots of a manager's partitions, for decisions or for figures alone."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ class Snapshots(ABC):
     def _forget(self, name: TopicPartition) -> None: ...
 
     def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """What is held, by name: the partitions that are open and whose disk is there."""
+        """The open partitions whose disk is online, by name."""
         return self._held(topics)
 
     def snapshots(
         self, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
     ) -> list[PartitionSnapshot]:
-        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
-        cannot be looked at (an index that the disk does not give): that is in `problems`.
+        """Both tiers of every partition (or of some topics') at this moment.
 
-        `for_figures` alone less is read (`Partition.snapshot`); no plan may be made of those.
+        Partitions that could not be opened or read (an index that the disk does not return) are left out and in
+        `problems`.
+        With `for_figures` less is read (`Partition.snapshot`); such snapshots must not be planned on.
         """
         return self._looked_at(self._held(topics), now_ms, for_figures=for_figures)
 
     def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """The open partitions whose disk is there, in order; a copy, as others may be added meanwhile."""
+        """The open partitions whose disk is online, in order; a copy, as others may be added concurrently."""
         wanted = None if topics is None else set(topics)
         open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]

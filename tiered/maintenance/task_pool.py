@@ -1,20 +1,20 @@
-"""Threads for what waits for the store: one task a partition at a time, at most so many at once, in turns.
+"""Bounded threads for work that waits for the store: one task per partition at a time, in turns.
 
-A task (``work(key)``) does a slice of what is due for its key and says whether there is more; more goes to the end of
-the queue, behind everybody who waits, so a long backlog keeps nobody else from his turn.
+A task (``work(key)``) does a slice of the due work of its key and returns whether there is more. A key with more work
+is queued again at the end, so a long backlog does not starve other keys.
 
 | state of a key | submitted | its turn | slice over, more | slice over | stopping |
 |---|---|---|---|---|---|
 | idle | queued | | | | idle |
 | queued | queued | running | | | idle |
 | running | again | | queued | idle | running |
-| again (running, and asked for once more) | again | | queued | queued | running |
+| again (running, and submitted once more) | again | | queued | queued | running |
 
-Two tasks for one key are impossible: only *queued* has a turn, and a running key is not queued. After `stop` no turn
-begins; what is running is told by its own `should_stop` and has a deadline, after which nobody waits for it any more.
+Two tasks for one key are impossible: only *queued* gets a turn, and a running key is not queued. After `stop` no turn
+starts. A running task gets the stop through its own `should_stop`, and is not waited for after a deadline.
 
-Threads are daemons, made when there is work and gone when there is none: one that hangs in the store keeps no process
-from ending.
+Threads are daemons, started for work and ended without work. A thread that hangs in the store does not block the end of
+the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class State(Enum):
-    """Of a key that is not idle."""
+    """The state of a key that is not idle."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy they are: keys that wait for a turn, and that have one; for how long the first of each has, in s."""
+    """Load: keys waiting and running; seconds that the oldest of each has waited or run."""
 
     threads: int
     queued: int
@@ -53,12 +53,15 @@ class Load:
 
     @property
     def idle_share(self) -> float:
-        """Of the turns that there may be at once those that nobody has, 0..1."""
+        """The share of unused turns, 0..1."""
         return max(0.0, 1 - self.running / self.threads)
 
 
 class Copiers(Generic[K]):
-    """See the module text. Thread safe. `work` handles its own errors; one that escapes is logged, and ends a slice."""
+    """A pool of task threads. Thread safe.
+
+    `work` handles its own errors; an escaped one ends the slice and is logged.
+    """
 
     def __init__(
         self,
@@ -74,8 +77,8 @@ class Copiers(Generic[K]):
         self._clock = clock
         self._changed = threading.Condition()
         self._states: dict[K, State] = {}
-        self._turns: dict[K, float] = {}  # since when each running key has its turn
-        self._queue: deque[tuple[K, float]] = deque()  # and since when each waits
+        self._turns: dict[K, float] = {}  # start of the turn of each running key
+        self._queue: deque[tuple[K, float]] = deque()  # and start of its wait
         self._running = 0
         self._is_stopping = False
 
@@ -85,13 +88,13 @@ class Copiers(Generic[K]):
 
     @property
     def states(self) -> dict[K, State]:
-        """Of every key that is not idle."""
+        """The state of every key that is not idle."""
         with self._changed:
             return dict(self._states)
 
     @property
     def load(self) -> Load:
-        """How busy they are at this moment."""
+        """The load at this moment."""
         with self._changed:
             now_s = self._clock()
             return Load(
@@ -103,12 +106,12 @@ class Copiers(Generic[K]):
             )
 
     def submit(self, key: K) -> bool:
-        """Give `key` a turn; False when it has one coming already, or nothing is begun any more."""
+        """Queue `key`; False if it is queued already, or the pool is stopping."""
         with self._changed:
             if self._is_stopping:
                 return False
             if self._states.get(key) in (State.QUEUED, State.AGAIN):
-                self._hire()  # where there was no thread to be had the last time
+                self._hire()  # in case the last attempt got no thread
                 return False
             if key in self._states:
                 self._states[key] = State.AGAIN
@@ -118,12 +121,12 @@ class Copiers(Generic[K]):
             return True
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Until every key is idle; False when the time is over before."""
+        """Wait until every key is idle; False if the timeout ends first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._states, timeout_s)
 
     def stop(self, deadline_s: float) -> bool:
-        """Begin nothing any more, and wait for what is running, so long at most; whether all of it has ended."""
+        """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
         with self._changed:
             self._is_stopping = True
             for key, _ in self._queue:
@@ -133,8 +136,10 @@ class Copiers(Generic[K]):
         return self.wait_idle(deadline_s)
 
     def _hire(self) -> None:
-        """One thread more, where there is room and somebody waits. Where the process can have none, those that are
-        there take the turns, and whoever submits next asks for one again."""
+        """Start one more thread if there is room and a key waits.
+
+        If the process cannot start one, the existing threads take the turns, and the next `submit` tries again.
+        """
         if not self._queue or self._running >= self.threads:
             return
         name = f"{self._name}-{self._running + 1}"

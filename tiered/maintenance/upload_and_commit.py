@@ -1,28 +1,28 @@
-"""Commits of more than one upload, or in the place of others.
+"""Commits of several uploads, and commits that replace entries.
 
-**Copies** go up one after another and share commits: a head for each segment of a backlog would be a hundred times as
-many, and each names all that the one before it names. What was uploaded is committed when nothing is left to copy,
-when it is enough (`policies.tiering.completes_commit`) or has taken a second, when the caller wants to stop, and when
-the next upload fails. Rows become visible in the order of offsets.
+**Copies** are uploaded one after another and share commits. One manifest per segment of a backlog would be a hundred
+times as many, and each repeats all entries of the one before. Uploads are committed at the first of these events:
+nothing is left to copy, the group is full (`policies.tiering.completes_commit`), a second has passed, the caller wants
+to stop, the next upload fails. Entries become visible in the order of offsets.
 
-**Copies of a compacted topic** go up one by one and are committed at once (`policies.tiering` says why): what keeps its
-rows a whole.
+**Copies of a compacted topic** are uploaded one by one and committed together, so that their entries stay consistent
+(`policies.tiering` has the reason).
 
-Until their commit, uploads are notes in the memory of this process: a round that is stopped, or loses the store, goes
-on with the next segment in a later one.
+Until their commit, uploads are notes in the memory of this process. A run that is stopped, or loses the store,
+continues with the next segment later.
 
-**A replacement** puts one uploaded segment's row in the place of the rows that it tiles, in one commit.
+**A replacement** puts one uploaded segment's entry in the place of the entries that it tiles, in one commit.
 
-| a crash, or an error, after | leaves | what becomes of it |
+| a crash, or an error, after | leaves | what happens to it |
 |---|---|---|
-| some uploads | objects that no head names | this process goes on with them; after a restart they are orphans |
-| that, and their segment was cleaned again | the same | the next commit lists them among those to delete |
+| some uploads | objects that no manifest names | this process continues with them; after a restart they are orphans |
+| that, and their segment was cleaned again | the same | the next commit unlinks them |
 | that, and their offsets were deleted | the same | the same; or their own commit does |
 | that, and another machine took over | the same | Fenced; orphans, of an epoch that can never name them |
-| the commit, its answer lost | the new head | the same rows committed again change nothing |
-| the commit of a replacement | objects of gone rows, listed | readers of an older head have them for the grace time |
+| the commit, its answer lost | the new manifest | the same entries committed again change nothing |
+| the commit of a replacement | unlinked objects of old entries | readers of an older manifest have the grace period |
 
-No record is ever out of reach: up to the commit the disk or the old rows are there, after it the new ones.
+Every record stays readable: before the commit through the disk or the old entries, after it through the new ones.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from remote.store import ObjectStore
 from tiered.partition.partition import Partition, Upload
 from tiered.partition.segment_inspection import count_records, segment_to_copy
 
-COMMIT_S = 1.0  # uploads wait no longer for others to share a commit with
+COMMIT_S = 1.0  # longest wait of an upload for others to share a commit with
 Clock = Callable[[], float]
 Told = Callable[[Sequence[CopySegment]], None]
 
 
 def no_time() -> float:
-    """The clock of whoever wants the same commits every time."""
+    """A constant clock, for the same commits every time."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ways:
-    """What a commit needs, and what is known when it begins."""
+    """The requirements of a commit, and the state at its start."""
 
     partition: Partition
     metadata: MetadataLog
@@ -69,7 +69,7 @@ class _Ways:
 
 @dataclass(slots=True)
 class _Group:
-    """Uploads that wait for their commit, in the order of their offsets. `began_s` is when the first one began."""
+    """Uploads that wait for their commit, in offset order. `began_s`: start of the first one."""
 
     began_s: float = 0.0
     size_bytes: int = 0
@@ -88,10 +88,10 @@ def copy_in_groups(
     should_stop: Callable[[], bool],
     clock: Clock = no_time,
 ) -> None:
-    """Upload the segments of `run` and commit them in groups (module text); `told` hears of those of each commit.
+    """Upload the segments of `run` and commit them in groups; `told` gets each group's decisions.
 
-    Ends at the first one for which the world has moved, and when asked to stop. An error of an upload is raised when
-    those before it are committed.
+    Ends at the first segment for which the state changed, and at `should_stop`. An upload error is raised after the
+    earlier uploads were committed.
     """
     ways = _ways(partition, store, now_ms)
     if ways is None:
@@ -132,7 +132,7 @@ def copy_together(
     now_ms: int,
     should_stop: Callable[[], bool],
 ) -> list[CopySegment]:
-    """Upload and commit all of `run` at once; none is done where the world has moved, or when asked to stop."""
+    """Upload and commit all of `run` in one commit; none if the state changed, or at `should_stop`."""
     ways = _ways(partition, store, now_ms)
     infos = _whole(ways, run) if ways is not None else []
     if ways is None or not infos:
@@ -152,7 +152,7 @@ def copy_together(
 
 
 def replace_remote(partition: Partition, store: ObjectStore | None, decision: ReplaceRemote, *, now_ms: int) -> bool:
-    """Upload a segment and commit its row in the place of others; False where the world has moved."""
+    """Upload a segment and commit its entry in the place of others; False if the state changed."""
     ways = _ways(partition, store, now_ms)
     if ways is None or not _is_still_due(ways, decision):
         return False
@@ -168,9 +168,10 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
 def raise_rows(
     partition: Partition, store: ObjectStore | None, run: Sequence[RaiseCleaned], *, now_ms: int
 ) -> list[RaiseCleaned]:
-    """Vouch for the rows whose local segments hold as many records: cleaning only takes away, so it is the same ones.
+    """Confirm entries whose local segments hold as many records.
 
-    The others are noted as shrunk. One commit for all.
+    Cleaning only removes records, so equal counts mean equal records.
+    The other entries are noted as shrunk. One commit for all.
     """
     ways = _ways(partition, store, now_ms)
     if ways is None:
@@ -196,13 +197,13 @@ def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways
     metadata, head = partition.metadata, partition.head()
     if metadata is None or head is None or store is None:
         return None
-    # What is being copied is being copied by whoever asks.
+    # The caller itself copies the marked segments.
     snapshot = replace(partition.snapshot(now_ms), copying=frozenset())
     return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=snapshot)
 
 
 def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
-    """The segment as it is on the disk; None when it is there no more, is committed, or would leave a hole."""
+    """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
     partition, head = ways.partition, ways.partition.head()
     info = partition.closed_segment(decision.base_offset, decision.next_offset)
     if info is None or head is None or info.base_offset < max(head.rows_next_offset, uploaded_upto):
@@ -211,7 +212,7 @@ def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> Seg
 
 
 def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> bool:
-    """Whether local records between what is copied (or the log start) and `info` would be passed over."""
+    """Whether local records between the remote end (or the log start) and `info` would be skipped."""
     return any(
         segment.next_offset > copied_upto and not segment.is_empty
         for segment in partition.log.segments()
@@ -228,9 +229,9 @@ def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
 
 
 def _discard(ways: _Ways, rows: Sequence[RemoteSegment]) -> None:
-    """Delete what went up for a topic that this machine has deleted meanwhile, if nobody ever tried to commit it.
+    """Delete uploads of a topic that this machine deleted since, unless a commit of them was sent.
 
-    A commit without an answer may have happened: what it named has readers and pins, and leaves as all of the topic.
+    A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
     """
     tried = {each.row.ulid for each in ways.partition.uploaded.values() if each.is_tried}
     keys = [key for row in rows if row.ulid not in tried for key in (row.data_key, row.indexes_key)]
@@ -238,7 +239,7 @@ def _discard(ways: _Ways, rows: Sequence[RemoteSegment]) -> None:
 
 
 def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
-    """The segments of `run`, if they are still all of the clean ones that no row holds; else none."""
+    """The segments of `run`, if they are still exactly the clean ones without an entry; else none."""
     cut, start = ways.snapshot.clean_cut, ways.head.next_offset
     found = [
         info
@@ -251,7 +252,7 @@ def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
 
 
 def _is_still_due(ways: _Ways, decision: ReplaceRemote | RaiseCleaned) -> bool:
-    """Whether the policy would say it now, about rows that the head holds itself (those in pages are left alone)."""
+    """Whether the policy would decide it now, for entries in the manifest itself; those in pages stay."""
     known = {row.ulid for row in ways.head.segments}
     due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
     return known.issuperset(decision.ulids) and any(
@@ -265,8 +266,10 @@ def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
 
 
 def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
-    """The segment's row; uploaded now unless an earlier try of this epoch did, of these very bytes. None where the log
-    moved to another directory under the copy: it is there as another one, for the next round."""
+    """The segment's entry; uploaded now unless an earlier attempt of this epoch uploaded these bytes.
+
+    None if the log moved to another directory during the copy: the next maintenance finds it there.
+    """
     partition, head = ways.partition, ways.head
     segment = partition.log.segment(info.base_offset)
     known = partition.uploaded.get(segment)
@@ -291,11 +294,11 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
 
 
 def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None:
-    """Commit `change`, and with it that uploads whose segments are gone are to be deleted."""
+    """Commit `change`, and unlink uploads whose segments no longer exist."""
     partition = ways.partition
     used = {partition.log.segment(info.base_offset) for info in infos}
     lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
-    # Those of an earlier epoch are orphans, which are found by their names.
+    # Uploads of an earlier epoch are orphans, which GC finds by their names.
     unlink = unlink_uploads([each.row for each in lost.values() if each.epoch == ways.head.epoch])
     for segment in used & partition.uploaded.keys():
         partition.uploaded[segment] = replace(partition.uploaded[segment], is_tried=True)
