@@ -1,8 +1,12 @@
-"""What was appended and not yet acknowledged by the bucket, so that the same command given again appends nothing twice.
+"""Marks of appends that the bucket has not acknowledged: a repeated command appends nothing twice.
 
-One file of a directory, replaced whole. A mark is put there once the records are durable on the disk, and taken away
-once the bucket holds them: a process that ends in between leaves the mark, and whoever comes with the same input goes
-on waiting. One that ends before it, with the records appended, leaves none; then they are as any append that was cut.
+One file per directory, replaced whole. The steps of an append:
+
+| step | a crash after it leaves |
+|---|---|
+| 1. the records are durable on the disk | no mark: an interrupted append like any other |
+| 2. the mark is written | the mark: the same input given again waits for the bucket only |
+| 3. the bucket holds the records and the mark is removed | nothing |
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ from local.names import TopicPartition
 from local.storage import Storage, replace_file
 
 FILE = "append-remote.json"
-MARKS_MAX = 100  # older ones go: of inputs that nobody came with again
+MARKS_MAX = 100  # older marks are removed: their inputs were never repeated
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one partition was given: records at offsets in ``[base_offset, next_offset)``."""
+    """The share of one partition: records at offsets in ``[base_offset, next_offset)``."""
 
     topic: str
     partition: int
@@ -39,27 +43,30 @@ class _File(msgspec.Struct, frozen=True):
     marks: dict[str, list[Share]]
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _FILE = msgspec.json.Decoder(_File)
 
 
 def input_key(facts: Mapping[str, object]) -> str:
-    """The same for the same input: `facts` say which file in which state goes where, and how it is read."""
+    """A key of one input; `facts` are its file, the file's state, its target and how it is read."""
     return blake2b(repr(sorted(facts.items())).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 class AppendMarks:
-    """The marks in the file at `path`; for one process at a time, which the directory's lock sees to."""
+    """The marks in the file at `path`. The directory's lock ensures that one process uses it."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
 
     def find(self, key: str) -> list[Share] | None:
-        """What of that input waits for the bucket; None when nothing does. Raises InvalidRequest for a damaged file."""
+        """The shares of that input that wait for the bucket; None if none do.
+
+        Raises InvalidRequest for a damaged file.
+        """
         return self._read().get(key)
 
     def note(self, key: str, shares: list[Share]) -> None:
-        """Durable on return."""
+        """Add a mark; durable on return."""
         marks = {**self._read(), key: shares}
         self._write(dict(list(marks.items())[-MARKS_MAX:]))
 

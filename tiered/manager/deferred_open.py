@@ -1,7 +1,7 @@
-"""Logs that could not be opened because the disk had no room to recover them: opened as soon as it has.
+"""Open logs later that could not be recovered at the start because the disk was full.
 
-A start on a full disk (a process was killed there, whoever restarts it did so at once) leaves each such log aside, as
-it does a damaged one. But nothing is wrong with it, and nobody has to mend it: before each round it is tried once more.
+A start on a full disk, for example right after a process was killed there, leaves each such log closed, like a damaged
+one. But the log is sound and needs no repair: it is tried again before each maintenance run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class LateOpening:
-    """The part of a manager that opens what its start had to leave aside. One thread at a time."""
+    """The part of a manager that opens logs left closed at the start. One thread at a time."""
 
     _opener: Opener
     _registry: TopicRegistry
@@ -35,7 +35,7 @@ class LateOpening:
         raise NotImplementedError
 
     def _open_late(self, now_ms: int) -> None:
-        """Try again what waits for room; what is in the way now is noted. Whoever owns partitions takes them up."""
+        """Retry the logs that wait for room, and note the new errors. Acquiring the partitions comes later."""
         if not any(_waits(each) for each in list(self._unopened.values())):
             return
         with self._topics_lock:

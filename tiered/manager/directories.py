@@ -1,4 +1,4 @@
-"""The part of a manager that tells of what it stands on: its log directories, its cache."""
+"""The part of a manager that reports on its log directories and its cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OverDirectories:
 
     _directory: LogDirectories
     _opener: Opener
-    _own_rounds: Rounds | None  # None: opened to look, which needs none of what they import
+    _own_rounds: Rounds | None  # None: a read-only open, which does not import their modules
 
     @property
     def _rounds(self) -> Rounds:
@@ -32,30 +32,33 @@ class OverDirectories:
         return self._own_rounds
 
     def offline_directories(self) -> Mapping[str, LogError]:
-        """The log directories that cannot be used until the next start, and why; the others go on."""
+        """The log directories that are offline until the next start, and why. The others stay in use."""
         return self._directory.offline
 
     def directory_facts(self) -> Sequence[LogDirFacts]:
-        """Room and partitions of each log directory at this moment, in the order of configuration."""
+        """Free room and partitions of each log directory, in the order of configuration."""
         return self._directory.facts()
 
     def first_directory(self) -> tuple[Storage, str]:
-        """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
+        """The first online log directory and its storage, for files that a node has once."""
         return self._directory.first_online()
 
     def directory_places(self) -> Sequence[tuple[Storage, str]]:
-        """Every log directory with how to reach it; one that is offline refuses."""
+        """Every log directory with its storage; the storage of an offline one refuses every call."""
         return self._directory.places()
 
     def drop_early(self, plan: Plan) -> Mapping[TopicPartition, Applied]:
-        """Do a plan's local drops (`tiered.service.disk_pressure`), and nothing else of it, without waiting for a copy
-        that is under way. A partition that somebody is changing on the disk is left out; errors are in `problems`."""
+        """Apply only a plan's local drops, without waiting for a running copy.
+
+        For `tiered.service.disk_pressure`.
+        A partition that another thread changes on the disk is left out; errors are in `problems`.
+        """
         return self._rounds.drop_early(plan)
 
     def partitions_in(self, root: str) -> frozenset[TopicPartition]:
-        """What lies in one of them."""
+        """The partitions in one log directory."""
         return frozenset(self._directory.partitions_of(root))
 
     def fetch_cache(self) -> ChunkCache:
-        """What was fetched from the store and is kept in memory."""
+        """The memory cache of fetched bytes."""
         return self._opener.cache

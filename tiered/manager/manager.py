@@ -1,18 +1,23 @@
 """The log manager: every topic of one directory, both tiers, one process.
 
-It holds things together and decides nothing: `policies` decide on snapshots, `tiered.maintenance.apply` does what they
-say, and only the caller knows the time (`tick(now_ms)`). Partitions do not depend on each other: an error of one (its
-store out of reach, its bytes damaged, another writer) is kept in `problems` and the others go on, at open as later. A
-damaged or contested partition raises its error to whoever reads or writes it; what concerns the whole directory or the
-whole bucket (the lock, the checkpoints, no such bucket, no access) is raised by whatever meets it.
+It composes components and decides nothing: `policies` decide on snapshots, `tiered.maintenance.apply` carries out, and
+only the caller knows the time (`tick(now_ms)`). Partitions are independent. An error of one (its store unavailable, its
+bytes damaged, another writer) is recorded in `problems`, and the others continue, at open and later. A damaged or
+contested partition raises its error to its readers and writers. An error of the whole directory or bucket (the lock,
+the checkpoints, no such bucket, no access) is raised by the method that meets it.
 
-Threads: every method may be called from any thread. Topics are created and altered one at a time, rounds (`tick`,
-`apply`) run one at a time, and both beside each other; appends, reads, `snapshots` and `plan` wait for neither. A
-`progress` callable must not create or alter topics. `close` and `abandon` come last, with nothing else under way.
-Somewhat longer than its neighbours: it is the one public face, and most of it is docstrings of that face.
+Threads:
+
+- Every method may be called from any thread.
+- Topics are created and altered one at a time. Maintenance (`tick`, `apply`) runs one at a time. Both run in parallel.
+- Appends, reads, `snapshots` and `plan` wait for neither.
+- A `progress` callable must not create or alter topics.
+- `close` and `abandon` come last, with no other call running.
+
+This module is longer than others: it is the one public class, and most of it is that class's docstrings.
 
 A manager opened with ``read_only=True`` takes no lock, writes nothing anywhere and sees the directory and the bucket as
-they were when it was opened; it may run beside a writing one.
+of its open. It may run in parallel to a writing manager.
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools have
+DRAIN_S = 10.0  # for running tasks when a manager closes, as in Kafka's pools
 
 
 class LogManager(
@@ -85,7 +90,10 @@ class LogManager(
     Foreseeable,
     LateOpening,
 ):
-    """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
+    """A manager of all topics of one directory. Open it with `LogManager.open`. Thread safe.
+
+    A context manager that closes cleanly.
+    """
 
     def __init__(
         self,
@@ -99,7 +107,7 @@ class LogManager(
         may_be_refused: bool = False,
     ) -> None:
         self.config = config
-        # Replaced whole on every change, so whoever goes through it sees one moment.
+        # Replaced whole on every change, so an iteration sees one state.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
@@ -112,8 +120,9 @@ class LogManager(
         self._partitioner = Partitioner()
         self._deletion = TopicDeletion(self._registry, directory, store, self._opener)
         self.cleaning = Cleaning(CleanerSettings.of(config))
-        # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
-        # holding the second or a partition's own lock, and nobody waits for the store while holding the first one.
+        # `_topics_lock` guards the topics and their partitions; the lock of `_own_rounds` lets a single maintenance
+        # run. A thread that holds the second one, or a partition's own lock, never takes `_topics_lock`. No thread
+        # waits for the store under `_topics_lock`.
         self._topics_lock = threading.RLock()
         self._own_rounds = None if directory.read_only else self._new_rounds()
         self._problems_lock = threading.Lock()
@@ -132,15 +141,18 @@ class LogManager(
         takes_over: bool = False,
         may_be_refused: bool = False,
     ) -> LogManager:
-        """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
+        """Open every topic of the directory, recover damaged logs, and acquire its partitions in the bucket.
 
-        `store` overrides the one that the configuration names; it is closed with the manager. Raises Conflict when
-        another manager has the directory open, and, unless it is `read_only`, AccessDenied and NotFound when the bucket
-        is not ours or not there. What is wrong with partitions is in `problems` then. `progress` hears of the loading.
+        | parameter | meaning |
+        |---|---|
+        | `store` | overrides the configured store; it is closed with the manager |
+        | `progress` | gets the progress of the loading |
+        | `known` | pass the same object to repeated read-only opens: only newer manifests are fetched |
+        | `takes_over` | an operator asked to take fenced partitions over (docs/explanation/diverged-logs.md) |
+        | `may_be_refused` | a bucket that refuses as a whole is a problem of each partition; the disk stays in use |
 
-        Pass the same `known` to repeated read-only opens: then only newer manifests are fetched. `takes_over`: a person
-        asked for the writer role of partitions that another writer fenced (docs/explanation/diverged-logs.md). With
-        `may_be_refused` a bucket that refuses as a whole is a problem of each partition: the disk serves on.
+        Raises Conflict if another manager has the directory open. Unless `read_only`, raises AccessDenied and NotFound
+        if the bucket as a whole refuses access or does not exist. Errors of partitions are in `problems`.
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
@@ -166,13 +178,13 @@ class LogManager(
         return self._registry.all()
 
     def topic(self, name: str) -> Topic:
-        """Raises NotFound, naming the topics there are."""
+        """The topic. Raises NotFound, naming the topics that exist."""
         return self._registry.get(name)
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
-        """Change a topic's own settings (an empty value takes one back); effective at once.
+        """Change a topic's own settings (an empty value removes one); effective at once.
 
-        Raises InvalidRequest, and Unavailable for a topic that is to be tiered while the bucket is out of reach.
+        Raises InvalidRequest, and Unavailable for a topic that becomes tiered while the bucket is unavailable.
         """
         self._check_writable()
         altered, is_new = self._opener.altered(self._registry.get(name), properties)
@@ -184,14 +196,14 @@ class LogManager(
             held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
             for each in held:
                 self._opener.apply_settings(each, altered)
-                self._forget(each.name)  # what kept a round from its plan says nothing of the next one's
+                self._forget(each.name)  # problems of the old settings do not apply to the next plan
         new = [each for each in held if self._directory.is_online(each.name) and not each.is_owned]
-        failures = self._take_up(new, now_ms)  # of those that are ours the next round tells the bucket
+        failures = self._take_up(new, now_ms)  # the next maintenance commits the settings of owned partitions
         raise_first(failures if is_new else [])
         return altered
 
     def delete_topic(self, name: str, *, now_ms: int) -> None:
-        """Gone for everybody on return; files and objects follow (`tiered.topics.topic_deletion`).
+        """Delete a topic: invisible on return; files and objects follow (`tiered.topics.topic_deletion`).
 
         Raises NotFound, and Diverged for a log with records that only this disk holds: they stay, and so does the topic
         in the bucket.
@@ -203,7 +215,7 @@ class LogManager(
             for each in gone.partitions():
                 self._unopened.pop(each, None)
                 self._forget(each)
-        self._deletion.step(now_ms)  # where the bucket can be reached its grace time counts from now
+        self._deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -216,19 +228,20 @@ class LogManager(
         now_ms: int,
         durability: Durability = Durability.MEMORY,
     ) -> dict[TopicPartition, AppendResult]:
-        """Append records, to one partition or split by key as Kafka does; the offsets given, by partition.
+        """Append records, to one partition or split by key as Kafka does; returns the offsets by partition.
 
-        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Raises Fenced or
-        Conflict for a partition that another writer has taken over: what came now would contradict that one's records.
-        Raises Unavailable for an empty log whose end only the bucket knows, while that is out of reach. Wrong records
-        are refused before any is appended; when the disk fails half way, the error's facts say what was appended.
+        Each partition's share is acknowledged on its own; there is no atomicity over partitions.
+
+        Raises Fenced or Conflict for a partition that another writer took over: new records would contradict its
+        records. Raises Unavailable for an empty log whose end only the unavailable bucket knows. Invalid records are
+        refused before any is appended. If the disk fails half way, the facts of the error name the appended shares.
         """
         self._check_writable()
         chosen: Mapping[TopicPartition, Sequence[Record]]
         chosen = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
         encoded: dict[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]] = {}
         for name, share in chosen.items():
-            # Everything that can be refused is refused before anything is appended.
+            # Every check that can refuse comes before the first append.
             held = self._partition(name)
             held.check_appendable()
             encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
@@ -245,11 +258,11 @@ class LogManager(
         now_ms: int,
         durability: Durability = Durability.MEMORY,
     ) -> dict[TopicPartition, AppendResult]:
-        """Append records that are columns already: an Arrow table or record batch, or `Columns` read from a log.
+        """Append records in columns: an Arrow table or record batch, or `Columns` read from a log.
 
-        An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp
-        (an Arrow timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Goes
-        where `append` would send the same records. Raises as `append`, and InvalidRequest for other columns.
+        An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp (an Arrow
+        timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Partitions are
+        chosen as in `append`. Raises as `append`, and InvalidRequest for other columns.
         """
         from local.records.record_columns import record_columns
 
@@ -267,27 +280,30 @@ class LogManager(
         return append_shares(encoded, now_ms, durability)
 
     def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
-        """Where records would go by their keys, as Kafka's default partitioner has it; nothing is appended."""
+        """The split of records by key, as Kafka's default partitioner does it; nothing is appended."""
         shares = self._partitioner.split(records, self._registry.get(topic).partition_count)
         return {TopicPartition(topic, number): share for number, share in sorted(shares.items())}
 
     def flush(self) -> None:
-        """Everything appended so far is on the disk when this returns. Raises the first error, after trying all."""
+        """Flush all logs: every record appended so far is durable on return.
+
+        Raises the first error, after trying all.
+        """
         found = flush_all([held.log for held in list(self._partitions.values())])
         raise_first([error for error in found if error is not None])
 
     def roll(self, topic: str, *, now_ms: int) -> int:
-        """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
+        """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""
         self._check_writable()
         return sum(self._partition(p).log.roll(now_ms=now_ms) for p in self._registry.get(topic).partitions())
 
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, now_ms: int
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Records below each offset (-1: all there are) are gone for readers; their files go with the next rounds.
+        """Delete the records below each offset (-1: all): readers lose them at once, files follow later.
 
-        Raises, before anything is deleted, OffsetOutOfRange above a log's end, InvalidRequest for a topic that only
-        compacts, and what keeps us from writing to a partition. See `tiered.maintenance.delete_records` for order and
+        Raises, before any deletion, OffsetOutOfRange above a log's end, InvalidRequest for a topic that only compacts,
+        and an error if this manager may not write to a partition. `tiered.maintenance.delete_records` has order and
         crashes.
         """
         from tiered.maintenance.delete_records import delete_records
@@ -297,7 +313,7 @@ class LogManager(
         return delete_records(held, self._directory.of, now_ms=now_ms, rounds=self._rounds.lock)
 
     def plan_deletion(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, DeletedRecords]:
-        """What `delete_records` would do, which it refuses alike; changes nothing."""
+        """The result that `delete_records` would have, with the same refusals; changes nothing."""
         from tiered.maintenance.delete_records import plan_deletion
 
         return {name: plan_deletion(self._partition(name), offset) for name, offset in offsets.items()}
@@ -308,7 +324,7 @@ class LogManager(
         *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, FoundOffset | None]:
-        """What each spec (a name, or a timestamp in ms) means over both tiers; None when there is no such offset.
+        """The offset of each spec (a name, or a timestamp in ms) over both tiers; None if there is none.
 
         `tiered.read.offset_listing` has the names. Raises as reading a partition does.
         """
@@ -320,13 +336,13 @@ class LogManager(
     def move(
         self, partition: TopicPartition, directory: str, *, now_ms: int, progress: Progress = lambda done, all_: None
     ) -> None:
-        """Move a partition to another log directory while it is written to and read; rounds wait.
+        """Move a partition to another log directory during writes and reads; maintenance waits.
 
-        Its old files go ``file.delete.delay.ms`` later. Raises InvalidRequest, NotFound, and DiskFailed (no room, a
-        disk that fails): then it is where it was, or the next start finishes the move.
+        Its old files are deleted ``file.delete.delay.ms`` later. Raises InvalidRequest, NotFound, and DiskFailed (no
+        room, a failing disk): then it is in its old place, or the next start finishes the move.
         """
         self._check_writable()
-        # A pass over this log is called off first: the round that it is part of is waited for next.
+        # A pass over this log is cancelled first, because the maintenance run around it is waited for next.
         with self._partition(partition).log.cleaning.paused(), self._rounds.lock:
             held = self._partition(partition)
             with held.lock:
@@ -341,11 +357,14 @@ class LogManager(
     # -- background work -----------------------------------------------------------------------------------------
 
     def partition(self, name: TopicPartition) -> Partition:
-        """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""
+        """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
         return self._partition(name)
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
-        """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
+        """The decisions of the policies now.
+
+        Changes nothing; skips tiered partitions without a known manifest.
+        """
         from policies.plan import plan as plan_snapshots
 
         known = [held for held in self._held(topics) if held.agreed_head() is not None or not held.is_tiered]
@@ -358,39 +377,39 @@ class LogManager(
         progress: ApplyProgress = lambda partition, decision: None,
         should_stop: ShouldStop = lambda: False,
     ) -> dict[TopicPartition, Applied]:
-        """Do what a plan says. A partition's error ends its part of the plan and is kept in `problems`.
+        """Apply a plan. A partition's error ends its part of the plan and is recorded in `problems`.
 
-        `should_stop` is asked before each decision and during a cleaning; any prefix of a plan is safe. Once the store
-        did not answer for one partition, the other tiered ones are left for the next round: each would wait for it as
-        long. With several cleaner threads both callables are called from all of them.
+        `should_stop` is called before each decision and during a cleaning; any prefix of a plan is safe. After the
+        store did not answer for one partition, the other tiered ones are left for the next maintenance: each would wait
+        as long. With several cleaner threads, both callables are called from all of them.
         """
         self._check_writable()
         return self._rounds.apply(plan, progress=progress, should_stop=should_stop)
 
     def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False, waits: bool = True) -> bool:
-        """One round of background work: flush and forget what is due, plan, apply, checkpoint. True when more waits.
+        """One maintenance run: flush and forget due work, plan, apply, checkpoint. True if more is due.
 
-        Raises only what concerns the whole directory; a partition's trouble is in `problems`. What concerns the disk
-        alone comes first. One that `waits` has done it all when it returns, in order, by the caller's thread; another
-        leaves what waits for the store to threads that go on beside the caller (`tiered.maintenance.maintenance`).
+        Raises only errors of the whole directory; a partition's error is in `problems`. Disk work comes first. With
+        `waits` all work is done on return, in order, by the caller's thread. Without it, threads do the store requests
+        in parallel to the caller (`tiered.maintenance.maintenance`).
         """
         self._check_writable()
         self._open_late(now_ms)
         return self._rounds.round(now_ms, should_stop=should_stop, waits=waits)
 
     def wait_for_tasks(self, timeout_s: float | None = None) -> bool:
-        """Until no thread is at work for rounds that did not wait; False when the time is over before."""
+        """Wait until no task of non-waiting maintenance is running; False if the timeout ends first."""
         return self._own_rounds is None or self._own_rounds.tasks.wait_idle(timeout_s)
 
     def task_loads(self) -> dict[str, Load]:
-        """How busy the threads are that wait for the store, by kind; nothing for a manager that only looks."""
+        """The load of the task pools, by kind; empty for a read-only open."""
         return self._own_rounds.tasks.loads if self._own_rounds is not None else {}
 
     def close(self, *, drain_s: float = DRAIN_S) -> None:
-        """Seal and checkpoint the logs, mark the directory clean, let go of the store.
+        """Close and checkpoint the logs, mark the directory clean, close the store.
 
-        Uploads under way have `drain_s` to end and be committed; what is cut then is an orphan. A partition that could
-        not be opened was not recovered either, so its directory is not marked clean then.
+        Running uploads have `drain_s` to end and be committed; a cut upload is an orphan. A partition that could not be
+        opened was not recovered either, so its directory is not marked clean.
         """
         try:
             tasks = self._own_rounds.tasks if self._own_rounds is not None else None
@@ -405,11 +424,11 @@ class LogManager(
 
     @property
     def refused_checkpoints(self) -> DiskFailed | None:
-        """Why the checkpoints of a directory wait for room; None while none do."""
+        """Why the checkpoints of a directory wait for room; None if none do."""
         return self._own_rounds.refused if self._own_rounds is not None else None
 
     def abandon(self) -> None:
-        """Let go of everything without writing, as after a crash."""
+        """Release everything without writing, as after a crash."""
         if self._own_rounds is not None:
             self._own_rounds.tasks.stop(0.0)
         self._opener.close()
@@ -419,7 +438,7 @@ class LogManager(
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        is_cut = kind is not None and not issubclass(kind, Exception)  # told a second time to end
+        is_cut = kind is not None and not issubclass(kind, Exception)  # interrupted a second time
         self.close(drain_s=0.0 if is_cut else DRAIN_S)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -445,7 +464,7 @@ class LogManager(
         return Rounds(hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan)
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:
-        """Every log, then their heads side by side (they wait for the net)."""
+        """Open every log, then load their manifests in parallel (they wait for the network)."""
         self._directory.on_offline = self._lose
         if not self._directory.read_only:
             self._registry.heal()
@@ -462,7 +481,7 @@ class LogManager(
                 self._leave_unopened([name], error)
                 continue
             if root is None:
-                # Where it is put depends on where the one before it went, so these come one after the other.
+                # Each placement depends on the one before, so these are opened one after the other.
                 homeless.append(name)
             else:
                 jobs.setdefault(root, []).append(name)
@@ -470,7 +489,7 @@ class LogManager(
         def open_log(name: TopicPartition) -> Partition:
             return self._opener.open_log(name, topics[name.topic], now_ms)
 
-        # Who looks recovers nothing: a short read here and there, and threads take the interpreter from each other.
+        # A read-only open recovers nothing: short reads only, and threads would contend for the interpreter.
         threads = 1 if self._directory.read_only else self.config.recovery_threads_per_dir
         loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
         held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
@@ -482,7 +501,7 @@ class LogManager(
             self._take_up(list(of_topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
-        """The topic, written down as tiered if it is from now on; None for one whose settings are wrong."""
+        """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
         try:
             begins = not self._directory.read_only and self._opener.begins_tiering(topic)
         except InvalidRequest as error:
@@ -491,7 +510,7 @@ class LogManager(
         return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
 
     def _keep(self, loaded: Loaded) -> list[Partition]:
-        """Those that could be opened; the others are noted."""
+        """The logs that could be opened; errors of the others are noted."""
         held = []
         for name, found in loaded.items():
             if isinstance(found, LogError):
@@ -502,7 +521,7 @@ class LogManager(
         return held
 
     def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
-        """Own the tiered ones that are not ours yet, and tell of altered ones; what is in the way is noted and told."""
+        """Acquire tiered partitions not yet owned, commit altered settings; notes and returns the errors."""
         waiting = [each for each in held if self._opener.is_waiting(each)]
         take_up = partial(self._opener.take_up, now_ms=now_ms)
         is_look, url = self._directory.read_only, self._store.url if self._store is not None else ""
@@ -515,7 +534,7 @@ class LogManager(
         return [error for error in found if error is not None]
 
     def own_again(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-        """Ask the store once more for the writer role of partitions without it. Raises what keeps the first from it."""
+        """Retry the acquisition of partitions without the writer role. Raises the first error."""
         raise_first(self._take_up([self._partition(name) for name in names], now_ms))
 
     def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
@@ -524,7 +543,7 @@ class LogManager(
             self._note(name, error)
 
     def _partition(self, name: TopicPartition) -> Partition:
-        """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""
+        """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
         self._directory.check_online(name)
         held = self._partitions.get(name)
         if held is None:
@@ -535,12 +554,12 @@ class LogManager(
         return held
 
     def _lose(self, root: str, error: LogError) -> None:
-        """A log directory went offline. Called from wherever its disk failed, so this only takes notes."""
+        """Note that a log directory went offline. Called at any failure of its disk, so it only takes notes."""
         for name in [name for name in self._directory.partitions_of(root) if name in self._partitions]:
             self._note(name, offline(root, error, partition=name))
 
     def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
-        """Of this disk alone, also where the tiers do not agree: for the records that only this disk holds."""
+        """A reader of this disk alone, even if the tiers diverged: for records that only this disk holds."""
         from tiered.read.reader import TieredReader
 
         def source(name: TopicPartition) -> PartitionSource:
@@ -560,7 +579,7 @@ class LogManager(
                 return  # its topic was deleted
             known, others = self.problems.get(name), self.problems
             self.problems = {**others, name: forget_locals(error)}
-            if not is_alike(known, error):  # facts change every round
+            if not is_alike(known, error):  # facts change every time
                 # One line for one cause, however many partitions have it (`tiered.service.problem_watch` counts them).
                 level = logging.DEBUG if any(is_alike(each, error) for each in others.values()) else logging.ERROR
                 _log.log(level, "partition in trouble: partition=%s error=%s", name, error)

@@ -1,7 +1,7 @@
-"""Settings of topics taken anew from a configuration while a manager is at work.
+"""Apply topic settings of a changed configuration to a running manager.
 
-What every topic may have holds at once, as after `alter_topic`; of what concerns the manager (directories, the store,
-threads, caches) nothing changes before the next start, and the names of what would are told; but for AT_ONCE.
+Settings of topics take effect at once, as after `alter_topic`. Settings of the manager (directories, the store,
+threads, caches) change at the next start, except AT_ONCE; the result names them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from tiered.partition.partition_opening import Opener
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = frozenset({RELIEF_FREE_MIN})  # of the manager, and read anew each round
+AT_ONCE = frozenset({RELIEF_FREE_MIN})  # settings of the manager that are read for each maintenance run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """`topics` whose settings are others now; `failed` those that could not be taken up, and why; `at_restart` what
-    differs and holds only after the next start."""
+    """`topics` have changed settings; `failed` are topics that could not take them, and why.
+
+    `at_restart` names changed settings that take effect at the next start.
+    """
 
     topics: tuple[str, ...] = ()
     failed: Mapping[str, str]
@@ -45,8 +47,10 @@ class Reloadable:
         raise NotImplementedError
 
     def reload(self, config: Config, *, now_ms: int) -> Reloaded:
-        """See the module text. Raises InvalidRequest, and nothing has changed, for settings that some topic's own
-        contradict."""
+        """Apply a configuration; see the module text.
+
+        Raises InvalidRequest, with nothing changed, for settings that contradict some topic's own.
+        """
         failed: dict[str, str] = {}
         with self._topics_lock:
             before = self.config
@@ -54,7 +58,7 @@ class Reloadable:
             changed = [each for each in topics if _values(before, each) != _values(config, each)]
             self._opener.reconfigure(config, topics)
             self.config = config
-        for topic in changed:  # those whose tier begins wait for the store, so nobody waits for them
+        for topic in changed:  # outside the lock: topics that become tiered wait for the store
             try:
                 self.alter_topic(topic.name, {}, now_ms=now_ms)
             except LogError as error:

@@ -1,11 +1,18 @@
-"""Appends that are acknowledged by the bucket: wait until a committed head holds every record.
+"""Appends acknowledged by the bucket: wait until a committed manifest holds every record.
 
-What was appended is rolled, copied and committed now, whatever `segment.ms` and the copy lag say, and everything before
-it goes up first, for the bucket has no holes. So each call costs a segment for every partition that it appended to.
+The records are rolled, copied and committed at once, regardless of `segment.ms` and the copy lag. All earlier records
+are copied first, because the bucket has no holes. So each call costs a segment for every partition of the append.
 
-Order of effects: records in the log → durable on the disk → the active segment sealed → uploaded → **the head is
-committed** (only now acknowledged). A crash or an error before that leaves them in the log; the next round of any
-manager, or waiting again, takes them up. Uploads that failed are objects that no head names: nothing is there twice.
+Order of effects:
+
+1. The records are in the log.
+2. They are durable on the disk.
+3. The active segment is closed.
+4. It is uploaded.
+5. **The manifest is committed** (only now acknowledged).
+
+A crash or an error before step 5 leaves the records in the log. The next maintenance of any manager, or another wait,
+copies them. Failed uploads are objects that no manifest names, so no record is there twice.
 """
 
 from __future__ import annotations
@@ -24,24 +31,27 @@ from policies.tiering import copies_at_once, copy_deferrals_at_once
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
 
-PAUSE_S = 1.0  # between two tries, each of which has its own waits within
+PAUSE_S = 1.0  # between two attempts, each of which has its own waits
 TIMEOUT_MS = 5 * 60_000
 _ATTEMPT = "acknowledging by the bucket"
 
-Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # for what, and what went wrong with the last try
+Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # open partitions, error of the last attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAcks:
-    """`held_upto` by partition: every record below is in the bucket. `tries` is 1 where nothing went wrong."""
+    """`held_upto` by partition: every record below is in the bucket. `tries` is 1 without an error."""
 
     held_upto: Mapping[TopicPartition, int]
     tries: int
 
 
 def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-    """Asked before anything is appended. Raises InvalidRequest where no append can be acknowledged by the bucket (the
-    topic is not tiered, compacted, its copying off or paused), and what keeps us from the bucket now."""
+    """Check before any append.
+
+    Raises the store's errors, and InvalidRequest if acknowledgement is impossible.
+    It is impossible if the topic is not tiered, is compacted, or its copying is disabled or paused.
+    """
     wanted = set(names)
     for snapshot in _look(manager, sorted(wanted), now_ms):
         facts = {"topic": snapshot.partition.topic}
@@ -69,11 +79,11 @@ def wait_for_bucket(
     should_stop: Callable[[], bool] = lambda: False,
     waiting: Waiting = lambda names, error: None,
 ) -> RemoteAcks | None:
-    """Until the bucket holds every record below each of `ends`; None when told to stop before. `clock` gives ms.
+    """Wait until the bucket holds every record below each of `ends`; None at `should_stop`.
 
-    Raises Unavailable when it did not answer within `timeout_ms` (a call under way ends first, see
-    `remote.store.middleware.retrying_store`), or an open transaction keeps records from it; and what a partition's own
-    trouble is.
+    `clock` gives ms.
+    Raises Unavailable if the bucket did not answer within `timeout_ms` (a running call ends first, see
+    `remote.store.middleware.retrying_store`), or an open transaction blocks the copy. Raises a partition's own problem.
     """
     begun_ms, tries = clock(), 0
     while not should_stop():
@@ -87,7 +97,7 @@ def wait_for_bucket(
         if not isinstance(trouble, Unavailable):
             raise trouble
         waited_ms = clock() - begun_ms
-        if not 0 <= waited_ms < timeout_ms:  # a clock that was set back ends it, too
+        if not 0 <= waited_ms < timeout_ms:  # a clock that was set back ends it too
             raise _over(trouble, left, waited_ms)
         waiting(left, trouble)
         pause(PAUSE_S)
@@ -95,11 +105,13 @@ def wait_for_bucket(
 
 
 def held_upto(manager: LogManager, name: TopicPartition) -> int:
-    """One past the last offset of which the newest head seen holds the record, or has let it go. Raises Fenced where
-    that head is another writer's: it has other records at these offsets."""
+    """One past the last offset in the newest manifest seen; expired records count as held.
+
+    Raises Fenced if that manifest is another writer's: it has other records at these offsets.
+    """
     held = manager.partition(name)
     head = held.head()
-    held.check_not_fenced()  # after the look, for somebody else may meet that head first
+    held.check_not_fenced()  # after the read: another thread may see that manifest first
     return head.next_offset if head is not None else 0
 
 
@@ -110,7 +122,7 @@ def _try(
     now_ms: int,
     should_stop: Callable[[], bool],
 ) -> LogError | None:
-    """One try for all of them; what stands in the way of the first that did not get there, None without trouble."""
+    """One attempt for all; the first error that blocks an unfinished partition, None without one."""
     for each in _look(manager, left, now_ms):
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partition(each.partition).log.roll(now_ms=now_ms)
