@@ -64,8 +64,7 @@ def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: 
     """Append the marker that ends this producer's open transaction, durable on return.
 
     Returns the transaction as it was before. Raises NotFound if the producer has none open or it ended concurrently;
-    the
-    error names the producers that have one. Raises the errors of `Partition.check_appendable`.
+    the error names the producers that have one. Raises the errors of `Partition.check_appendable`.
     """
     held.check_appendable()
     found = find_open(held, producer_id)

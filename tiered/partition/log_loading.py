@@ -1,9 +1,8 @@
 """Load every log at the start: directories in parallel, several threads each, with progress.
 
 Recovery reads and checks a whole log. Disks do not wait for each other, and the compiled kernels release the
-interpreter
-lock while they check. So `num.recovery.threads.per.data.dir` threads help even on one disk.
-An error of one log is its entry in the result; the other logs are still loaded.
+interpreter lock while they check. So `num.recovery.threads.per.data.dir` threads help even on one disk. An error of one
+log is its entry in the result; the other logs are still loaded.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def load_logs(
     """Open all logs of `jobs` (by directory): each a partition or its error, in the order of `jobs`.
 
     `open_log` is called from many threads, `progress` from the calling thread. An exception other than LogError ends
-    the
-    call: jobs not yet started are cancelled, running jobs are waited for.
+    the call: jobs not yet started are cancelled, running jobs are waited for.
     """
     state = {
         root: LoadProgress(directory=root, done=0, total=len(names), recovered_segments=0)

@@ -153,8 +153,7 @@ class Partition:
         While true, no cleaning may rely on `head`:
 
         1. Segments on both sides of the true remote end could be merged into one that matches no segment entry. It
-           could never
-           be copied.
+           could never be copied.
         2. Tombstones could be removed before the records that they hide.
         """
         tried = self.forgot_tried or any(each.is_tried for each in list(self.uploaded.values()))
@@ -185,8 +184,7 @@ class Partition:
         """Raises Fenced if the newest manifest seen is another writer's; a reader may have seen it first.
 
         The entries and the log start of such a manifest say nothing about this disk. The caller holds `lock` and calls
-        this
-        before it deletes anything from the disk.
+        this before it deletes anything from the disk.
         """
         if self.metadata is not None:
             self.metadata.check_not_fenced()
@@ -202,8 +200,7 @@ class Partition:
         """The source of a reader. Raises `stopped` if the tiers never agreed: it would mix two histories.
 
         In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
-        is empty,
-        restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
+        is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
         """
         if self.stopped is not None and not self.has_agreed:
             raise self.stopped
@@ -232,8 +229,7 @@ class Partition:
         - The log ends below the manifest with which it has not been reconciled.
 
         A log with records knows its end, and its last records carry its own leader epoch. Records of an empty log would
-        get an
-        epoch that records of another machine may have too. The two histories could then not be distinguished.
+        get an epoch that records of another machine may have too. The two histories could then not be distinguished.
         """
         if self.stopped is not None:
             raise self.stopped
@@ -272,10 +268,8 @@ class Partition:
         to it.
 
         With `for_figures` (`tiered.partition.partition_status`) nothing is read of the log: there is no largest
-        timestamp, and
-        the stable offset is the log start offset, above which nothing may be copied or cleaned. In a read-only open,
-        the real
-        stable offset would need a scan of the whole active segment.
+        timestamp, and the stable offset is the log start offset, above which nothing may be copied or cleaned. In a
+        read-only open, the real stable offset would need a scan of the whole active segment.
         """
         known = {} if known is None else known
         head = self.agreed_head()

@@ -1,8 +1,7 @@
 """Open the partitions of a registered topic: their settings, their logs, their place in the bucket.
 
 A partition is *tiered* when its topic is set so, or ever was. If the setting is false now, its records in the bucket
-are
-still read and expired, and it still has a writer. Only copying stops. Order of effects for one partition:
+are still read and expired, and it still has a writer. Only copying stops. Order of effects for one partition:
 
 1. The registry records `was_tiered`.
 2. The log is opened.
@@ -231,8 +230,7 @@ class Opener:
         """The partition with its recovered local log; creates the log in a directory if none has it.
 
         `is_new`: the topic was created just now, so no offline directory can hold it. Raises InvalidRequest if the
-        topic id on
-        the disk differs, and the errors of opening the log.
+        topic id on the disk differs, and the errors of opening the log.
         """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
@@ -264,8 +262,7 @@ class Opener:
         """Whether a tiered partition still has something to do in the bucket.
 
         True if this process is not its writer, a commit is in doubt, or the manifest lacks current settings of the
-        topic or
-        views kept on the disk.
+        topic or views kept on the disk.
         """
         head = held.head()
         if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
@@ -277,11 +274,9 @@ class Opener:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
         Returns the error that prevents it; None on success. Sets `stopped` for every error except an unavailable
-        bucket. Raises
-        AccessDenied and NotFound, which mean that the bucket as a whole refuses access or does not exist. A read-only
-        open does
-        not raise them. Waits for the store and for a task under `tier_lock` alone, so the topic may be deleted
-        concurrently.
+        bucket. Raises AccessDenied and NotFound, which mean that the bucket as a whole refuses access or does not
+        exist. A read-only open does not raise them. Waits for the store and for a task under `tier_lock` alone, so the
+        topic may be deleted concurrently.
         """
         with held.tier_lock:
             if held.is_owned:
@@ -416,8 +411,7 @@ class Opener:
         """Raises as `check_agreement` if a read-only open finds that the tiers do not agree.
 
         The disk was scanned first, and its writer may be at work. A refusal is therefore checked once more against
-        fresh state
-        of both tiers.
+        fresh state of both tiers.
         """
         assert held.metadata is not None, "the store was asked"
         try:

@@ -47,8 +47,7 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
 
     The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit its
     segments are marked as being copied, so no segment that the new manifest relies on is deleted from the disk. `where`
-    is
-    called under the lock, because the partition may move.
+    is called under the lock, because the partition may move.
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:
