@@ -1,5 +1,5 @@
 """Topics of a node: created, altered, deleted.
 
-`topic_creation` and `topic_deletion` act, `topic_dry_run` says what a change would do, `partitioner` chooses the
+`topic_creation` and `topic_deletion` act, `topic_dry_run` reports the effects of a change, `partitioner` chooses the
 partition of a record.
 """

@@ -1,13 +1,13 @@
-"""The effective configuration of a place, written so that another place or a Kafka cluster takes it.
+"""Export the effective configuration of a directory for another directory or a Kafka cluster.
 
-| form | what |
+| form | content |
 |---|---|
-| ``tiered.toml`` | the whole place; a new one with it has the same effective settings for every topic |
-| topic configs | what Kafka knows of each topic's settings, as ``kafka-configs.sh`` takes them or as JSON |
+| ``tiered.toml`` | the whole configuration; a new directory with it has the same effective settings for every topic |
+| topic configs | the settings of each topic that Kafka knows, as ``kafka-configs.sh`` takes them or as JSON |
 | ``.properties`` | the same of one topic, for ``--add-config-file``; or the defaults under a broker's names |
 
-Environment and command line are worked in, as they hold now. Kafka takes bare numbers, so durations are ms there and
-sizes bytes. Settings that only we have are left out of Kafka's forms, and named.
+Environment and command line are included as they hold now. Kafka takes bare numbers, so durations are ms there and
+sizes bytes. Settings that Kafka does not have are left out of its forms, and listed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, PROPERTIES, Kind, Source, parse
 from tiered.node.topic_registry import Topic
 
-# Kafka has it, but not as a setting of topics.
+# Kafka has it, but not as a topic setting.
 _NOT_OF_TOPICS = frozenset(("producer.id.expiration.ms",))
 _SAME_NAMES = ("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """`defaults` are for every topic, `globs` over them in order, `topics` over those. Text as `Config` takes it."""
+    """`defaults` are for every topic, `globs` over them in order, `topics` over both.
+
+    Text as `Config` takes it.
+    """
 
     defaults: Mapping[str, str]
     globs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -40,21 +43,21 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfigs:
-    """What Kafka takes, by topic; `left_out` are settings, not as built in, that it does not know."""
+    """Settings for Kafka, by topic; `left_out` names non-default settings that Kafka does not know."""
 
     topics: Mapping[str, Mapping[str, str]]
     left_out: tuple[str, ...] = ()
 
 
 def export_config(config: Config, topics: Sequence[Topic], *, everything: bool = False) -> Exported:
-    """What holds now, without what is built in; `everything`: with it, in the defaults."""
+    """The effective settings without built-in values; with `everything`, `defaults` includes them."""
     above = {*config.environment, *config.overrides}
     effective = config.topic_properties("")
     defaults = {name: text for name, text in effective.items() if everything or not _is_default(name, text)}
     globs = {
         glob: {name: text for name, text in settings.items() if name not in above}
         for glob, settings in config.topics.items()
-        if glob not in {topic.name for topic in topics}  # its settings come with the topic's own
+        if glob not in {topic.name for topic in topics}  # its settings are exported with the topic's own
     }
     bare = replace(config, defaults=defaults, topics=globs, environment={}, overrides={})
     own = {}
@@ -67,7 +70,7 @@ def export_config(config: Config, topics: Sequence[Topic], *, everything: bool =
 
 
 def as_toml(config: Config, exported: Exported) -> str:
-    """A ``tiered.toml``. Directories below the place are written relative to it, so that a copy has its own."""
+    """A ``tiered.toml``. Directories below its own are relative, so that a copy has its own."""
     root = os.path.dirname(os.path.abspath(config.path)) if config.path else os.getcwd()
     dirs = [_below(root, each) for each in config.data_dirs]
     lines = ["[local]", f"dir = {toml_text(dirs[0])}" if len(dirs) == 1 else f"dirs = {toml_text(dirs)}"]
@@ -86,7 +89,7 @@ def as_toml(config: Config, exported: Exported) -> str:
 
 
 def kafka_configs(config: Config, topics: Iterable[Topic], *, everything: bool = False) -> KafkaConfigs:
-    """The settings of each topic that Kafka knows as a topic's, in its spelling."""
+    """The settings of each topic that Kafka knows as topic settings, in Kafka's spelling."""
     found, left_out = {}, set()
     for topic in topics:
         effective = config.topic_properties(topic.name, topic.properties)
@@ -97,7 +100,7 @@ def kafka_configs(config: Config, topics: Iterable[Topic], *, everything: bool =
 
 
 def kafka_commands(configs: KafkaConfigs, bootstrap: str = "localhost:9092") -> list[str]:
-    """A ``kafka-configs.sh`` for each topic that has something to set."""
+    """One ``kafka-configs.sh`` command for each topic that has something to set."""
     return [
         shlex.join(
             [
@@ -151,8 +154,9 @@ def _below(root: str, path: str) -> str:
 
 
 def toml_text(value: object) -> str:
-    """A value as TOML: texts, switches, numbers, lists and tables of them. TOML's escapes are JSON's, except that it
-    knows no surrogate pairs. Raises InvalidRequest for null, which JSON has and TOML has not.
+    """A value as TOML: texts, switches, numbers, lists and tables of them.
+
+    TOML's escapes are JSON's, except that it has no surrogate pairs. Raises InvalidRequest for null, which TOML lacks.
     """
     match value:
         case Mapping():
@@ -160,7 +164,7 @@ def toml_text(value: object) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml_text, value))}]"
         case float():
-            return repr(value)  # inf and nan, too
+            return repr(value)  # inf and nan too
         case None:
             raise InvalidRequest("writing a configuration, toml has no null: leave it out")
         case _:

@@ -1,6 +1,7 @@
-"""What deleted topics still have in the bucket: all of it until the grace time is over, and it is paid for until then.
+"""Storage of deleted topics in the bucket, which is billed until the grace period is over.
 
-Their heads are read anew each time, by a LIST and a GET for each partition; without deleted topics nothing is sent.
+Each call reads their manifests again, with a LIST and a GET for each partition. Without deleted topics no request is
+sent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedPartition:
-    """One partition of a deleted topic: its newest head, None where there is none, or why it cannot be read."""
+    """One partition of a deleted topic: its newest manifest (None without one), or its read error."""
 
     name: TopicPartition
     head: Head | None = None
@@ -35,16 +36,16 @@ class DeletedPartition:
 
 
 class KnowsDeleted:
-    """The part of a manager that tells of its deleted topics."""
+    """The part of a manager that reports on its deleted topics."""
 
     _registry: TopicRegistry
 
     def deleted_topics(self) -> list[Topic]:
-        """Those that may have objects in the bucket still, in the order of their deletion; nobody is asked."""
+        """Deleted topics that may still have objects in the bucket, by deletion time; sends no request."""
         return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
 
     def deleted_partitions(self) -> list[DeletedPartition]:
-        """Those that may have objects in the bucket, in the order of their deletion; asks the store about each."""
+        """Their partitions, by deletion time; reads the manifest of each from the store."""
         store: ObjectStore | None = getattr(self, "_store", None)
         if store is None:
             return []
@@ -62,7 +63,7 @@ class KnowsDeleted:
 
 
 def lying_of_deleted(head: Head, prices: PriceTable) -> Lying:
-    """All but its heads and pages waits for its deletion, also what the head still has rows of."""
+    """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
     from policies.cost.storage_usage import Lying, lying_of
 
     found = lying_of(head, prices, head_bytes=size_of(head))

@@ -1,7 +1,8 @@
-"""Which partition a record goes to: Kafka's default, so a producer and `tiered` agree about every key.
+"""Choose the partition of a record with Kafka's default partitioner.
 
-murmur2 of the key, sign bit cleared, modulo the number of partitions. Records without a key stay together per call and
-move on by one partition a call. Source: kafka `Utils.murmur2`, `BuiltInPartitioner`.
+A producer and `tiered` choose the same partition for every key: murmur2 of the key, sign bit cleared, modulo the number
+of partitions. Records without a key share one partition per call, and the next call uses the next partition. Source:
+kafka `Utils.murmur2`, `BuiltInPartitioner`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Partitioner:
-    """Splits records over the partitions of topics; keeps the turn of keyless records."""
+    """Splits records over the partitions of topics; remembers the next partition of keyless records."""
 
     def __init__(self) -> None:
         self._turn = count()
 
     def split(self, records: Sequence[Record], partition_count: int) -> dict[int, list[Record]]:
-        """Records by partition number, their order kept within each."""
+        """Records by partition number, in their order within each."""
         if partition_count == 1:
             return {0: list(records)}
         keyless = next(self._turn) % partition_count
@@ -36,7 +37,7 @@ class Partitioner:
         return chosen
 
     def split_columns(self, chunks: Sequence[RecordColumns], partition_count: int) -> dict[int, list[RecordColumns]]:
-        """The same for columns: every record goes where `split` would send it."""
+        """As `split`, for columns: every record gets the same partition."""
         if partition_count == 1:
             return {0: list(chunks)}
         import numpy as np

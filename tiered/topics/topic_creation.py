@@ -1,18 +1,23 @@
-"""New topics: checked, written down, their directories made, their logs begun, taken up in the bucket.
+"""Create topics: check, register, make directories and logs, acquire their partitions in the bucket.
 
-Order of effects, of however many topics at once: all are checked → **one** replacement of the list of topics (now they
-exist, all or none) → the partitions' directories, each root synced once → each partition: its id aside, synced and
-renamed, its first segment's files, one sync of its directory → the bucket's heads.
+Order of effects, for any number of topics:
+
+1. All topics are checked.
+2. **One** replacement of the list of topics (now they exist, all or none).
+3. The partitions' directories are made, each root synced once.
+4. For each partition: its id is written aside, synced and renamed; its first segment's files; one sync of its
+   directory.
+5. The manifests are committed in the bucket.
 
 | a crash after | leaves |
 |---|---|
 | the checks | nothing |
-| the list of topics | the topics; the next open begins their partitions, as it does any that is nowhere |
-| some directories | the same: an empty directory has no id, and is begun |
-| an id, or some files | a partition that is begun or loaded as it is: it holds no record |
+| the list of topics | the topics; the next open creates their partitions, as any registered one without a directory |
+| some directories | the same: an empty directory has no id, and its log is created |
+| an id, or some files | a partition that is created or loaded as it is: it holds no record |
 | all of it | the topics, whole |
 
-A record is taken only when all of it is durable. Syncs: 2 for the list and 1 for each root, 2 for each partition.
+A record is accepted only when all of it is durable. Syncs: 2 for the list and 1 for each root, 2 for each partition.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTopic:
-    """A topic that somebody wants; `properties` are its own settings, as text under Kafka's names."""
+    """A requested topic; `properties` are its own settings, as text under Kafka's names."""
 
     name: str
     partitions: int = 1
@@ -48,7 +53,7 @@ class AskedTopic:
 
 
 class CreatesTopics:
-    """The part of a manager that makes topics."""
+    """The part of a manager that creates topics."""
 
     config: Config
     _opener: Opener
@@ -64,10 +69,10 @@ class CreatesTopics:
     def create_topic(
         self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
     ) -> Topic:
-        """A new topic; its settings and the way to the bucket are checked before anything is written.
+        """Create a topic; its settings and access to the bucket are checked before anything is written.
 
-        Raises InvalidRequest. Any other error after the topic was written down (the bucket went away) leaves it there,
-        for a later `tick` to take up.
+        Raises InvalidRequest. After any other error later than the registration (the bucket became unavailable) the
+        topic exists, and a later `tick` acquires it.
         """
         (made,) = self.create_topics(
             [AskedTopic(name=name, partitions=partitions, properties=properties or {})], now_ms=now_ms
@@ -75,8 +80,10 @@ class CreatesTopics:
         return made
 
     def create_topics(self, asked: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
-        """As `create_topic`, of several: all of them, or none where one is refused. Two syncs for all and two for each
-        partition, whereas one by one each topic costs four more."""
+        """As `create_topic`, for several topics: all of them, or none if one is refused.
+
+        Two syncs for all and two for each partition; one by one, each topic costs four more.
+        """
         self._check_writable()
         names = [each.name for each in asked]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -98,7 +105,7 @@ class CreatesTopics:
         return topics
 
     def _begin(self, topics: Sequence[Topic], now_ms: int) -> Loaded:
-        """The partitions of new topics, each with its log or what is in the way."""
+        """The partitions of new topics, each with its log or its error."""
         of = {name: topic for topic in topics for name in topic.partitions()}
         refused = self._opener.place(list(of))
 

@@ -1,16 +1,16 @@
-"""Deleting a topic: gone for everybody at once, off the disks after a delay, out of the bucket after the grace time.
+"""Delete a topic: invisible at once, deleted from the disks after a delay, from the bucket later.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 1 | the registry says that the topic is deleted, with its id | no topic; the next start goes on with step 2 |
-| 2 | cleanings called off, logs closed, directories renamed to ``-delete`` | such directories, which a start removes |
-| 3 | `file.delete.delay.ms` later the directories are removed | the same |
-| 4 | the bucket's partitions are removed (`remote.gc.partition_removal`) | a head that says so, or the rest |
+| 1 | the registry marks the topic deleted, with its id | no topic; the next start continues with step 2 |
+| 2 | cleanings cancelled, logs closed, directories renamed to ``-delete`` | such directories, which a start deletes |
+| 3 | `file.delete.delay.ms` later the directories are deleted | the same |
+| 4 | the bucket's partitions are deleted (`remote.gc.partition_removal`) | a manifest that marks it, or the rest |
 | 5 | nothing is left anywhere: the registry forgets the topic | nothing |
 
-The name is free from step 1 on; a topic created anew has another id, and shares nothing with the old one, neither in
-the bucket nor on a disk. A disk that is away keeps its part until it is back. Source: kafka `LogManager.asyncDelete`,
-`RemoteLogManager.stopPartitions`.
+Step 4 deletes objects after the grace period. The name is free from step 1 on. A recreated topic has another id, and
+shares nothing with the old one, neither in the bucket nor on a disk. An offline disk keeps its part until it is back.
+Source: kafka `LogManager.asyncDelete`, `RemoteLogManager.stopPartitions`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Held = MutableMapping[TopicPartition, Partition]
 
 
 class TopicDeletion:
-    """What a manager does for its deleted topics. `step` belongs into its rounds."""
+    """Deletes the topics of a manager. `step` is part of each maintenance run."""
 
     def __init__(
         self, registry: TopicRegistry, directories: LogDirectories, store: ObjectStore | None, opener: Opener
@@ -50,19 +50,18 @@ class TopicDeletion:
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
         self._stepping = threading.Lock()
-        self._looking = threading.Lock()  # whose directory it is and taking it away are one deed: see `_delete_local`
+        self._looking = threading.Lock()  # check of the topic id + deletion: see `_delete_local`
 
     def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
-        """Steps 1 and 2; the topic it was. `partitions` are the open ones; its own are taken out. It does not wait for
-        the store: `step` comes next.
+        """Steps 1 and 2; returns the topic. Sends no store request: `step` comes next.
 
-        Raises NotFound, and DiskFailed when the registry cannot be written, with nothing done; what fails of a single
-        partition is tried again by `step`.
+        `partitions` are the open ones; the topic's own are removed from it. Raises NotFound, and DiskFailed if the
+        registry cannot be written, with nothing done. `step` retries errors of a single partition.
         """
         topic = self._registry.get(topic_name)
         held = [partitions[name] for name in topic.partitions() if name in partitions]
         for each in held:
-            # The round that a pass is part of is waited for next. Nobody cleans these logs any more.
+            # The maintenance run around a pass is waited for next. These logs are never cleaned again.
             each.log.cleaning.abort_and_pause()
         with rounds:
             try:
@@ -86,7 +85,7 @@ class TopicDeletion:
         return not self._registry.deleted()
 
     def resume(self, now_ms: int) -> None:
-        """At a start, before any log is opened: what the last process did not get to on the disks."""
+        """At a start, before any log is opened: delete leftovers of the last process from the disks."""
         for gone in self._registry.deleted():
             try:
                 self._directories.remove_leftovers(gone.topic.name, gone.topic.topic_id)
@@ -95,9 +94,9 @@ class TopicDeletion:
             self._delete_local(gone, now_ms)
 
     def step(self, now_ms: int) -> bool:
-        """The next step for each deleted topic; True when another one is due. An error waits for the next round.
+        """The next step for each deleted topic; True if another one is due. Errors are retried later.
 
-        One at a time: while another caller is at it, there is nothing to do.
+        One call at a time: a concurrent call does nothing.
         """
         if not self._stepping.acquire(blocking=False):
             return False
@@ -107,7 +106,7 @@ class TopicDeletion:
             self._stepping.release()
 
     def _step(self, now_ms: int) -> bool:
-        from remote.gc.partition_removal import Removal  # much, and of no use to whoever only looks
+        from remote.gc.partition_removal import Removal  # a large import, which a read-only open does not need
 
         more = False
         for gone in self._registry.deleted():
@@ -117,7 +116,7 @@ class TopicDeletion:
                 more = more or Removal.UNDER_WAY in states
                 names, topic_id = gone.topic.partitions(), gone.topic.topic_id
                 is_done = all(each is Removal.DONE for each in states)
-                with self._looking:  # a directory on its way to another name is in no place that is looked at
+                with self._looking:  # a directory being renamed is in none of the places that are checked
                     is_done = is_done and all(self._directories.is_gone(name, topic_id) for name in names)
                 if is_done:
                     self._registry.forget(topic_id)
@@ -136,8 +135,7 @@ class TopicDeletion:
             return Removal.WAITING
 
     def _delete_local(self, gone: DeletedTopic, now_ms: int) -> None:
-        """By name and id: by the time of the deed the name could be that of a new topic's log, were somebody else to
-        delete the old one in between."""
+        """Delete by name and id: after a concurrent deletion the name could be that of a new topic's log."""
         delay_ms = self._opener.rules(gone.topic).file_delete_delay_ms
         for name in gone.topic.partitions():
             try:

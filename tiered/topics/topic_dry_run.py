@@ -1,8 +1,7 @@
-"""What creating, altering or deleting a topic would do: looked at beside whoever works here, and nothing is changed.
+"""Effects of creating, altering or deleting a topic, without a change and beside a running manager.
 
-The checks are those of the deed itself, so what would be refused is refused here, with the same error. What a deletion
-takes is counted from both tiers; what outlives it for a while is told as well: pins of readers, and forks, which keep
-the objects that they name.
+The checks are those of the real operation, so they refuse the same requests with the same error. The loss of a deletion
+is counted from both tiers. The report includes the pins of readers, and forks, which keep the objects that they name.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from tiered.stores.persistent_meter import KeptMeter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """`settings` are all effective ones; `outranked` as of `AlteredTopic`; `namesakes` the ids of topics of that name
-    that the bucket holds."""
+    """`settings` are all effective ones; `outranked` as in `AlteredTopic`.
+
+    `namesakes` are the ids of topics of that name in the bucket.
+    """
 
     topic: Topic
     settings: tuple[Setting, ...]
@@ -37,7 +38,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSetting:
-    """An effective setting of a topic, or where it comes from, that would be another one."""
+    """An effective setting of a topic whose value or origin would change."""
 
     before: Setting
     after: Setting
@@ -45,8 +46,10 @@ class ChangedSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlteredTopic:
-    """`own` would be the topic's own settings. `outranked` are settings that would be its own and not hold, as the
-    environment or ``-X`` outranks them. `lost` is what giving up the tier takes, empty where it stays."""
+    """`own` would be the topic's own settings; `lost` is the loss of a disabled tier, else empty.
+
+    `outranked` are own settings without effect, because the environment or ``-X`` outranks them.
+    """
 
     topic: Topic
     own: Mapping[str, str]
@@ -59,12 +62,17 @@ class AlteredTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLoss:
-    """What one partition would lose. None: not known, for it cannot be opened or the bucket does not answer.
+    """The loss of one partition. None: unknown, because it cannot be opened or the bucket does not answer.
 
-    `offsets` are as many records at most: compaction and markers leave fewer. `local_bytes` are ``.log`` files,
-    `remote_bytes` segments as they are stored, with their indexes, `only_local_bytes` what no other place has. `pins`
-    are those of readers that count now, `pinned_until_ms` the last one's end; `forks` are partitions of other topics,
-    as ``topic/partition``, that go on reading objects of this one.
+    | field | meaning |
+    |---|---|
+    | `offsets` | an upper bound of the records: compaction and markers leave fewer |
+    | `local_bytes` | ``.log`` files |
+    | `remote_bytes` | segments as stored, with their indexes |
+    | `only_local_bytes` | bytes that exist on this disk only |
+    | `pins` | valid pins of readers |
+    | `pinned_until_ms` | the end of the last pin |
+    | `forks` | partitions of other topics, as ``topic/partition``, that still read objects of this one |
     """
 
     partition: TopicPartition
@@ -82,7 +90,7 @@ class PartitionLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLoss:
-    """What deleting a topic would take. Files go `file_delay_ms` after the deed, objects `grace_ms` after it."""
+    """The loss of a deletion. Files are deleted `file_delay_ms` after it, objects `grace_ms` after it."""
 
     topic: Topic
     partitions: tuple[PartitionLoss, ...]
@@ -91,7 +99,10 @@ class TopicLoss:
 
 
 class Foreseeable:
-    """The part of a manager that foretells changes of topics; one that only looks will do. Any thread may call it."""
+    """The part of a manager that plans changes of topics. Any thread may call it.
+
+    A read-only open suffices.
+    """
 
     config: Config
     problems: dict[TopicPartition, LogError]
@@ -105,7 +116,7 @@ class Foreseeable:
         raise NotImplementedError
 
     def plan_new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
-        """What `create_topic` would make. Raises as that does."""
+        """The topic that `create_topic` would make, with the same errors."""
         topic = self._checked_new(name, partitions, properties)
         self._opener.check_room()
         settings = self.config.explain(name, topic.properties)
@@ -114,7 +125,7 @@ class Foreseeable:
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
     def plan_altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
-        """What `alter_topic` would change. Raises as that does."""
+        """The changes that `alter_topic` would make, with the same errors."""
         before = self._registry.get(name)
         after, begins = self._opener.altered(before, properties)
         if begins:
@@ -135,8 +146,10 @@ class Foreseeable:
         )
 
     def plan_deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
-        """What `delete_topic` would take, and what keeps some of it. A bucket that does not answer leaves unknown what
-        only it knows. Raises NotFound."""
+        """The loss that `delete_topic` would cause, and the pins and forks that delay it. Raises NotFound.
+
+        If the bucket does not answer, its figures are unknown.
+        """
         topic = self._registry.get(name)
         rules = self._opener.rules(topic)
         losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
@@ -148,14 +161,14 @@ class Foreseeable:
         )
 
     def _checked_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The topic as it would be written down; the way to the bucket was looked at where it is to be tiered."""
+        """The topic as it would be registered; access to the bucket is checked if it would be tiered."""
         topic = self._settled_new(name, partitions, properties)
         if topic.was_tiered:
             self._opener.check_reachable(topic)
         return topic
 
     def _settled_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The same without a look at the bucket."""
+        """As `_checked_new`, without a request to the bucket."""
         check_topic(name)
         topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
         self._opener.check_settings(topic)
@@ -168,7 +181,7 @@ class Foreseeable:
         return topic_ids(self._store, topic.name) if self._store is not None and topic.was_tiered else []
 
     def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
-        """By what both tiers hold; a partition that cannot be looked at with its trouble."""
+        """The losses from both tiers; a partition that cannot be read has its problem."""
         seen = {each.partition: each for each in self.snapshots(now_ms, [topic.name])}
         for name in topic.partitions():
             if name in seen and name not in self.problems:
@@ -178,14 +191,14 @@ class Foreseeable:
                 yield PartitionLoss(partition=name, trouble=str(problem) if problem is not None else "it is not there")
 
     def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
-        """What is in the bucket alone: everything below the disk's first offset."""
+        """The losses of the remote tier alone: everything below the disk's first offset."""
         for each in self.snapshots(now_ms, [topic.name]):
             start = max(each.log_start_offset, each.segments[0].base_offset if each.segments else each.next_offset)
             offsets = start - each.log_start_offset
             yield replace(_loss(each), next_offset=start, offsets=offsets, local_bytes=0, only_local_bytes=0)
 
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
-        """With the pins and forks of its bucket."""
+        """The loss with the pins and forks of its bucket."""
         from remote.gc.fork_references import forks_of, is_over
         from remote.gc.pins import list_pins
 
@@ -220,7 +233,7 @@ def _stored_bytes(snapshot: PartitionSnapshot) -> int:
 
 
 def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:
-    """Those of `own` that another layer is above (`tiered.config.config`), as it has them."""
+    """The settings of `own` that a higher layer (`tiered.config.config`) overrides, with its values."""
     return (each for each in effective if own.get(each.name) and each.origin in ("environment", "-X"))
 
 
