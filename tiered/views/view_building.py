@@ -1,25 +1,28 @@
-"""Building a compacted view of one partition: old view and log in, new view out, switched in at once.
+"""Build a compacted view of one partition from the old view and the log, and switch to it at once.
 
-The log is not touched. A run takes up what the log holds beyond the old view's horizon; what was taken up once is not
-read again, but the old view is. Where views lie and which part of the log a run reads: `tiered.read.view_places`. For a
-topic with a remote tier it reads the bucket even where the disk has the same offsets: of a compacted log the disk may
-have less, for newer records of a key, which only the disk has, let older ones go. Order of effects, and what a crash
-after each step leaves (beside a log: `tiered.read.local_views` has it file by file):
+The log is not changed. A run merges the log's records beyond the old view's horizon. It reads the old view, but no
+merged part of the log again. `tiered.read.view_places` defines the place of views and the part of the log that a run
+reads. For a topic with a remote tier a run reads the bucket even where the disk has the same offsets. The disk may have
+less of a compacted log: newer records of a key, which only the disk has, superseded older ones there.
+
+Order of effects, and what a crash after each step leaves (on a disk: `tiered.read.local_views` has the files):
 
 | step | effect | after a crash here |
 |---|---|---|
-| 1 | a commit notes that a run is under way | old view; the next writer sees that the run was interrupted |
+| 1 | a commit notes the running build | old view; the next writer sees that the run was interrupted |
 | 2 | pass one reads (`tiered.views.view_survivors`) | the same |
 | 3 | pass two writes and uploads part after part (`tiered.views.view_parts`) | the same, and objects of an old epoch |
-| 4 | one commit switches horizon, rows and figures; old objects are listed for deletion | new view |
+| 4 | one commit switches horizon, entries and figures and unlinks old objects | new view |
 
-An error before step 4 is committed as the view's failure, and goes on to the caller. One in step 4 leaves its outcome
-open, as every commit's; nothing is deleted then.
+An error before step 4 is committed as the view's failure, and raised. After an error in step 4 the commit is in doubt;
+then nothing is deleted.
 
-The new horizon never lies above what is known for certain. Of a bucket that is where the earliest transaction begins
-that the bucket does not know the end of, else where its last row ends: what is only on this disk may be lost with it,
-records and markers. The offsets would be given to other records then, and of that transaction the view would know what
-nobody committed. Of a disk it is the last stable offset, as far as the log is durable.
+The new horizon is never above what is certain:
+
+- In a bucket it is the start of the earliest transaction whose end the bucket does not have, else the end of the last
+  entry. Records and markers only on this disk may be lost with it. Then other records get those offsets, and the view
+  would hold uncommitted records of that transaction.
+- On a disk it is the last stable offset, as far as the log is durable.
 """
 
 from __future__ import annotations
@@ -52,9 +55,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewWork:
-    """What a run needs beside the partition. `accepts_loss`: go on where the log has lost what follows the view.
+    """The parameters of a run besides the partition. `store` is the bucket's, None without one.
 
-    `store` is the bucket's, None without one.
+    `accepts_loss`: continue even if the log lost the records that follow the view.
     """
 
     name: str
@@ -67,11 +70,15 @@ class ViewWork:
 
 
 def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
-    """One run; None when there is nothing to take up. Views beside the log are built under the partition's lock.
+    """Build the view once; None if there is nothing to merge.
 
-    Raises InvalidRequest for a gap between view and log, a tiered partition that is not ours in the bucket, and a
-    buffer or a manifest that is too small; CleaningAborted when asked to stop; and what the log, the disk and the store
-    raise.
+    Views on the disk are built under the partition's lock.
+
+    | error | condition |
+    |---|---|
+    | InvalidRequest | a gap between view and log; no writer role in the bucket; buffer or manifest too small |
+    | CleaningAborted | `should_stop` |
+    | others | errors of the log, the disk and the store |
     """
     if not held.keeps_views_on_disk:
         return _build_in(BucketPlace(held, work.store), held, work)
@@ -96,7 +103,7 @@ def _build_in(place: ViewPlace, held: Partition, work: ViewWork) -> CompactedVie
 
 def _has_nothing_to_do(view: CompactedView, log_start_offset: int, horizon: int) -> bool:
     if view.is_built and horizon < view.horizon_offset:
-        return True  # a view beside the log is ahead of a new bucket
+        return True  # a view on the disk is ahead of a new bucket
     is_behind = view.horizon_offset < horizon or view.gap(log_start_offset) is not None
     return view.is_built and view.failure is None and view.under_way is None and not is_behind
 
@@ -122,7 +129,7 @@ class _Run:
         self._upto = place.horizon()
 
     def build(self) -> CompactedView:
-        """Raises as `build_view`; then nothing of it is left in the store but what could not be deleted."""
+        """Build the view. Raises as `build_view`, after deleting its parts from the store as far as possible."""
         self._check_gap()
         self._upto = max(self._upto, self._start)
         found = find_survivors(
@@ -182,7 +189,7 @@ class _Run:
                 yield _cut(data, self._upto)
 
     def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
-        """Parts that lose nothing stay as they are, unless they are small; of those that lose all nothing is read."""
+        """Write the old parts: complete ones stay unless they are small; parts without survivors are not read."""
         first = 0
         for row in self.old.rows:
             keep = stream.flags(first, row.record_count)
@@ -250,7 +257,7 @@ class _Run:
 
 
 def _cut(data: memoryview, upto: int) -> memoryview:
-    """Without the batches from `upto` on: how many of them come along differs from one reading to the next."""
+    """Cut the batches from `upto` on; the number of such batches differs from one read to the next."""
     table = kernels.scan_batches(data, verify=False)
     inside = int(np.searchsorted(table.base_offsets, upto))
     return data if inside == len(table) else data[: int(table.positions[inside])]

@@ -1,14 +1,12 @@
-"""Pass two of a view: what stays, cut into parts and brought into the bucket. Nothing of it is visible yet.
+"""Pass two of a view: write the surviving records into parts and upload them. Nothing is visible yet.
 
-A part is a segment like any other: whole batches, its indexes beside it, named by the offsets it holds. It is written
-to the disk first, for an upload has to be able to read it twice, under the name of a segment that is being cleaned
-(``.cleaned``): what a crash leaves of it means nothing to anybody, and the next start throws it away. One at a time, so
-the disk needs room for one part. Uploaded parts that no head names are deleted on an error, and after a crash are left
-as objects of an older epoch.
+A part is a segment like any other: whole batches with their indexes, named by its offsets. It is written to the disk
+first, because an upload must be able to read it twice. Its name is that of a segment being cleaned (``.cleaned``), so
+the next start deletes what a crash leaves of it. One part at a time, so the disk needs room for one. Uploaded parts
+that no manifest names are deleted after an error; after a crash they remain as objects of an older epoch.
 
-A batch with survivors keeps its offsets, times, headers, codec, leader epoch and producer; only that it was part of a
-transaction is taken off. The view holds nothing but what was committed and none of the markers, and a reader of Kafka's
-would wait for them.
+A batch with survivors keeps its offsets, times, headers, codec, leader epoch and producer. Only its transaction flag is
+removed. The view holds committed records only and no markers, and Kafka's readers would wait for the markers.
 """
 
 from __future__ import annotations
@@ -40,18 +38,21 @@ from tiered.partition.segment_inspection import SegmentWatch
 _log = logging.getLogger(__name__)
 
 PART_BYTES_MAX = 2**31 - 1  # positions in an offset index are int32
-PARTS_WANTED = VIEW_ROWS_MAX // 4  # so many rows leave every head small
+PARTS_WANTED = VIEW_ROWS_MAX // 4  # as many entries leave every manifest small
 
 Upload = Callable[[SegmentToCopy], RemoteSegment]
 
 
 def part_bytes(segment_bytes: int, input_bytes: int) -> int:
-    """How large a part may get: as `segment.bytes` says, larger where that would make more parts than a head takes."""
+    """The maximum size of a part: `segment.bytes`, or more if that made more parts than a manifest takes."""
     return min(PART_BYTES_MAX, max(segment_bytes, -(-input_bytes // PARTS_WANTED)))
 
 
 def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> bytes:
-    """The batches of `data` (`table` is their scan) with the kept records only; a flag for each, markers included."""
+    """The batches of `data` reduced to the records flagged in `keep`.
+
+    `table` is the scan of `data`. `keep` has a flag for each record, markers included.
+    """
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
     kept = running[ends] - running[ends - table.record_counts]
@@ -66,7 +67,7 @@ def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> by
 
 
 class ViewParts:
-    """Takes batches in the order of their offsets, gives rows. `upload` brings one part into the store."""
+    """Takes batches in the order of their offsets, returns entries. `upload` puts one part into the store."""
 
     def __init__(
         self, storage: Storage, directory: str, upload: Upload, *, part_bytes: int, interval_bytes: int
@@ -82,7 +83,7 @@ class ViewParts:
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """Whole batches. Raises what the disk and the store raise, and InvalidRequest when there are too many parts."""
+        """Add whole batches. Raises errors of the disk and the store, and InvalidRequest for too many parts."""
         view, table = memoryview(data), kernels.scan_batches(data, verify=False)
         ends = table.positions + table.sizes
         at = 0
@@ -100,17 +101,17 @@ class ViewParts:
             at = upto
 
     def keep(self, row: RemoteSegment) -> None:
-        """Take over a part of the old view as it is."""
+        """Use a part of the old view unchanged."""
         self._end_part()
         self._take(row)
 
     def end(self) -> tuple[RemoteSegment, ...]:
-        """All rows, ascending. Raises as `add`."""
+        """All entries, ascending. Raises as `add`."""
         self._end_part()
         return tuple(self.rows)
 
     def discard(self, store: ObjectStore, prefix: str) -> None:
-        """Delete what was uploaded, as well as it can be done; the rows taken over stay. Never raises a LogError."""
+        """Delete the uploaded parts as far as possible; unchanged old parts stay. Never raises a LogError."""
         keys = [prefix + key for row in self._uploaded for key in (row.data_key, row.indexes_key)]
         try:
             self._drop_file()
@@ -119,7 +120,7 @@ class ViewParts:
             _log.warning("leaving parts of a failed view behind: keys=%s cause=%s", ",".join(keys), error)
 
     def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
-        """Where a part that begins with batch `at` has to end, one batch in it at least."""
+        """The end of a part that begins with batch `at`; it has at least one batch."""
         span = int(table.base_offsets[at]) + RELATIVE_OFFSET_MAX
         return max(at + 1, min(upto, int(np.searchsorted(table.last_offsets, span, "right"))))
 
@@ -131,7 +132,7 @@ class ViewParts:
         self._size += len(data)
 
     def _end_part(self) -> None:
-        """Order of effects: the file is read again, checked and uploaded → removed."""
+        """End the current part. Order of effects: the file is read again, checked and uploaded → deleted."""
         if self._file is None:
             return
         row = self._upload(self._part())
@@ -183,7 +184,7 @@ class ViewParts:
 
 
 def _without_transactions(data: bytes) -> bytes:
-    """The same batches, none of them part of a transaction any more."""
+    """The same batches without the transaction flag."""
     table = kernels.scan_batches(data, verify=False)
     view, parts = memoryview(data), []
     for row, (position, size) in enumerate(zip(table.positions.tolist(), table.sizes.tolist(), strict=True)):
@@ -198,7 +199,7 @@ def _without_transactions(data: bytes) -> bytes:
 
 
 def _epochs(table: BatchTable) -> tuple[tuple[int, int], ...]:
-    """Pairs (leader epoch, offset of the first batch of it)."""
+    """Pairs (leader epoch, offset of its first batch)."""
     changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
     firsts = [0, *changes.tolist()]
     return tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)

@@ -1,24 +1,24 @@
-"""Pass one of a view: which records stay, exactly, however many keys there are. Reads, writes nothing.
+"""Pass one of a view: the exact set of records that stay, for any number of keys. Writes nothing.
 
-Two streams go in: the *new* records, the log from the old view's horizon up to the new one, and the *old* ones, the old
-view's. The answer is a bit for each record of either, in the order of the streams.
+There are two input streams: the *new* records, the log from the old view's horizon up to the new one, and the *old*
+records of the old view. The result is a bit for each record of either, in the order of the streams.
 
 | record, the first line that holds | stays |
 |---|---|
 | a transaction marker, or of an aborted transaction, or outside the range | no |
 | without a key | as `compaction.view.retain.null.key` says (Pulsar) |
 | a newer record of its key is among the new ones | no |
-| a null value: the key was deleted, and nothing older is left that it would have to hide | no |
+| a null value: the key was deleted, and no older record is left for it to hide | no |
 | an empty value, where `compaction.view.empty.value.deletes` says that it deletes (Pulsar) | no |
 | any other | yes |
 
-Only keys of new records are held in memory (`kernels.KeyMap`, keys are compared, not only their hashes); old ones are
-looked up. When the keys do not fit the buffer, they are split by their hash into two halves, and each is a pass over
-both streams by itself; halves that do not fit are split again. What a pass that was given up has cleared stays cleared:
-it was cleared for a newer record of that very key. So the answer is the same for every buffer, only the reading grows.
+Only keys of new records are held in memory (`kernels.KeyMap`; it compares keys, not only their hashes). Old keys are
+looked up. If the keys do not fit the buffer, their hash splits them into two halves, each with its own pass over both
+streams. Halves that do not fit are split again. A bit that an abandoned pass cleared stays cleared: it was cleared for
+a newer record of that very key. So every buffer size gives the same result; only the reads grow.
 
 Memory: the buffer, two bits a record, one run of the stream and one step of it inflated (`kernels.STEP_BYTES`).
-Between two passes nobody may change what the streams give; their batches are compared, and a difference is a Conflict.
+The content of the streams must not change between two passes. Their batches are compared; a difference is a Conflict.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_key_map import SLOT_BYTES
 from local.records.isolation import aborted_batches
 
-KEY_RANGES_MAX = 1 << 16  # below this many parts a buffer of any use holds the keys of one
-_HASH_SPREAD = 0x9E3779B1  # odd; Kafka's partitioner has used up the hash's low bits: in a partition they hardly differ
+KEY_RANGES_MAX = 1 << 16  # with this many parts, any useful buffer holds the keys of one
+_HASH_SPREAD = 0x9E3779B1  # odd; Kafka's partitioner used the hash's low bits: within a partition they hardly differ
 
 Runs = Callable[[], Iterable[memoryview]]
 Flags = NDArray[np.bool_]
@@ -49,8 +49,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecords:
-    """The part of the log that the view takes up. `runs` gives whole batches, the same at every call; of them the
-    records in ``[start, upto)`` count. At most `count_max` have a key of their own, as far as is known."""
+    """The part of the log that the view merges: the records in ``[start, upto)``.
+
+    `runs` yields whole batches, the same at every call. At most `count_max` keys are distinct, if known.
+    """
 
     runs: Runs
     start: int
@@ -61,7 +63,7 @@ class NewRecords:
 
 @dataclass(slots=True)
 class Stream:
-    """What is known of one stream: a bit for each record, and the batches that were met."""
+    """The state of one stream: a bit for each record, and the fingerprint of its batches."""
 
     bits: NDArray[np.uint8] = field(default_factory=lambda: np.full(1024, 0xFF, np.uint8))
     record_count: int = 0
@@ -91,7 +93,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
-    """The answer. `keyless_count` of the records that stay have no key; the keys were split into `key_ranges`."""
+    """The result: `keyless_count` surviving records have no key; `key_ranges` is the number of key splits."""
 
     old: Stream
     new: Stream
@@ -108,10 +110,10 @@ def find_survivors(
     empty_deletes: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Survivors:
-    """See the module text. `check` is called between steps and may raise, to end it.
+    """Decide which records stay; see the module text. `check` is called between steps and may raise.
 
-    Raises Corrupt for damaged batches, Conflict when a stream is not the same a second time, and InvalidRequest when
-    a single key does not fit the buffer.
+    Raises Corrupt for damaged batches, Conflict if a stream differs in a second pass, and InvalidRequest if a single
+    key does not fit the buffer.
     """
     search = _Search(old, new, buffer, retain_null_key, empty_deletes, check)
     pending, done = [(1, 0)], 0
@@ -168,7 +170,7 @@ class _Search:
     def _enter(
         self, keys: kernels.KeyMap, columns: Columns, first: int, modulus: int, residue: int
     ) -> tuple[bool, int]:
-        """(whether the keys of these new records fit; how many without a key stay)."""
+        """(whether the keys of these new records fit; number of surviving records without a key)."""
         table, ordinals = columns.table, columns.batch_ordinals
         gone = (aborted_batches(table, self._source.aborted) | ((table.attributes & CONTROL) != 0))[ordinals]
         gone |= (columns.offsets < self._source.start) | (columns.offsets >= self._source.upto)
@@ -183,7 +185,7 @@ class _Search:
         return True, int(keyless.sum()) if self._retain_null_key else 0
 
     def _look_up(self, keys: kernels.KeyMap, columns: Columns, first: int) -> int:
-        """How many of these old records have no key and stay."""
+        """The number of these old records that have no key and stay."""
         is_older = keys.find(columns.data, columns.key_starts, columns.key_lengths)
         keyless = columns.key_lengths < 0
         deleted = ~keyless & (columns.value_lengths < self._least_bytes)
@@ -192,7 +194,7 @@ class _Search:
 
 
 class _Passing:
-    """One pass over a stream: the steps, the ordinal of the first record of each, and that they are those of before."""
+    """One pass over a stream: its steps, each first record's ordinal, a check against other passes."""
 
     def __init__(self, stream: Stream) -> None:
         self.first = 0
@@ -218,7 +220,7 @@ class _Passing:
                 check()
 
     def end(self) -> None:
-        """Raises Conflict when another pass over this stream met other batches."""
+        """Raises Conflict if another pass over this stream read other batches."""
         stream, met = self._stream, (self._offsets_crc, self._counts_crc)
         if stream.fingerprint not in (None, met):
             raise Conflict("building a view, the log changed while it was read", records=self._next)
@@ -226,7 +228,7 @@ class _Passing:
 
 
 def _is_in(columns: Columns, modulus: int, residue: int) -> Flags:
-    """Whether each key belongs to that part of all keys."""
+    """Whether each key is in that range of all keys."""
     hashes = kernels.hash_keys(columns.data, columns.key_starts, columns.key_lengths).astype(np.uint64)
     spread = ((hashes * np.uint64(_HASH_SPREAD)) & np.uint64(0xFFFFFFFF)) >> np.uint64(8)
     found: Flags = spread % np.uint64(modulus) == residue
@@ -234,7 +236,7 @@ def _is_in(columns: Columns, modulus: int, residue: int) -> Flags:
 
 
 def _sizes(buffer: Buffer, records: int | None) -> tuple[int, int]:
-    """(slots, bytes for copies of keys): half of the buffer each, but no more slots than the records could fill."""
+    """(slots, bytes for copies of keys): half of the buffer each, but at most the slots for all records."""
     slots = max(2, buffer.size_bytes // 2 // SLOT_BYTES)
     if records is not None:
         slots = max(2, min(slots, int(records / buffer.load_factor) + 2))
