@@ -1,4 +1,4 @@
-"""Which process holds a log directory: a witness of who is at work that needs no room on the disk."""
+"""Find the process that holds a log directory; needs no room on the disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from local.storage import join
 
 
 def lock_holder(path: str) -> int | None:
-    """The process that holds `path`'s flock, as Linux tells; None where nobody does, or nothing can be told.
+    """The process that holds `path`'s flock, from Linux's ``/proc/locks``; None if none or unknown.
 
-    Asked for by looking alone: taking the lock, if only for a moment, could keep a manager from starting.
+    Only reads: taking the lock, even briefly, could keep a manager from starting.
     """
     try:
         facts = os.stat(path)
@@ -29,5 +29,5 @@ def lock_holder(path: str) -> int | None:
 
 
 def directory_holder(roots: Iterable[str], holder: Callable[[str], int | None] = lock_holder) -> int | None:
-    """The process that holds one of these log directories; None where nobody does, or nothing can be told."""
+    """The process that holds one of these log directories; None if none or unknown."""
     return next((pid for root in roots if (pid := holder(join(root, LOCK))) is not None), None)

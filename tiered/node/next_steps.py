@@ -1,6 +1,6 @@
-"""What to look at next, by an error: the endpoint, the credential, the path or the runbook that it names.
+"""The next step for an error: the endpoint, credential, path or runbook that the error names.
 
-Never a command that could have sent the reader here (`status`, `doctor`).
+Never a command that could have printed the error (`status`, `doctor`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FULL = ("enospc", "edquot")
 
 
 def next_step(error: LogError) -> str:
-    """One line for an error."""
+    """The next step of an error, in one line."""
     return step_of(type(error).__name__, error.facts)
 
 
 def step_of(kind: str, facts: Mapping[str, object]) -> str:
-    """One line for an error of that class with these facts; fewer facts, fewer names."""
+    """The next step for an error class with these facts, in one line; missing facts shorten it."""
     match kind:
         case "AccessDenied" | "InvalidRequest" if key := _key(facts):
             return f"put the key {key} into the key ring, {_KEY_RING}: {_HOW_TO}/encrypt-the-bucket.md"

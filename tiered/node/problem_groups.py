@@ -1,8 +1,8 @@
-"""Problems with one cause, taken together: a dead store is one problem, however many partitions it stops.
+"""Group problems by cause: a failed store is one problem, however many partitions it stops.
 
-Two problems have one cause when they are of one kind and their messages differ only in facts that say where:
-``key=value`` pairs, and the name of the place. The pairs ``cause=``, ``class=``, ``code=`` and ``status=`` say what
-failed, so they are compared.
+Two problems have one cause if they are of one kind and their messages differ only in facts that name the place:
+``key=value`` pairs, and the name of the place. The pairs ``cause=``, ``class=``, ``code=`` and ``status=`` name the
+failure, so they are compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemGroup:
-    """Problems with one cause, in the order given. `cause` is their message without the facts in which they differ."""
+    """Problems with one cause, in the order given. `cause` is their message without differing facts."""
 
     places: tuple[str, ...]
     kind: str
@@ -56,7 +56,7 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
-    """Those of a store that is away, refuses, or is not there: the disk is as good as ever."""
+    """The problems of a store that is unavailable, refuses access or does not exist; the disk is sound."""
     away = (Unavailable, AccessDenied, NotFound)
     return {name: error for name, error in errors.items() if isinstance(error, away)}
 
@@ -75,7 +75,7 @@ def uncleanable_problem(name: TopicPartition, reason: str) -> Problem:
 
 
 def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
-    """In the order of the first problem of each group."""
+    """The groups of these problems, in the order of each group's first problem."""
     found: dict[tuple[str, str], list[Problem]] = {}
     for each in problems:
         found.setdefault((each.kind, cause_of(each.message, each.where)), []).append(each)
@@ -90,12 +90,12 @@ def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
 
 
 def cause_of(message: str, where: str) -> str:
-    """A message without the facts that say where."""
+    """A message without the facts that name the place."""
     return _without_place(_WHERE.sub("", message), where)
 
 
 def shared_message(messages: Sequence[tuple[str, str]]) -> str:
-    """The first of these messages, each given with its place, without the facts that another one does not have."""
+    """The first of these messages, each given with its place, without facts that another one lacks."""
     if len(messages) == 1:
         return messages[0][0]
     shared = set.intersection(*(set(_WHERE.findall(message)) for message, _ in messages))
@@ -104,7 +104,7 @@ def shared_message(messages: Sequence[tuple[str, str]]) -> str:
 
 
 def is_alike(one: LogError | None, other: LogError) -> bool:
-    """Whether two errors are of one class and say the same but for their facts."""
+    """Whether two errors have one class and the same message, apart from their facts."""
     return one is not None and type(one) is type(other) and one.attempt == other.attempt
 
 

@@ -1,15 +1,15 @@
 """The topics of a node: their ids, partition counts and own settings, in one small file.
 
-``topics.json`` lies at the root of every log directory beside Kafka's checkpoints (a broker looks at directories there,
-not at files it does not know) and is replaced whole. The settings are the topic's own, as text under Kafka's names;
-defaults and overrides are layered on top by `tiered.config.config`. A file without `was_tiered` or `version` (they came
-later) is read as false and 0.
+``topics.json`` is at the root of every log directory, next to Kafka's checkpoints, and is replaced whole. A broker
+reads directories there and ignores unknown files. The settings are the topic's own, as text under Kafka's names.
+`tiered.config.config` layers defaults and overrides on top. A file without `was_tiered` or `version` (later additions)
+is read as false and 0.
 
-With several log directories each has a copy, so that no lost disk takes the topics along. A change counts `version` up
-and is written to each copy in turn; one that cannot be written is passed over as long as another takes the change. The
-copy with the highest version holds: a crash in between leaves the change made or not made, and `heal` brings the others
-up to it. While a copy is out of reach the count goes up by two: that copy may be ahead by one change which nobody was
-told of, and must not win over those made without it.
+With several log directories each has a copy, so that no lost disk loses the topics. A change raises `version` and is
+written to each copy in turn. A copy that cannot be written is skipped if another takes the change. The copy with the
+highest version is valid: a crash in between leaves the change made or not made, and `heal` updates the other copies.
+While a copy is unavailable, the version rises by two. That copy may be ahead by one unreported change, which must not
+win over the changes made without it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """`properties` are the topic's own settings, unparsed. Partitions are numbered from 0.
+    """A topic; `properties` are its own settings, unparsed. Partitions are numbered from 0.
 
-    `was_tiered`: something of it may be in the bucket. True from before the first head is written, and for good.
+    `was_tiered`: the bucket may hold objects of it. True from before the first manifest is written, and for good.
     """
 
     name: str
@@ -51,21 +51,24 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedTopic:
-    """A topic that is gone for everybody, and of which something may still be on a disk or in the bucket."""
+    """A deleted topic with possible remains on a disk or in the bucket."""
 
     topic: Topic
     deleted_ms: int
 
 
 class TopicRegistry:
-    """Reads the file once, writes it on every change, and knows a change only once it is written.
+    """The topics of a node. Reads the file once and writes it on every change.
 
-    Thread safe; changes wait for each other.
+    A change becomes visible after it was written. Thread safe; changes wait for each other.
     """
 
     def __init__(self, places: Sequence[tuple[Storage, str]]) -> None:
-        """`places` are the log directories and how to reach them. Raises Corrupt when a file does not hold topics, and
-        DiskFailed or AccessDenied when no copy was found and one could not be looked for."""
+        """`places` are the log directories and their storages.
+
+        Raises Corrupt if a file does not hold topics. Raises DiskFailed or AccessDenied if no copy was found and one
+        could not be read.
+        """
         self._copies = [_Copy(storage, join(root, FILE)) for storage, root in places]
         newest = self._read()
         self._version = newest.version
@@ -78,7 +81,7 @@ class TopicRegistry:
         return [topics[name] for name in sorted(topics)]
 
     def get(self, name: str) -> Topic:
-        """Raises NotFound, naming the topics there are."""
+        """The topic. Raises NotFound, naming the topics that exist."""
         check_topic(name)
         if name not in self._topics:
             there_are = ", ".join(sorted(self._topics)[:10]) or "none"
@@ -86,7 +89,7 @@ class TopicRegistry:
         return self._topics[name]
 
     def check_new(self, topic: Topic) -> None:
-        """Raises InvalidRequest when the name is taken or the partition count is off."""
+        """Raises InvalidRequest if the name is taken or the partition count is out of range."""
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(
@@ -100,16 +103,16 @@ class TopicRegistry:
             )
 
     def add(self, *topics: Topic) -> None:
-        """All of them or none, durable on return. Raises as `check_new`."""
+        """Add all of these topics or none, durable on return. Raises as `check_new`."""
         for each in topics:
             self.check_new(each)
         with self._changing:
             self._write({**self._topics, **{each.name: each for each in topics}})
 
     def alter(self, name: str, properties: dict[str, str], *, is_tiered: bool = False) -> Topic:
-        """The topic with these own settings instead of its present ones. Durable on return.
+        """Replace the topic's own settings, durable on return.
 
-        With `is_tiered` it is one that `was_tiered` from now on; nothing takes that back.
+        With `is_tiered` it has `was_tiered` from now on; this cannot be undone.
         """
         with self._changing:
             known = self.get(name)
@@ -118,7 +121,7 @@ class TopicRegistry:
         return altered
 
     def delete(self, name: str, *, now_ms: int) -> DeletedTopic:
-        """The topic is no more, durably on return, its name free; what is left of it is `deleted` until `forget`."""
+        """Mark the topic deleted, durable on return; its name is free. `deleted` lists it until `forget`."""
         with self._changing:
             gone = DeletedTopic(topic=self.get(name), deleted_ms=now_ms)
             kept = {each: topic for each, topic in self._topics.items() if each != name}
@@ -126,16 +129,16 @@ class TopicRegistry:
         return gone
 
     def deleted(self) -> tuple[DeletedTopic, ...]:
-        """Topics of which something may be left, in the order of their deletion."""
+        """Deleted topics with possible remains, in the order of their deletion."""
         return self._deleted
 
     def forget(self, topic_id: str) -> None:
-        """Nothing of a deleted topic is left."""
+        """Remove a deleted topic without remains from the list."""
         with self._changing:
             self._write(self._topics, tuple(each for each in self._deleted if each.topic.topic_id != topic_id))
 
     def heal(self) -> None:
-        """Bring copies that are behind or missing up to the newest one."""
+        """Update copies that are behind or missing from the newest one."""
         with self._changing:
             behind = [copy for copy in self._copies if copy.version != self._version]
             if behind and (self._topics or self._deleted):
@@ -168,7 +171,7 @@ class TopicRegistry:
     def _write_copies(
         self, copies: Sequence[_Copy], topics: dict[str, Topic], deleted: Sequence[DeletedTopic]
     ) -> LogError | None:
-        """The last error, of a copy that stays as it was."""
+        """Write these copies; returns the last error, of a copy left unchanged."""
         ordered = [topics[name] for name in sorted(topics)]
         body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version, deleted=list(deleted))
         failed: LogError | None = None
@@ -183,7 +186,7 @@ class TopicRegistry:
 
 
 class _Copy:
-    """The file in one directory; `version` is that of what it holds, None when that is not known."""
+    """The file in one directory; `version` is that of its content, None if unknown."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self.path = path
@@ -218,5 +221,5 @@ class _File(msgspec.Struct):
     deleted: list[DeletedTopic] = []
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _FILE = msgspec.json.Decoder(_File)

@@ -1,16 +1,20 @@
-"""Uploads paused: of some topics, or of all, until somebody resumes them. Nothing is lost by it, and nothing skipped.
+"""Pause the uploads of some topics, or of all, until they are resumed. Nothing is lost or skipped.
 
-While a topic is paused none of its bytes go to the bucket: no segment is copied, no row replaced, no view built.
-Everything else goes on. Closed segments wait on the disk, whatever `local.retention.*` says: as always only what is
-committed in the bucket leaves the disk. `retention.*` goes on expiring what is in the bucket. Who resumes finds the
-bucket's end where it was, and the next copy begins there: the rows stay without a gap. It is not KIP-950's
-``remote.log.copy.disable``, by which `retention.*` also ends what was never copied.
+| while a topic is paused | effect |
+|---|---|
+| uploads | none: no segment is copied, no entry replaced, no view built |
+| closed segments | wait on the disk despite `local.retention.*`: only committed segments are dropped, as always |
+| `retention.*` | still expires records in the bucket |
+| resume | the next copy starts at the unchanged remote end, so the entries stay without a gap |
 
-``uploads-paused.json`` lies at the root of every log directory (a broker looks at directories there) and is replaced
-whole; the highest `version` holds, so a disk that was away while something changed does not bring the old state back.
-It is written beside a manager at work, without the directory's lock, by one process at a time (a lock of its own); the
-manager looks at it at the begin of a round, of a task, and before each copy. A crash leaves the change made or not
-made. A file that cannot be read pauses everything: who paused must not find that a damaged file went on in his place.
+It differs from KIP-950's ``remote.log.copy.disable``, with which `retention.*` also expires records never copied.
+
+``uploads-paused.json`` is at the root of every log directory (a broker reads only directories there) and is replaced
+whole. The highest `version` is valid, so a disk that was offline during a change does not restore the old state. One
+process at a time writes it, under a lock of its own, in parallel to a running manager and without the directory's lock.
+The manager reads it at the start of a maintenance run and of a task, and before each copy. A crash leaves the change
+made or not made. An unreadable file pauses everything: a damaged file must not resume uploads against the operator's
+decision.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class _Paused(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
-    """`topics` by their ids: a topic that is made anew under the name of a deleted one is not paused."""
+    """`topics` by their ids: a topic recreated under the name of a deleted one is not paused."""
 
     format_version: int
     version: int
@@ -52,22 +56,22 @@ class _File(msgspec.Struct, frozen=True):
     topics: dict[str, _Paused] = {}
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _DECODER = msgspec.json.Decoder(_File)
 _NOTHING = _File(format_version=FORMAT_VERSION, version=0)
 
 
 class Pauses:
-    """What is paused on a node, as it was when `refresh` looked last. Thread safe."""
+    """The pauses of a node as of the last `refresh`. Thread safe."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lock = threading.Lock()
         look = _read(places)
-        self._file = look.file or (None if look.is_damaged else _NOTHING)  # None: a file that cannot be read
+        self._file = look.file or (None if look.is_damaged else _NOTHING)  # None: an unreadable file
 
     def refresh(self) -> None:
-        """Look again. Never raises: what cannot be looked at now stays as it was."""
+        """Read the file again. Never raises: state that cannot be read now stays unchanged."""
         with self._lock:
             before = self._file
             look = _read(self._places)
@@ -77,7 +81,7 @@ class Pauses:
                 _log.warning("pauses of uploads have changed: %s", _words(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
-        """Since when and why uploads of `topic` are paused: by a pause of all first; None where they go on."""
+        """Since when and why uploads of `topic` are paused, by a pause of all first; None if not paused."""
         file = self._file
         if file is None:
             return Pause(since_ms=None, reason=f"{FILE} cannot be read; 'tiered resume' writes it anew")
@@ -88,10 +92,10 @@ class Pauses:
 
 
 def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-    """Pause the uploads of some topics (None: of all, those to come included); those that are paused now, by topic.
+    """Pause the uploads of some topics (None: of all, future topics included); all pauses, by topic.
 
-    Durable on return. What is paused already stays so since then, with its reason. Raises NotFound for a topic that is
-    not there, and Conflict while somebody else is changing pauses.
+    Durable on return. An existing pause is unchanged. Raises NotFound for an unknown topic, and Conflict while another
+    process changes pauses.
     """
     _check_reason(reason)
     registry = TopicRegistry(places)
@@ -111,11 +115,11 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
 
 
 def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
-    """Resume the uploads of some topics (None: of all, those that were paused one by one included); those that are
-    paused still, by topic. Durable on return; one that is not paused is no error.
+    """Resume the uploads of some topics (None: of all); the remaining pauses, by topic.
 
-    Raises NotFound for a topic that is not there, InvalidRequest for some topics while all are paused, and Conflict
-    while somebody else is changing pauses.
+    With None, topics paused one by one are resumed too. Durable on return; a topic that is not paused is no error.
+    Raises NotFound for an unknown topic, InvalidRequest for some topics while all are paused, and Conflict while
+    another process changes pauses.
     """
     registry = TopicRegistry(places)
     chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
@@ -132,7 +136,7 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
 
 
 def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-    """What would be paused after `pause_uploads`. Raises as that does, and changes nothing."""
+    """The pauses after `pause_uploads`, with the same errors; changes nothing."""
     _check_reason(reason)
     registry = TopicRegistry(places)
     chosen = registry.all() if names is None else [registry.get(name) for name in sorted(set(names))]
@@ -143,7 +147,7 @@ def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, 
 
 
 def foretell_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
-    """What would still be paused after `resume_uploads`. Raises as that does, and changes nothing."""
+    """The pauses after `resume_uploads`, with the same errors; changes nothing."""
     if names is None:
         return {}
     registry = TopicRegistry(places)
@@ -167,7 +171,7 @@ def _all_paused(names: Iterable[str]) -> InvalidRequest:
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
-    """The topics whose uploads are paused now, by name. Changes nothing."""
+    """The topics with paused uploads, by name. Changes nothing."""
     pauses = Pauses(places)
     found = ((topic.name, pauses.of(topic)) for topic in TopicRegistry(places).all())
     return {name: pause for name, pause in found if pause is not None}
@@ -182,17 +186,17 @@ class Pausable:
         raise NotImplementedError
 
     def pause_uploads(self, topics: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-        """`pause_uploads` of this node; an upload under way is still committed."""
+        """`pause_uploads` of this node; a running upload is still committed."""
         self._check_writable()
         return pause_uploads(self._directory.places(), topics, now_ms=now_ms, reason=reason)
 
     def resume_uploads(self, topics: Iterable[str] | None = None) -> dict[str, Pause]:
-        """`resume_uploads` of this node; the next round goes on."""
+        """`resume_uploads` of this node; the next maintenance continues the uploads."""
         self._check_writable()
         return resume_uploads(self._directory.places(), topics)
 
     def paused_topics(self) -> dict[str, Pause]:
-        """The topics whose uploads are paused now, by name."""
+        """The topics with paused uploads, by name."""
         return paused_topics(self._directory.places())
 
 
@@ -205,7 +209,7 @@ class _Writer:
         self._places, self._version = places, version
 
     def __call__(self, file: _File) -> None:
-        """To every directory that takes it. Raises the last error where none did."""
+        """Write to every directory that accepts it. Raises the last error if none did."""
         body = msgspec.json.encode(msgspec.structs.replace(file, version=self._version))
         failed: LogError | None = None
         written = 0
@@ -222,11 +226,11 @@ class _Writer:
 
 @contextmanager
 def _changing(places: Places) -> Iterator[tuple[_File | None, _Writer]]:
-    """What is paused now (None: cannot be read) and who writes what is to be, alone meanwhile."""
+    """The current pauses (None: unreadable) and their writer, under the lock."""
     lock = _lock(places)
     try:
         look = _read(places)
-        # By two where a copy is out of reach: it may be ahead by one change that nobody was told of.
+        # By two if a copy is unavailable: it may be ahead by one unreported change.
         version = look.highest_version + (2 if look.unreachable else 1)
         yield (None if look.is_damaged else look.file or _NOTHING), _Writer(places, version)
     finally:
@@ -234,7 +238,7 @@ def _changing(places: Places) -> Iterator[tuple[_File | None, _Writer]]:
 
 
 def _lock(places: Places) -> StorageFile:
-    """In the first directory that is there. Raises Conflict while somebody else has it."""
+    """The lock in the first available directory. Raises Conflict while another process has it."""
     failed: LogError | None = None
     for storage, root in places:
         try:
@@ -251,7 +255,7 @@ def _lock(places: Places) -> StorageFile:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """`file` is the copy that holds; None while no directory could be looked at, or all there are are damaged."""
+    """`file` is the valid copy; None if no directory could be read, or all existing copies are damaged."""
 
     file: _File | None
     is_damaged: bool
@@ -278,7 +282,7 @@ def _read(places: Places) -> _Look:
             _log.error("the pauses cannot be read: path=%s cause=%s", path, error)
             damaged += 1
         except LogError:
-            unreachable += 1  # a disk that is lost: another one tells, or what was known holds
+            unreachable += 1  # a lost disk: another copy is used, or the known state stays
     if found:
         return _Look(max(found, key=lambda each: each.version), is_damaged=False, unreachable=unreachable)
     return _Look(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)

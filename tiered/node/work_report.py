@@ -1,9 +1,9 @@
-"""What a working manager leaves behind for those who look: when it worked last, and what is in trouble since when.
+"""The report of a running manager for other processes: its last maintenance and its problems.
 
-``work-report.json`` in the first log directory that is online. It is put in its place whole, after a round that changed
-something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Nothing depends on it but what people are shown: a
-file that is lost, damaged or of another version is as if there were none. A crash leaves the last one, which then says
-that somebody is at work; its age tells that nobody is.
+``work-report.json`` is in the first online log directory. It is replaced whole: after a maintenance run that changed
+something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Only displayed status depends on it: a file that is
+lost, damaged or of another version counts as none. A crash leaves the last report of a running manager; its age shows
+that the manager has ended.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from tiered.node.next_steps import next_step
 FILE = "work-report.json"
 VERSION = 1
 KEEP_INTERVAL_MS = 30_000
-STALE_ROUNDS = 5  # so many intervals without a word, and nobody is at work
+STALE_ROUNDS = 5  # after as many intervals without a report, no manager is running
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition's trouble as one manager met it, or the node's (no topic then). `kind` is the class of the error,
-    `count` the rounds that met it, `code` the error's (`local.errors.ErrorCode`), None for an error without one,
-    `next_step` what to look at."""
+    """A problem of a partition, or of the node (no topic then).
+
+    | field | meaning |
+    |---|---|
+    | `kind` | the class of the error |
+    | `count` | the number of maintenance runs that met it |
+    | `code` | the error's code (`local.errors.ErrorCode`), None for an error without one |
+    | `next_step` | the next step of the operator |
+    """
 
     topic: str | None
     partition: int | None
@@ -47,9 +53,16 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`round_ms` is when the last round ended, by the time it went by, and `wall_ms` by the machine's clock, which may
-    not have been believed; `doubted_ms` since when not. `interval_ms` is the rest after it; `is_ended`: it stopped in
-    order."""
+    """The report of one manager.
+
+    | field | meaning |
+    |---|---|
+    | `round_ms` | when the last maintenance ended, by the manager's time |
+    | `wall_ms` | the same by the machine's clock, which may be in doubt |
+    | `doubted_ms` | since when the machine's clock is in doubt |
+    | `interval_ms` | the pause after a maintenance run |
+    | `is_ended` | the manager ended in order |
+    """
 
     version: int = VERSION
     pid: int
@@ -63,32 +76,32 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen_ms(self) -> int:
-        """When the last round ended, for whoever looks by the machine's clock."""
+        """When the last maintenance ended, by the machine's clock."""
         return self.wall_ms if self.wall_ms is not None else self.round_ms
 
     @property
     def doubt(self) -> Doubt | None:
-        """Of the machine's clock, as the last round left it."""
+        """The doubt about the machine's clock after the last maintenance."""
         if self.doubted_ms is None or self.wall_ms is None:
             return None
         return Doubt(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
 
     def is_at_work(self, now_ms: int) -> bool:
-        """Whether somebody worked a short while ago and has not said that he stopped."""
+        """Whether a manager worked recently and has not reported its end."""
         return not self.is_ended and now_ms - self.seen_ms <= STALE_ROUNDS * max(self.interval_ms, KEEP_INTERVAL_MS)
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _REPORT = msgspec.json.Decoder(WorkReport)
 
 
 class WorkJournal:
-    """Keeps the report of one manager. Not thread safe: rounds come one after the other."""
+    """Writes the report of one manager. Not thread safe: maintenance runs one at a time."""
 
     def __init__(
         self, place: Callable[[], tuple[Storage, str]], *, pid: int, started_ms: int, interval_ms: int
     ) -> None:
-        """`place` says which log directory is to hold the file."""
+        """`place` returns the log directory for the file."""
         self._place = place
         self._report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
         self._kept: WorkReport | None = None
@@ -107,8 +120,10 @@ class WorkJournal:
         wall_ms: int | None = None,
         doubt: Doubt | None = None,
     ) -> None:
-        """A round is over and left these problems; `of_node` ended it. Raises what the disk raises: nothing is lost
-        but what people are shown, and the next round tries again."""
+        """Report a maintenance run with these problems; `of_node` ended it. Raises errors of the disk.
+
+        A failed write loses only displayed status, and the next run tries again.
+        """
         known = {each.name: each for each in self._report.troubles}
         met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
         met += [(name, problems[name]) for name in sorted(problems)]
@@ -125,7 +140,7 @@ class WorkJournal:
             self.keep()
 
     def keep(self) -> None:
-        """Put the report in its place."""
+        """Write the report."""
         storage, root = self._place()
         replace_file(storage, join(root, FILE), msgspec.json.encode(self._report))
         self._kept = self._report
@@ -138,13 +153,13 @@ class WorkJournal:
 
 
 def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
-    """The newest report in any of the log directories; None where there is none that can be read."""
+    """The newest report in any of the log directories; None if none can be read."""
     found = []
     for storage, root in places:
         try:
             report = _REPORT.decode(storage.read(join(root, FILE)))
         except (NotFound, LogError, msgspec.MsgspecError):
-            continue  # what only tells of others' work is no trouble of its own
+            continue  # an unreadable report is not a problem of the reader
         if report.version == VERSION:
             found.append(report)
     return max(found, key=lambda each: each.round_ms, default=None)

@@ -1,9 +1,9 @@
-"""The names that heads are signed with. Managers': machine, node, and a part of their own for each start. Jobs': what
-they are, and their id.
+"""The names of writers in manifests.
 
-A node's part is the same at every start with the same directories, wherever they are mounted, so whoever finds a head
-can tell whether the manager of these directories was the last one to write there. It decides nothing: who may commit is
-the epoch's alone.
+A manager's name has the machine, the node, and a part for each start. A job's name has its kind and its id. A node's
+part is the same at every start with the same directories, wherever they are mounted. So a reader of a manifest can see
+whether the manager of these directories was the last writer. The name decides nothing: only the epoch decides which
+process may commit.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from local.log.checkpoints import read_meta_properties
 from local.storage import Storage
 
 INGEST = "ingest-"  # before the job's id
-AFTER_INGEST = f"{INGEST}deletion-"  # what freed the bytes of a partition that was an ingest's: nobody's afterwards
+AFTER_INGEST = f"{INGEST}deletion-"  # deletion of an ingest's partition, which has no writer afterwards
 ADOPT = "adopt beside "  # before the machine and the process; no machine's name has a blank
 COPY = "copy of "  # before the source's url
-DELETION = "deletion-"  # what freed those of anybody else's
+DELETION = "deletion-"  # deletion of any other partition
 RESTORE = "restore-"  # a directory that was restored to become the writer
 _MANAGER = re.compile(r".+-([0-9a-f]{8})-[0-9a-f]{8}")
 
 
 def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
-    """For a manager that begins on these directories."""
+    """The name of a manager that starts on these directories."""
     import socket
     import uuid
 
@@ -34,7 +34,7 @@ def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
 
 
 def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
-    """Eight characters for the node that the first readable directory says it is of; None where none says."""
+    """Eight characters for the node named in the first readable directory; None if none names one."""
     for directory in directories:
         try:
             found = read_meta_properties(storage, directory)
@@ -46,13 +46,13 @@ def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
 
 
 def signed_for(writer_id: str, storage: Storage, directory: str) -> str:
-    """The name of a job that works for the node of this directory: a manager that opens it later is the same writer."""
+    """The name of a job for this directory's node: a manager that opens it later is the same writer."""
     mark = node_mark(storage, [directory])
     return writer_id if mark is None else f"{writer_id}@{mark}"
 
 
 def is_of_other_node(writer_id: str, mark: str | None) -> bool:
-    """Whether a writer of another node that keeps a log of its own signed so; False where that is not known."""
+    """Whether the name is of another node's writer with its own log; False if unknown."""
     if mark is not None and writer_id.startswith((RESTORE, ADOPT)):
         return "@" in writer_id and not writer_id.endswith(f"@{mark}")
     found = _MANAGER.fullmatch(writer_id)
@@ -61,6 +61,6 @@ def is_of_other_node(writer_id: str, mark: str | None) -> bool:
 
 
 def is_of_node(writer_id: str, mark: str | None) -> bool:
-    """Whether a manager of that node signed so."""
+    """Whether the name is of a manager of that node."""
     parts = writer_id.split("-")
     return mark is not None and len(parts) >= 3 and parts[-2] == mark
