@@ -1,5 +1,5 @@
-"""The object store as the configuration describes it.
+"""The configured object store.
 
-Options, key rings, the meter whose counts survive a restart, checks before the first write, and the object encoding
-of new data objects. Start with `configured_store`.
+Options, key rings, a meter with persistent counts, checks before the first write, and the object encoding of new data
+objects. Start with `configured_store`.
 """

@@ -1,4 +1,4 @@
-"""The store that the configuration names, with what it says of objects and of rates; one for a manager."""
+"""The configured store, with its settings for objects and rates; one per manager."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for wa
 
 
 def configured_store(config: Config, *, policy: RetryPolicy | None = None) -> ObjectStore | None:
-    """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit.
+    """The configured store; None without one. Raises InvalidRequest for an invalid url, option or setting.
 
-    `policy` says how its calls are tried again; None: as usual.
+    `policy` is the retry policy of its calls; None: the default.
     """
     if config.remote_url is None:
         return None
@@ -36,8 +36,8 @@ def addressed_store(
 ) -> ObjectStore:
     """The store at `url`, under the settings of `config`, which has no file. Raises as `configured_store`.
 
-    Where the caller writes no segments, settings of objects that only S3 has are no error for another store: they may
-    be meant for the target of a copy.
+    If the caller writes no segments, object settings that only S3 has are no error for another store: they may be meant
+    for the target of a copy.
     """
     values = config.topic_properties("")
     if not (writes_segments or url.startswith("s3:")):
@@ -52,7 +52,7 @@ def _settled_store(
     key_ring: str | None,
     policy: RetryPolicy | None = None,
 ) -> ObjectStore:
-    """Every setting of the store holds, however the store is named. A store that cannot honour one refuses it."""
+    """Open a store with every setting of the store. A store that cannot honour one refuses it."""
     store = open_store(url, _with_client(url, options, values), policy=policy, objects=object_settings(values))
     if parse(IMMUTABLE, values[IMMUTABLE]):
         store = ImmutableStore(store)
@@ -62,7 +62,7 @@ def _settled_store(
 
 
 def store_options(config: Config) -> dict[str, object]:
-    """The options of the file, and for S3 the client of the settings where the options name none."""
+    """The options of the file; for S3 with the configured client unless the options name one."""
     return _with_client(config.remote_url or "", config.remote_options, config.topic_properties(""))
 
 
@@ -74,7 +74,7 @@ def _with_client(url: str, given: Mapping[str, object], values: Mapping[str, str
 
 
 def object_settings(values: dict[str, str]) -> ObjectSettings:
-    """What S3 is told with every object; "default" says nothing."""
+    """The settings that S3 gets with every object; "default" sends nothing."""
     storage_class, encryption = values["remote.storage.class"], values["remote.sse"]
     return ObjectSettings(
         storage_class=None if storage_class == "default" else storage_class,
@@ -90,7 +90,7 @@ def _rate(values: dict[str, str], name: str) -> int | None:
 
 
 def let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
-    """As a crash would: nothing is written."""
+    """Release the directory and the store as a crash would: nothing is written."""
     try:
         directory.abandon()
     finally:

@@ -1,15 +1,15 @@
-"""The object encoding of new data objects: the one place that turns settings into it, for every writer.
+"""The object encoding of new data objects, derived from settings here for every writer.
 
 | writer | settings |
 |---|---|
 | manager, compacted view | effective settings of the topic on its node |
-| sidecar (`tiered.migrate.adopt`), import | configuration and options of the command, over those of the source |
-| bulk ingest, bucket compaction | settings of the job over those of the manifest (`with_key_of`) |
+| sidecar (`tiered.migrate.adopt`), import | configuration and options of the command, over the settings of the source |
+| bulk ingest, bucket compaction | settings of the job over the manifest's (`with_key_of`) |
 | merge, recode, copy, repair | the encoding of the entry that is rewritten (`kept_as`), changed where asked |
 
-A writer that has no view of the node's configuration never writes plaintext behind encrypted entries: where its
-settings name no key, the key of the newest encrypted entry holds. A rewriting writer encrypts plaintext entries where
-the settings name a key. Only ``rewrite recode --decrypt`` removes encryption.
+A writer that has no view of the node's configuration never writes plaintext behind encrypted entries. If its settings
+name no key, the key of the newest encrypted entry is used. A rewriting writer encrypts plaintext entries if the
+settings name a key. Only ``rewrite recode --decrypt`` removes encryption.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
     "with_key_of",
 ]
 
-SettingsOf = Callable[[str, Mapping[str, str]], Mapping[str, str]]  # a topic and its own settings, to all that hold
+SettingsOf = Callable[[str, Mapping[str, str]], Mapping[str, str]]  # topic, own settings -> effective settings
 _CODES = {name: code for code, name in CODECS.items()}
 _NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How objects are kept: codec at rest ("none", "zstd"), key id, storage class; without any secret.
+    """The object encoding without secrets: codec ("none", "zstd"), key id, storage class.
 
     `level` is zstd's for new objects, None for its default. Entries do not record it, so it takes no part in
     comparisons.
@@ -58,7 +58,10 @@ class Keeping:
     level: int | None = field(default=None, compare=False)
 
     def at_rest(self, keys: KeyRing) -> AtRest:
-        """The encoding, with the key ring of the uploading process. Raises InvalidRequest for an unknown codec."""
+        """The encoding, with the key ring of the uploading process.
+
+        Raises InvalidRequest for an unknown codec.
+        """
         if self.codec not in _CODES:
             raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
         return AtRest(
@@ -70,8 +73,8 @@ class Keeping:
 class BucketSettings:
     """The settings of topics in a bucket, as a command knows them. It can be pickled, and holds no secret.
 
-    With `is_node` all layers of `config` hold, as on the node itself. Otherwise `config` has no file: its environment
-    and overrides are all that is known beside the topic's own settings.
+    With `is_node` all layers of `config` apply, as on the node itself. Otherwise `config` has no file: only its
+    environment and overrides apply, over the topic's own settings.
     """
 
     config: Config
@@ -86,7 +89,7 @@ class BucketSettings:
 
 
 def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
-    """A `SettingsOf` that knows nothing beside the manifest."""
+    """A `SettingsOf` with only the settings of the manifest."""
     del topic
     return own
 
@@ -101,7 +104,7 @@ def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[Re
 
 
 def with_key_of(settings: Mapping[str, str], entries: Iterable[RemoteSegment]) -> dict[str, str]:
-    """`settings`, with the key of the newest encrypted entry where they name no key. `entries` ascend."""
+    """`settings`; if they name no key, with the key of the newest encrypted entry. `entries` ascend."""
     found = dict(settings)
     if not found.get(KEY_ID):
         used = [each.key_id for each in entries if each.key_id is not None]
@@ -110,7 +113,7 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[RemoteSegment]) -
 
 
 def settled_keeping(settings: Mapping[str, str]) -> Keeping:
-    """What `settings` say; missing settings have their defaults. The key ring is not asked."""
+    """The encoding that `settings` name; missing settings have their defaults. Needs no key ring."""
     said = at_rest({**settings, KEY_ID: ""}, NO_KEYS)
     return Keeping(
         codec=CODECS[said.codec],
@@ -121,9 +124,9 @@ def settled_keeping(settings: Mapping[str, str]) -> Keeping:
 
 
 def kept_as(entry: RemoteSegment, settings: Mapping[str, str] = _NOTHING) -> Keeping:
-    """As `entry` is kept; encrypted under the key of the settings where the entry is plaintext and they name one.
+    """The encoding of `entry`; a plaintext entry gets the key of the settings if they name one.
 
-    The storage class is that of the settings where they name one: the store was opened with it.
+    The storage class is that of the settings if they name one: the store was opened with it.
     """
     said = settled_keeping(settings)
     return Keeping(

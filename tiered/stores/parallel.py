@@ -1,8 +1,8 @@
-"""The same work on several things at once, by a bounded number of threads, and nobody waits longer than he wants to.
+"""Run one function on several values in a bounded number of daemon threads.
 
-The threads of `concurrent.futures` are waited for when a process ends, and when its pool is left. What waits for a
-store that hangs would so keep a process from ending that was told to. These are daemons: whoever is interrupted while
-he waits for them goes at once, and what they are at is left to itself.
+`concurrent.futures` waits for its threads at the end of the process and of its pool. A thread that waits for a hanging
+store would block the end of an interrupted process. These threads are daemons: an interrupted caller returns at once
+and leaves the running calls alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOOK_S = 0.5  # how long a signal may lie unseen
+LOOK_S = 0.5  # longest delay of a signal
 
 
 def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, name: str) -> list[R]:
-    """What `work` gives for each thing, in order. Raises the first error there was: nothing is begun after it, what was
-    under way is waited for. An interrupt of the caller begins nothing more either, and waits for nothing."""
+    """The results of `work`, in order. Raises the first error: later values are not started.
+
+    Running calls are waited for after an error. After an interrupt of the caller nothing is started or waited for.
+    """
     waiting = deque(enumerate(things))
     done: dict[int, R] = {}
     errors: list[BaseException] = []
@@ -30,7 +32,7 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
             try:
                 at, thing = waiting.popleft()
             except IndexError:
-                return  # somebody else was faster
+                return  # another thread took it
             try:
                 done[at] = work(thing)
             except BaseException as error:  # noqa: BLE001 - it is the caller's
@@ -41,7 +43,7 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
         for each in workers[: len(things)]:
             each.start()
         for each in workers[: len(things)]:
-            while each.is_alive():  # CPython lets a signal lie that comes just before it falls asleep for good
+            while each.is_alive():  # CPython misses a signal that comes just before an unlimited wait
                 each.join(LOOK_S)
     finally:
         waiting.clear()

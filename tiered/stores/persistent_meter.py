@@ -1,19 +1,19 @@
-"""The meter of a manager's store whose counts outlive the process: what was sent in each month, topic by topic.
+"""A meter of a manager's store with persistent counts: requests per month and topic.
 
-``remote-requests.json`` in the first log directory: the store's url, since when and up to when it was counted, and for
-each calendar month (UTC) the counts by topic directory. It is put in its place whole
-(`local.storage.storage.replace_file`), at most once in KEEP_INTERVAL_MS, at the end, and only when something was
-counted. A crash loses what was counted since the last time, never what was kept. A file that cannot be read, or of
-another store, is begun anew: these are counts for a bill, and nothing else depends on them.
+``remote-requests.json`` is in the first log directory. It holds the store's url, the start and end of the counting, and
+for each calendar month (UTC) the counts by topic directory. It is replaced whole
+(`local.storage.storage.replace_file`), at most once in KEEP_INTERVAL_MS and at the end, and only if something was
+counted. A crash loses the counts since the last write, never written ones. A file that is unreadable, or of another
+store, is started over: the counts serve a bill estimate, and nothing else depends on them.
 
-A month's bill goes by what was sent of late: RATE_DAYS and what more of a calendar month that takes, so that neither
-last year's backfill nor a place that stood still is spread over it.
+The bill of a month is estimated from recent requests: the last RATE_DAYS, extended to the start of a calendar month. So
+neither last year's backfill nor a long standstill distorts it.
 
-Times are those that the rounds go by. A clock that was never set (before EARLIEST_MS: an empty battery at the first
-start) is none of them: nothing is written down until there is a time, and the meter then began as long ago as has been
-counted. What a clock wrote that had been ahead is taken to be of now.
+Times are the manager's times. A clock that was never set (before EARLIEST_MS: an empty battery at the first start) does
+not count. Nothing is written until the time is valid; the start of the meter is then computed back from the counted
+time. Counts dated in the future, by a clock that had been ahead, are counted in the present month.
 
-A manager that only looks writes nothing, so its requests are not kept. Tries again after a failed request are not seen
+A read-only open writes nothing, so its requests are not recorded. Retries after a failed request are not counted
 (`remote.store.middleware.metered_store`).
 """
 
@@ -50,10 +50,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHistory:
-    """What was kept. `months` are ``2026-11`` and so on, ascending, each with counts by topic directory.
+    """The recorded counts.
 
-    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms. `begun` has for each topic directory
-    when something was first sent for it: its counts are of the time since then, not of all that was metered.
+    `months` are ``2026-11`` and so on, ascending, each with counts by topic directory.
+    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms. `begun` is the time of each topic
+    directory's first request: its counts cover the time since then, not the whole metered time.
     """
 
     version: int = VERSION
@@ -64,14 +65,14 @@ class RequestHistory:
     begun: Mapping[str, int] = field(default_factory=dict)
 
     def rate_since_ms(self, now_ms: int) -> int:
-        """From when on counts stand for a month of now."""
+        """The start of the counts that represent a present month."""
         start_ms = _start_of(month_of(now_ms))
         if now_ms - start_ms < RATE_DAYS * DAY_MS:
             start_ms = _start_of(month_of(start_ms - 1))
         return max(self.since_ms, start_ms)
 
     def recent(self, directory: str, now_ms: int) -> tuple[RequestCounts, int]:
-        """What was sent of late for one topic, and in how many ms up to now."""
+        """The recent counts of one topic, and the length in ms of their period up to now."""
         since_ms = self.rate_since_ms(now_ms)
         counts = (
             each.get(directory, RequestCounts()) for name, each in self.months.items() if name >= month_of(since_ms)
@@ -79,16 +80,16 @@ class RequestHistory:
         return sum(counts, RequestCounts()), max(0, now_ms - max(since_ms, self.begun.get(directory, since_ms)))
 
     def total(self) -> RequestCounts:
-        """All that was kept."""
+        """The sum of all recorded counts."""
         return sum((counts for each in self.months.values() for counts in each.values()), RequestCounts())
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _HISTORY = msgspec.json.Decoder(RequestHistory)
 
 
 class KeptMeter(MeteredStore):
-    """A `MeteredStore` that keeps its counts; see the module text. Thread safe."""
+    """A `MeteredStore` with persistent counts. Thread safe."""
 
     def __init__(
         self,
@@ -99,8 +100,10 @@ class KeptMeter(MeteredStore):
         read_only: bool = False,
         counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`place` says which directory keeps the file; with `read_only` nothing is written. `counted` is a clock that
-        nobody sets."""
+        """`place` returns the directory for the file; with `read_only` nothing is written.
+
+        `counted` is a monotonic clock, in ms.
+        """
         super().__init__(inner)
         self._place = place
         self._read_only = read_only
@@ -111,9 +114,9 @@ class KeptMeter(MeteredStore):
         self._steady_ms, self._opened_ms = counted, counted()
 
     def keep(self, now_ms: int | None = None) -> None:
-        """Write down what was counted; at a time only where the last one is long enough ago, without one at once.
+        """Write the counts: with `now_ms` only after KEEP_INTERVAL_MS, without it at once.
 
-        A disk that refuses is told in the log; the counts stay for the next try.
+        A disk that refuses is logged; the counts stay for the next attempt.
         """
         self._now_ms = self._now_ms if now_ms is None else now_ms
         is_early = now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS
@@ -132,11 +135,11 @@ class KeptMeter(MeteredStore):
         self._is_written = True
 
     def history(self) -> RequestHistory:
-        """What was kept until now and counted since. Of one that only looks what the file said, and nothing else."""
+        """The recorded counts and those since. For a read-only open only the counts in the file."""
         return self._begun() if self._read_only else self._with(self.counts_by_topic())
 
     def close(self) -> None:
-        """Let go of the store, once."""
+        """Close the store, once."""
         if not self._is_closed:
             self._is_closed = True
             super().close()
@@ -156,12 +159,12 @@ class KeptMeter(MeteredStore):
 
 
 class Metered:
-    """The part of a manager that tells what it sent."""
+    """The part of a manager that reports its requests."""
 
     _store: KeptMeter | None
 
     def store_clock(self, now_ms: Callable[[], int]) -> StoreClock | None:
-        """Who asks the store what time it is; None without a store, or one that goes by this machine's clock."""
+        """A clock that asks the store; None without a store, or if it uses this machine's clock."""
         from tiered.stores.store_clock import StoreClock, has_own_clock
 
         return StoreClock(self._store, now_ms) if self._store is not None and has_own_clock(self._store.url) else None
@@ -171,12 +174,14 @@ class Metered:
         return self._store.counts() if self._store is not None else None
 
     def request_counts_by_topic(self) -> dict[str, RequestCounts]:
-        """The same by the topic's directory in the store; nothing without a store."""
+        """The same by the topic's directory in the store; empty without a store."""
         return self._store.counts_by_topic() if self._store is not None else {}
 
     def left_objects(self) -> int:
-        """Objects that failed uploads may have left, at most, since it was opened
-        (`remote.segments.cleanup_failures`)."""
+        """An upper bound of the objects left by failed uploads since the open.
+
+        See `remote.segments.cleanup_failures`.
+        """
         return left_behind(self._store).objects if self._store is not None else 0
 
     def request_history(self) -> RequestHistory | None:
@@ -185,14 +190,14 @@ class Metered:
 
 
 def kept_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> KeptMeter | None:
-    """The meter of a manager's store; it writes nothing for one that only looks."""
+    """The meter of a manager's store; it writes nothing in a read-only open."""
     if store is None:
         return None
     return KeptMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
 
 
 def read_history(storage: Storage, root: str) -> RequestHistory | None:
-    """What a log directory has kept; None where it has not, or where nobody can read it."""
+    """The recorded counts in a log directory; None if there are none or they are unreadable."""
     try:
         history = _HISTORY.decode(storage.read(join(root, FILE)))
     except NotFound:
@@ -204,9 +209,9 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
 
 
 def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
-    """`history` with counts of the month of `now_ms`, and without months that are too old.
+    """`history` plus counts of the month of `now_ms`, without months that are too old.
 
-    What it has of later ones is taken to be of that one: a clock had been ahead.
+    Its counts of later months are added to that month: a clock had been ahead.
     """
     name, history = month_of(now_ms), _not_ahead(history, now_ms)
     month = dict(history.months.get(name, {}))
@@ -241,9 +246,9 @@ def _not_ahead(history: RequestHistory, now_ms: int) -> RequestHistory:
 
 
 def _begun_at(history: RequestHistory, topic: str, now_ms: int) -> int:
-    """When a topic's counts began that has no such moment yet: now, or at the first month that has any.
+    """The start of a topic's counts if none is recorded: now, or its first month with counts.
 
-    Of what was sent before anything was kept nobody knows more than when the meter began.
+    For requests before the first record, only the start of the meter is known.
     """
     known = [_start_of(name) for name, each in history.months.items() if topic in each]
     if known or not history.months:

@@ -1,16 +1,16 @@
-"""A store that is asked once and briefly while a command opens, so that a store that is away holds no command up.
+"""A store with short deadlines while a command opens, so that an unavailable store delays no command.
 
-| phase | a call | after a call that was not answered |
+| phase | a call | after an unanswered call |
 |---|---|---|
-| in haste (`haste`) | is tried once, and for HASTE_S at most | every further call fails at once, until the phase ends |
+| in haste (`haste`) | is tried once, for HASTE_S at most | every further call fails at once, until the phase ends |
 | afterwards | is tried as any other store's | is tried as any other store's |
 
-A store that answers, however many calls it takes, is used as ever: only a call that is not answered ends the asking.
+A store that answers, however many calls it takes, is used as usual: only an unanswered call ends the calls.
 
-`BriefStore` is for commands that show figures and change nothing. What they wait in vain is bounded in total, over all
+`BriefStore` is for commands that show figures and change nothing. Their unanswered waits are bounded in total, over all
 partitions and all calls:
 
-| the store | what calls wait in vain, in total | then |
+| the store | unanswered waits, in total | then |
 |---|---|---|
 | has answered no call | LOOK_S | every further call fails at once |
 | has answered a call | ANSWERED_S | every further call fails at once |
@@ -32,17 +32,15 @@ from remote.store.middleware.watchdog import Watchdog
 from tiered.config.config import Config
 from tiered.stores.configured_store import configured_store
 
-HASTE_S = 2.0  # about as long as a person watches nothing happen (`remote.store.middleware.retrying_store`)
-LOOK_S = 5.0  # a connection over a slow way, and two tries
-ANSWERED_S = (
-    60.0  # one call to a store that answers (`remote.store.middleware.deadline_store`): a large object over a slow way
-)
-LOOK_TRIES = 4.0  # tries beyond the first, of all calls together, until others succeed
+HASTE_S = 2.0  # about as long as a person waits without output (`remote.store.middleware.retrying_store`)
+LOOK_S = 5.0  # a connection over a slow network, and two attempts
+ANSWERED_S = 60.0  # one call to a store that answers (`remote.store.middleware.deadline_store`): a large object
+LOOK_TRIES = 4.0  # retries of all calls together, until other calls succeed
 CLOSE_S = 1.0  # for the client of a store that did not answer
 
 
 class HastyStore:
-    """See the module text. Thread safe but for `haste`, which one thread enters."""
+    """A store with a `haste` phase of short calls. Thread safe, except that one thread enters `haste`."""
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
         """`budget` is that of the retries below `inner`."""
@@ -54,7 +52,7 @@ class HastyStore:
 
     @classmethod
     def of(cls, config: Config) -> HastyStore | None:
-        """The configured store; None where none is. Raises as `configured_store`."""
+        """The configured store; None without one. Raises as `configured_store`."""
         policy = RetryPolicy()
         store = configured_store(config, policy=policy)
         return cls(store, policy.budget) if store is not None else None
@@ -65,12 +63,12 @@ class HastyStore:
 
     @property
     def as_store(self) -> ObjectStore:
-        """This store as the protocol: its verbs are those of the inner store."""
+        """This store as the protocol: its methods are those of the inner store."""
         return cast(ObjectStore, self)
 
     @contextmanager
     def haste(self) -> Iterator[None]:
-        """Inside, calls are brief (module text)."""
+        """A phase in which calls are short (module text)."""
         self._is_hasty, self._silent = True, None
         try:
             with self._budget.closed():
@@ -100,7 +98,7 @@ class HastyStore:
         return self._listed(found) if isinstance(found, Iterator) else found
 
     def _listed(self, found: Iterator[object]) -> Iterator[object]:
-        """A listing is asked for while it is read."""
+        """A listing sends its requests while it is read."""
         try:
             yield from found
         except Unavailable as error:
@@ -109,7 +107,7 @@ class HastyStore:
 
 
 class BriefStore:
-    """See the module text. Thread safe."""
+    """A store that bounds the sum of unanswered waits. Thread safe."""
 
     def __init__(
         self, inner: ObjectStore, limit_s: float = LOOK_S, elapsed_s: Callable[[], float] = time.monotonic
@@ -122,7 +120,7 @@ class BriefStore:
 
     @classmethod
     def of(cls, config: Config) -> BriefStore | None:
-        """The configured store; None where none is. Raises as `configured_store`."""
+        """The configured store; None without one. Raises as `configured_store`."""
         policy = RetryPolicy(deadline_s=LOOK_S / 2, budget=RetryBudget(LOOK_TRIES))
         store = configured_store(config, policy=policy)
         return cls(store) if store is not None else None
@@ -133,7 +131,7 @@ class BriefStore:
 
     @property
     def as_store(self) -> ObjectStore:
-        """This store as the protocol: its verbs are those of the inner store."""
+        """This store as the protocol: its methods are those of the inner store."""
         return cast(ObjectStore, self)
 
     @property
@@ -155,7 +153,7 @@ class BriefStore:
         return call
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[object]:
-        """A listing is asked for while it is read."""
+        """A listing sends its requests while it is read."""
         infos: Iterator[object] | None = None
         end = object()
 
@@ -172,7 +170,7 @@ class BriefStore:
         return WatchedStore(self._inner, self._watchdog, Deadlines(call_s=left_s))
 
     def _timed(self, ask: Callable[[float], object]) -> object:
-        """What `ask` gives; it is told how many seconds are left for calls without an answer."""
+        """The result of `ask`, which gets the seconds left for unanswered calls."""
         with self._lock:
             left_s = (ANSWERED_S if self._has_answered else self._limit_s) - self._vain_s
             silent = self._silent

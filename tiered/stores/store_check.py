@@ -1,13 +1,13 @@
-"""Before the first write to a bucket, and every week: does this store really create only if absent?
+"""Check, before the first write and every week, that a store really creates only if absent.
 
-Without that primitive two writers can both commit, each seeing only its own head, and the disk of one lets go of
-records that no head names. So a store that overwrites is refused unless the operator declares that nobody else ever
-writes there. Creates that race for one name are part of the question: a store may refuse a second create and still
-look first and write then.
+Without that primitive two writers can both commit, each reading back only its own manifest. The disk of one then drops
+segments that no manifest names. So a store that overwrites is refused, unless the operator declares that no other
+process ever writes there. The check includes racing creates of one name: a store may refuse a second create and still
+check first and write later.
 
-The answer is remembered in the log directory, so that a short command does not ask again, for as long as it can be
-relied on: for this URL, reached this way (client, endpoint, options), and for MAX_AGE_MS; behind the same address
-another server may answer one day. What is remembered of the way is a hash over options that hold no secret.
+The log directory records the answer, so that a short command does not check again. The answer holds for this URL, for
+this client, endpoint and options, and for MAX_AGE_MS: another server may use the address later. Client, endpoint and
+options are recorded as a hash over options without secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tiered.config.secrets import without_secrets
 
 FILE = "remote-store.json"
 MAX_AGE_MS = 7 * 86_400_000
-LATER_MS = 3_600_000  # the next try of a store that could not be asked again
+LATER_MS = 3_600_000  # until the next check of a store that could not be checked
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR")
 _REFUSED = (
     "writing to a store that overwrites what exists, so two writers could both commit; "
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreCheck:
-    """Asks for a directory and a store. Thread safe."""
+    """Checks one store for a log directory. Thread safe."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StoreCheck:
         is_single_writer: bool,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """`place` says which log directory is to remember the answer; `options` are those the store was opened with."""
+        """`place` returns the log directory that records the answer; `options` are those of the opened store."""
         self._place = place
         self._is_single_writer = is_single_writer
         self._options = dict(options or {})
@@ -55,22 +55,22 @@ class StoreCheck:
         self._refused_ms = 0
 
     def ensure(self, store: ObjectStore, now_ms: int) -> None:
-        """Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked."""
+        """Raises InvalidRequest for a store that overwrites, and errors of the store during the check."""
         with self._lock:
             if not _is_fresh(self._checked_ms, now_ms):
                 found = self._remembered(store)
                 self._checked_ms = found if _is_fresh(found, now_ms) else self._ask(store, now_ms)
 
     def renew(self, store: ObjectStore, now_ms: int) -> None:
-        """Ask again where the answer got old; nothing where none was ever asked for.
+        """Check again if the answer is too old; nothing if no check was ever made.
 
-        A store out of reach is asked later: what it was seen to do counts until then. Raises as `ensure`, and the same
-        again for an hour, so that a store that has lost it is not asked all the time.
+        An unavailable store is checked later; its last answer holds until then. Raises as `ensure`. For an hour the
+        same error is raised without a check, so that a store without the guarantee is not checked all the time.
         """
         if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
             return
         if self._refusal is not None and 0 <= now_ms - self._refused_ms < LATER_MS:
-            # One of its own for each thread that asks: raising writes into an error.
+            # A new error for each calling thread: raising writes into an error.
             raise InvalidRequest(self._refusal.attempt, **self._refusal.facts)
         try:
             self.ensure(store, now_ms)
@@ -94,7 +94,7 @@ class StoreCheck:
         return now_ms
 
     def _remembered(self, store: ObjectStore) -> int | None:
-        """When this very store was asked, if it passed."""
+        """When this very store passed the check; None if it did not."""
         storage, root = self._place()
         try:
             found = _REMEMBERED.decode(storage.read(join(root, FILE)))
@@ -104,21 +104,21 @@ class StoreCheck:
         return found.checked_ms if is_same else None
 
     def _way(self, store: ObjectStore) -> str:
-        """By which client and to which server, as a hash: options are nobody's business in a log directory."""
+        """A hash of client, endpoint and options: a log directory must not hold options."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         import hashlib
 
         from remote.store.obstore_options import is_installed
 
-        client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means
+        client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # the meaning of client "auto"
         told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
         return hashlib.sha256(told).hexdigest()[:16]
 
 
 def check_writers(store: ObjectStore, now_ms: int) -> None:
-    """For whoever writes to a bucket for long without a log directory: a sidecar.
+    """Check the store for a long-running writer without a log directory: a sidecar.
 
-    Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked.
+    Raises InvalidRequest for a store that overwrites, and errors of the store during the check.
     """
     if not _allows_writers(store, now_ms):
         raise InvalidRequest(_REFUSED, store=store.url)
@@ -139,10 +139,10 @@ class _Remembered(msgspec.Struct):
     checked_ms: int = 0
 
 
-# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
 _REMEMBERED = msgspec.json.Decoder(_Remembered)
 
 
 def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
-    """An answer from the future is none: a clock was wrong."""
+    """Whether an answer is recent. An answer from the future is not: a clock was wrong."""
     return checked_ms is not None and 0 <= now_ms - checked_ms < MAX_AGE_MS

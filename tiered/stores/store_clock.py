@@ -1,8 +1,9 @@
-"""What time a store says it is: a witness for a machine whose clock may be wrong (`tiered.config.clock_guard`).
+"""The clock of a store, a reference for a machine with a wrong clock.
 
-An object is put there, looked at and removed: stores stamp what they take, to the second, by their own clock. Only of
-S3 and HDFS that is another clock than ours. S3 refuses what is signed a quarter of an hour off and so never says how
-far; it then has not answered, and nothing of it can be deleted either.
+`tiered.config.clock_guard` uses it.
+An object is put, its stamp read, and the object deleted: stores stamp objects, to the second, by their own clock. Only
+S3 and HDFS have a clock other than this machine's. S3 refuses requests signed a quarter of an hour off, without stating
+the difference. Then it has not answered, and the object cannot be deleted either.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-WAIT_S = 5.0  # for the first answer, before the first round
+WAIT_S = 5.0  # for the first answer, before the first maintenance
 
 
 def has_own_clock(url: str) -> bool:
-    """Whether what lies there is stamped by another machine."""
+    """Whether another machine stamps the objects at `url`."""
     return url.startswith(("s3://", "hdfs://"))
 
 
 class StoreClock:
-    """Asks one store, in a thread of its own, one question at a time."""
+    """Asks one store for its time, in its own thread, one request at a time."""
 
     def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
-        """`now_ms` only gives names to what is put."""
+        """`now_ms` is used only for object names."""
         self._store = store
         self._now_ms = now_ms
         self._asking: threading.Thread | None = None
 
     def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
-        """`told` hears the store's time if it answers; it is waited for that long. Nothing while a question is open."""
+        """Call `told` with the store's time if it answers; wait for it at most `wait_s`.
+
+        Does nothing while a request is open.
+        """
         if self._asking is None or not self._asking.is_alive():
             asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
             try:
