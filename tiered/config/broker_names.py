@@ -1,7 +1,7 @@
-"""Kafka's names of settings in ``server.properties``, and what the same setting of a topic is called.
+"""Kafka's names of settings in ``server.properties``, with the topic setting of the same meaning.
 
-Whoever comes from a broker's file types these. They are answered, not taken: a broker's ``log.retention.hours`` counts
-hours, ours take a unit. From Kafka's ServerTopicConfigSynonyms.
+Users of a broker's file type these names. They get a hint, but the names are refused: a broker's
+``log.retention.hours`` counts hours, the settings here take a unit. From Kafka's ServerTopicConfigSynonyms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Settings of Kafka's brokers that have no effect here: why not, and what does the same.
+"""Kafka broker settings without effect here: the reason, and the replacement.
 
-The names are those of Kafka 4.1 (`server.properties`), one by one where a setting is about logs, by their first words
-where a whole family concerns brokers alone.
+The names are those of Kafka 4.1 (`server.properties`): one by one for settings of logs, by prefix for families that
+concern brokers alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOnly:
-    """Why a setting has no effect, and what to use instead (empty where nothing is needed)."""
+    """The reason why a setting has no effect, and its replacement (empty if none is needed)."""
 
     why: str
     instead: str = ""
@@ -59,7 +59,7 @@ _NAMES = {
     "remote.fetch.max.wait.ms": BrokerOnly(why="a read of the remote tier waits for the store's deadline"),
     "remote.list.offsets.request.timeout.ms": BrokerOnly(why="a lookup waits for the store's deadline"),
     "fetch.max.bytes": BrokerOnly(why="readers choose how much they fetch"),
-    # Not by their first words: misspelt names of ours begin with these.
+    # Not by prefix: misspelt names of this project's settings begin with these.
     **{
         f"remote.log.{name}": _REMOTE_POOLS
         for name in (
@@ -81,7 +81,7 @@ _GROUPS = BrokerOnly(why="it concerns the broker's coordinators of groups and tr
 _SECURITY = BrokerOnly(why="it concerns the security of the broker's listeners")
 _CLUSTER = BrokerOnly(why="there is no cluster and no controller")
 _METRICS = BrokerOnly(why="metrics are Prometheus's", instead="tiered run --metrics")
-# By the words that a name begins with, the first that fits.
+# By prefix; the first match decides.
 _FAMILIES = (
     ("remote.log.storage.manager.", _PLUGIN),
     ("rsm.config.", _PLUGIN),
@@ -116,7 +116,7 @@ _FAMILIES = (
 
 
 def broker_only(name: str) -> BrokerOnly | None:
-    """Why a setting of a broker has no effect here; None for a name that is not known to be one."""
+    """The reason why a broker setting has no effect here; None for a name not known as one."""
     if name in _NAMES:
         return _NAMES[name]
     return next((of for begin, of in _FAMILIES if name.startswith(begin)), None)

@@ -1,4 +1,4 @@
-"""The properties of a clock that jumps: rows of the table of properties, beside the others because those are many."""
+"""The properties of a clock that jumps: one part of the table of properties."""
 
 from __future__ import annotations
 

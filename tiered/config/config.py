@@ -1,4 +1,4 @@
-"""The configuration: ``tiered.toml``, the environment and the command line, layered, and every key checked.
+"""The configuration: ``tiered.toml``, environment and command line, layered, every key checked.
 
 ```toml
 [local]
@@ -13,9 +13,9 @@ key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tie
 "local.retention.ms" = "6h"
 ```
 
-Precedence for a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings (those it was
-created with) → ``[topics]`` globs, a later one over an earlier → ``[defaults]`` → built in. Of the directory and the
-store's URL ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
+Precedence for a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings (given at its
+creation) → ``[topics]`` globs, a later one over an earlier → ``[defaults]`` → built in. For the directory and the
+store's URL, ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SECTIONS = (*KEYS, "defaults", "topics")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One effective setting and where it came from."""
+    """One effective setting and its origin."""
 
     name: str
     value: str
@@ -58,11 +58,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a manager is opened with. Settings are text that has been checked to parse.
+    """The configuration of a manager. Settings are text that was checked to parse.
 
-    `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others, `cordoned_dirs` those of all
-    that take no new partition. `remote_options` go to the store as they are and hold no secret unless the endpoint is
-    loopback. `key_ring` is an absolute path. `changed_ns` is when the file that was read was last changed.
+    `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others. `cordoned_dirs` are the
+    directories among all of them that take no new partition. `remote_options` are passed to the store unchanged and
+    hold no secret unless the endpoint is loopback. `key_ring` is an absolute path. `changed_ns` is the modification
+    time of the file when read.
     """
 
     data_dir: str
@@ -89,7 +90,7 @@ class Config:
     ) -> Config:
         """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
 
-        `local_dir` is for a caller without a file. Raises NotFound for a file that is not there, InvalidRequest for
+        `local_dir` is for a caller without a file. Raises NotFound for a missing file. Raises InvalidRequest for
         anything in it, in `environ` or in `overrides` that is unknown, malformed or a secret.
         """
         body, changed_ns = _read(path) if path is not None else ({}, 0)
@@ -134,7 +135,7 @@ class Config:
 
     @property
     def recovery_threads_per_dir(self) -> int:
-        """How many logs of a directory are loaded at the same time."""
+        """The number of logs of one directory that are loaded in parallel."""
         return int(self.topic_properties("")["num.recovery.threads.per.data.dir"])
 
     @property
@@ -144,12 +145,12 @@ class Config:
 
     @property
     def dir_free_share_min(self) -> float:
-        """Nor below this share of its file system, 0..1."""
+        """Below this free share of its file system, 0..1, a directory takes no new partition."""
         return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property
     def task_interval_ms(self) -> int:
-        """How long the loop rests when there was nothing to do."""
+        """The pause of the loop after a maintenance run without more work."""
         return self._manager_ms("remote.log.manager.task.interval.ms")
 
     def bytes_of(self, name: str) -> int:
@@ -162,21 +163,22 @@ class Config:
 
     @property
     def tier_threads(self) -> tuple[int, int]:
-        """How many partitions copy at the same time, and how many wait for the store for anything else."""
+        """The number of partitions that copy in parallel, and that send other store requests in parallel."""
         values = self.topic_properties("")
         copiers, expirers = (values[f"remote.log.manager.{kind}.thread.pool.size"] for kind in ("copier", "expiration"))
         return int(copiers), int(expirers)
 
     @property
     def fetch_cache_bytes(self) -> int:
-        """Memory for what was fetched from the store."""
+        """Memory for bytes fetched from the store."""
         return self._manager_bytes("remote.fetch.cache.bytes")
 
     @property
     def fetch_cache_dir(self) -> str:
-        """Where it stays over restarts, absolute; empty for nowhere. Relative paths begin where tiered.toml lies.
+        """The directory of the persistent fetch cache, absolute; empty for none.
 
-        Raises InvalidRequest for a place among the logs: a Kafka broker refuses a folder there that it can't name.
+        Relative paths start at the directory of tiered.toml. Raises InvalidRequest for a path inside a log directory: a
+        Kafka broker refuses a folder there that it cannot name.
         """
         path = self.topic_properties("")["remote.fetch.cache.dir"]
         if not path:
@@ -191,16 +193,16 @@ class Config:
 
     @property
     def fetch_cache_dir_bytes(self) -> int:
-        """How much stays there at most."""
+        """The maximum size of the persistent fetch cache."""
         return self._manager_bytes("remote.fetch.cache.dir.max.bytes")
 
     @property
     def is_single_writer(self) -> bool:
-        """The operator's word that no other manager ever writes to the store."""
+        """The operator's promise that no other manager ever writes to the store."""
         return self.topic_properties("")["remote.single.writer"].lower() == "true"
 
     def topic_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Every effective setting of a topic as text, `own` being those it was created with.
+        """Every effective setting of a topic as text; `own` are the settings given at its creation.
 
         Raises InvalidRequest for an own setting that is unknown or malformed.
         """
@@ -242,7 +244,7 @@ class Config:
 
 
 def file_url(directory: str) -> str:
-    """The ``file://`` URL of an absolute directory, quoted. Raises InvalidRequest for a name that is not UTF-8."""
+    """The ``file://`` URL of an absolute directory, quoted. Raises InvalidRequest for a non-UTF-8 name."""
     try:
         return "file://" + quote(directory, errors="strict")
     except UnicodeEncodeError:
@@ -250,13 +252,13 @@ def file_url(directory: str) -> str:
 
 
 def last_changed_ns(path: str | int) -> int:
-    """When a file was last changed; 0 for a pipe, which its readers change. Raises OSError."""
+    """The modification time of a file; 0 for a pipe, which its readers change. Raises OSError."""
     found = os.stat(path)
     return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else 0
 
 
 def _read(path: str) -> tuple[dict[str, object], int]:
-    """What is in there, and when it was last changed: looked up first, so that what changes meanwhile is seen later."""
+    """The content and the modification time, which is read first: a later change is noticed."""
     try:
         with open(path, "rb") as file:
             changed_ns = last_changed_ns(file.fileno())
@@ -314,7 +316,7 @@ def _strings(table: Mapping[str, object], key: str, section: str, path: str | No
 
 
 def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
-    """Either ``dir`` or ``dirs``, as written."""
+    """The value of ``dir`` or ``dirs``, as written."""
     one, several = _string(local, "dir", "local", path), _strings(local, "dirs", "local", path)
     if "dirs" in local and (one or not several):
         raise InvalidRequest("reading the configuration, either dir or dirs, with at least one in it", file=path)
@@ -322,7 +324,10 @@ def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
 
 
 def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[str]:
-    """Raises InvalidRequest for one that is named twice, or that lies inside another, or that no path can name."""
+    """The absolute paths of log directories.
+
+    Raises InvalidRequest for a directory that is named twice, is inside another, or has a zero byte in its name.
+    """
     if any("\0" in each for each in directories):
         raise InvalidRequest("reading the configuration, a directory's name with a zero in it", file=path)
     found = [os.path.abspath(os.path.join(root, each)) for each in directories]
@@ -353,7 +358,10 @@ def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_t
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``TIERED_RETENTION_MS`` and its kin. A variable that is nearly one of them is refused, others are not ours."""
+    """Settings from variables like ``TIERED_RETENTION_MS``.
+
+    A variable with a nearly matching name is refused; unrelated variables are ignored.
+    """
     settings: dict[str, str] = {}
     for variable, text in environ.items():
         row = ENVIRONMENT.get(variable)

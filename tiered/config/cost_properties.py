@@ -1,4 +1,4 @@
-"""The properties of cost: rows of the table of properties, beside the others because those are many."""
+"""The properties of cost: one part of the table of properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The properties of a disk that fills: rows of the table of properties, beside the others because those are many."""
+"""The properties of a disk that fills: one part of the table of properties."""
 
 from __future__ import annotations
 

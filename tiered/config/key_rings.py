@@ -1,8 +1,9 @@
-"""Where the key ring comes from: a file, or the environment. Keys never stand in ``tiered.toml``, only the file's name.
+"""Load the key ring from a file or the environment. ``tiered.toml`` names the file and never has keys.
 
-A ring is text, a key a line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). A line ``@require`` names
-topics that must be encrypted, or ``*`` (`remote.segments.encryption.KeyRing.requires`). ``TIERED_KEY_RING`` names a
-file and outranks the configuration; ``TIERED_KEYS`` is a ring itself, with semicolons for line ends, and outranks both.
+A ring is text with a key per line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). A line ``@require``
+names topics that must be encrypted, or ``*`` (`remote.segments.encryption.KeyRing.requires`). ``TIERED_KEY_RING`` names
+a file and outranks the configuration. ``TIERED_KEYS`` is a ring itself, with semicolons for line ends, and outranks
+both.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ FILE_VARIABLE, KEYS_VARIABLE = "TIERED_KEY_RING", "TIERED_KEYS"
 
 
 def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
-    """The ring of this process; `path` is the configuration's. An empty one where nothing is said.
+    """The ring of this process; `path` is the configuration's. Empty if none is configured.
 
-    Raises NotFound for a file that is not there, InvalidRequest for one that is no key ring, or that other users may
-    read; no error shows a key.
+    Raises NotFound for a missing file. Raises InvalidRequest for a file that is no key ring, or that other users may
+    read.
+    No error shows a key.
     """
     if keys := environ.get(KEYS_VARIABLE):
         return parse_key_ring(keys.split(";"), KEYS_VARIABLE)
@@ -34,7 +36,7 @@ def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
 
 
 def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
-    """The store with the ring that `load_key_ring` finds for this process: encrypted topics open in it."""
+    """The store with the ring that `load_key_ring` finds; encrypted topics are readable in it."""
     return keyed(store, load_key_ring(path, os.environ))
 
 

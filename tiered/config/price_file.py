@@ -1,13 +1,13 @@
-"""The prices that hold here: those built in, with what the user's file says over them.
+"""The effective prices: the built-in ones, overridden by the user's file.
 
-The file is JSON and names only what differs:
+The file is JSON and names only the differences:
 
 ```json
 {"as_of": "2026-11-01", "region": "eu-central-1", "disk_per_gb_month": 0.095,
  "classes": {"STANDARD": {"storage_bands": [[50000, 0.0245], [null, 0.0235]], "put_per_1000": 0.0054}}}
 ```
 
-A class that is not built in has to say `storage_bands`, `put_per_1000`, `get_per_1000` and `list_per_1000`.
+A class that is not built in needs `storage_bands`, `put_per_1000`, `get_per_1000` and `list_per_1000`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 SETTING = "cost.prices"
 _log = logging.getLogger(__name__)
 _KEYS = ("as_of", "region", "disk_per_gb_month", "classes")
-# What msgspec knows of prices is made at import: made in two threads at once it ends the process (0.22).
+# msgspec builds its facts of `Prices` at import: in two threads in parallel it ends the process (0.22).
 msgspec.json.Decoder(Prices)
 _OF_CLASS = tuple(each.name for each in fields(Prices) if each.name not in ("as_of", "region", "storage_class"))
 
 
 def configured_prices(config: Config) -> PriceTable:
-    """The table of `cost.prices`, a path relative to tiered.toml; the built-in one where nothing is set.
+    """The table of `cost.prices`, a path relative to tiered.toml; the built-in table without a path.
 
     Raises NotFound and InvalidRequest, naming the file.
     """
@@ -45,7 +45,7 @@ def configured_prices(config: Config) -> PriceTable:
 
 
 def told_prices(config: Config) -> PriceTable | None:
-    """As `configured_prices`, for who can do without: None, and a warning in the log, where they cannot be read."""
+    """As `configured_prices`, but None, with a logged warning, if they cannot be read."""
     try:
         return configured_prices(config)
     except LogError as error:
@@ -54,13 +54,13 @@ def told_prices(config: Config) -> PriceTable | None:
 
 
 def new_class(config: Config) -> str:
-    """What new segments are put in; where nothing is said S3 takes the standard one."""
+    """The storage class of new segments; S3 uses the standard one by default."""
     found = config.topic_properties("")["remote.storage.class"]
     return STANDARD if found == "default" else found
 
 
 def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BUILT_IN) -> PriceTable:
-    """`base` with what the file at `path` says. Raises NotFound, and InvalidRequest for what is no such file."""
+    """`base` overridden by the file at `path`. Raises NotFound, and InvalidRequest for an invalid file."""
     disk = storage or DiskStorage()
     try:
         body = msgspec.json.decode(disk.read(path), type=dict[str, object])
@@ -75,7 +75,10 @@ def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BU
 
 
 def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
-    """`base` with the prices of `body`, an object as the module text shows. Raises InvalidRequest, msgspec's errors."""
+    """`base` overridden by `body`, an object as in the module text.
+
+    Raises InvalidRequest and msgspec's errors.
+    """
     _check_keys(body, _KEYS)
     classes = msgspec.convert(body.get("classes", {}), dict[str, dict[str, object]])
     as_of = msgspec.convert(body.get("as_of", base.as_of), str)
@@ -86,7 +89,7 @@ def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
         before = asdict(known[name]) if name in known else {"storage_class": name, "as_of": as_of, "region": region}
         merged = {**before, **said}
         if name in known and "unverified" not in said:
-            # What the user said is looked at, by the user.
+            # The user has verified the prices in the file.
             merged["unverified"] = tuple(each for each in known[name].unverified if each not in said)
         known[name] = _checked(msgspec.convert(merged, Prices))
     disk = msgspec.convert(body.get("disk_per_gb_month", base.disk_per_gb_month), float, strict=False)
@@ -94,7 +97,7 @@ def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
 
 
 def price_rows(table: PriceTable) -> dict[str, object]:
-    """The table as the object that a file of prices is, whole: what to begin one's own with."""
+    """The whole table as the object of a price file: a template for the user's own."""
     classes = {
         name: {key: value for key, value in asdict(each).items() if key in _OF_CLASS}
         for name, each in table.classes.items()

@@ -1,6 +1,6 @@
-"""Every property a topic or the manager can have, looked up and parsed; the table is `tiered.config.property_table`.
+"""Look up and parse properties of topics and the manager; the table is `tiered.config.property_table`.
 
-Values are text until they are parsed here, so a setting reads the same in the file, in the environment and after
+Values are text until this module parses them, so a setting reads the same in the file, in the environment and after
 ``-X``.
 """
 
@@ -42,7 +42,10 @@ _NOWHERE: Mapping[str, object] = {}
 
 
 def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topic: bool = False) -> Property:
-    """The row of that name. Raises InvalidRequest with the nearest known name; `where` joins the facts."""
+    """The property of that name. Raises InvalidRequest with the nearest known name.
+
+    `where` is added to the facts of the error.
+    """
     row = PROPERTIES.get(name)
     if row is None and name in BROKER_NAMES:
         meant = PROPERTIES[BROKER_NAMES[name]]
@@ -62,7 +65,7 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
 
 
 def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value:
-    """The value of one setting. Raises InvalidRequest naming the key, the text and what was expected."""
+    """The value of one setting. Raises InvalidRequest with the key, the text and the expected form."""
     row = find_property(name, where)
     value = _sound(name, text)
     if value is None:
@@ -71,7 +74,7 @@ def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value
 
 
 def canonical(name: str, text: str) -> str:
-    """A well-formed value in the one spelling that is stored: switches and choices as the table has them."""
+    """A well-formed value in its stored spelling: switches and choices as in the table."""
     row = PROPERTIES[name]
     if row.kind is Kind.BOOL:
         return text.strip().lower()
@@ -79,7 +82,7 @@ def canonical(name: str, text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name a typist most likely meant, if any is close."""
+    """The known name closest to a misspelt one; None if none is close."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
@@ -87,7 +90,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _sound(name: str, text: str) -> Value | None:
-    """None where it is malformed or out of range. Remembered: hundreds of topics have the same few settings."""
+    """The value; None if malformed or out of range. Cached: hundreds of topics share a few settings."""
     value = _parse(PROPERTIES[name], text)
     return value if value is not None and _is_in_range(PROPERTIES[name], value) else None
 

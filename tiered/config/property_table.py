@@ -1,7 +1,8 @@
-"""The table of properties: name, kind, default, meaning, source. `tiered.config.properties` looks things up in it.
+"""The table of properties: name, kind, default, meaning, source.
 
-Names and defaults are Kafka's where Kafka has the property; ours stand beside them in the same style. It is one table
-and nothing else, hence its length.
+`tiered.config.properties` looks them up.
+Names and defaults are Kafka's where Kafka has the property; others follow the same style. The module is long because it
+is one table.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Value = int | float | bool | str | frozenset[str]
 
 
 class Kind(Enum):
-    """What a value is; the text says how to write one."""
+    """The type of a value; the text describes its form."""
 
     MS = "a duration such as 7d, 90s or a number of ms"
     BYTES = "a size such as 512MiB or a number of bytes"
@@ -26,7 +27,7 @@ class Kind(Enum):
 
 
 class Source(Enum):
-    """Who named the property, and so where its meaning is written down."""
+    """The project that defined the property, and documents its meaning."""
 
     KAFKA = "kafka"
     TIERED = "tiered"
@@ -34,7 +35,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property:
-    """One row. `default` is text, as a user would write it; `minimum` and `maximum` are inclusive."""
+    """One property. `default` is text, as a user would write it; `minimum` and `maximum` are inclusive."""
 
     name: str
     kind: Kind
@@ -53,7 +54,7 @@ class Property:
 
     @property
     def expected(self) -> str:
-        """What a value has to look like, for messages and docs."""
+        """The form of a value, for messages and docs."""
         text = f"{self.kind.value} {', '.join(self.choices)}" if self.choices else self.kind.value
         if self.minimum is not None:
             text += f", at least {self.minimum}"

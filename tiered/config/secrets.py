@@ -1,4 +1,4 @@
-"""Keeping secrets out of configuration files: which option names look like one, and where they may stand after all.
+"""Keep secrets out of configuration files: option names that look like one, and the exceptions.
 
 The store's clients find credentials by themselves, in the environment (``AWS_ACCESS_KEY_ID``, ...) or in a named
 profile, so a file never needs them. A loopback endpoint (a test server) may carry dummy ones.
@@ -39,7 +39,7 @@ def is_loopback(options: Mapping[str, object]) -> bool:
 
 
 def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
-    """The options without those whose names look like a secret's, in nested tables too; values as text."""
+    """The options without names that look like a secret's, in nested tables too; values as text."""
     return {
         name: without_secrets(value) if isinstance(value, Mapping) else str(value)
         for name, value in options.items()
@@ -48,7 +48,7 @@ def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a URL. Raises InvalidRequest, without showing it, for what is none (``s3://[x``, not UTF-8)."""
+    """The parts of a URL. Raises InvalidRequest, without showing it, for no URL (``s3://[x``, not UTF-8)."""
     try:
         url.encode()
         return urlsplit(url)
@@ -66,7 +66,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _leaves(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Option names and values, those of nested tables too, in lists as well."""
+    """Option names and values, including those in nested tables and lists."""
     for name, value in options.items():
         yield from _leaves_of(name, value)
 

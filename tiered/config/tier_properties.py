@@ -1,4 +1,4 @@
-"""Properties of the remote tier: rows of the table of properties, beside the others because those are many."""
+"""The properties of the remote tier: one part of the table of properties."""
 
 from __future__ import annotations
 

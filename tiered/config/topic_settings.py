@@ -1,8 +1,8 @@
-"""From a topic's effective settings (text) to the values that the rooms below take, checked against each other.
+"""Convert a topic's effective settings (text) to typed settings, checked against each other.
 
-Source of the cross checks: kafka `LogConfig.validateTopicLogConfigValues`, KIP-950, KIP-1241. Kafka checks broker
-defaults overlaid with the topic's values; so do we. As there, what concerns the remote tier is checked only where it is
-on: ``local.retention.*`` binds nothing elsewhere.
+Source of the cross checks: kafka `LogConfig.validateTopicLogConfigValues`, KIP-950, KIP-1241. As in Kafka, broker
+defaults overlaid with the topic's values are checked, and settings of the remote tier only where it is on:
+``local.retention.*`` has no effect elsewhere.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _INT64_MAX = 2**63 - 1
 
 
 def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
-    """The policies' rules; settings that are missing have their defaults.
+    """The policies' rules; missing settings have their defaults.
 
-    -1 becomes None, -2 what it follows: without the delete policy that is *unlimited*, for then `retention.*` does not
-    bind and the disk must not either. Raises InvalidRequest for a value or a combination that Kafka refuses.
+    -1 becomes None, -2 the value of the setting that it follows. Without the delete policy that is *unlimited*: then
+    `retention.*` does not apply, and must not apply to the disk either. Raises InvalidRequest for a value or a
+    combination that Kafka refuses.
     """
     check_combination(settings)
     policy = _set(settings, "cleanup.policy")
@@ -64,7 +65,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
 
 
 def log_settings(settings: Mapping[str, str]) -> LogSettings:
-    """The local log's settings; those that are missing have their defaults. Raises InvalidRequest."""
+    """The local log's settings; missing ones have their defaults. Raises InvalidRequest."""
     from local.format.compression import Codec
     from local.format.record import TimestampType
     from local.settings import LogSettings
@@ -96,7 +97,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
 
 
 def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
-    """How new objects of a topic are kept in the store. Raises InvalidRequest for a key that `keys` lacks."""
+    """The object encoding of a topic's new objects. Raises InvalidRequest for a key that `keys` lacks."""
     from remote.segments.chunk_table import RAW, ZSTD
     from remote.segments.object_encoding import AtRest
 
@@ -115,9 +116,9 @@ def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
 
 
 def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) -> None:
-    """Raises InvalidRequest, naming both keys, where two settings contradict each other.
+    """Raises InvalidRequest, naming both keys, if two settings contradict each other.
 
-    `may_tier`: these are defaults that tiered topics will have, whatever ``remote.storage.enable`` says here.
+    `may_tier`: these are defaults of future tiered topics, whatever ``remote.storage.enable`` is here.
     """
     if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
         _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only KMS has keys")
@@ -163,7 +164,7 @@ def _limit(settings: Mapping[str, str], name: str) -> int | None:
 
 
 def _follow(settings: Mapping[str, str], name: str, follows: int, other: int | None) -> int | None:
-    """The limit; `other` where the value says that it follows it."""
+    """The limit; `other` if the value is `follows`."""
     return other if _int(settings, name) == follows else _limit(settings, name)
 
 

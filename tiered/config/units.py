@@ -1,9 +1,8 @@
-"""Times, sizes, counts and money as people write and read them.
+"""Parse and print durations, sizes, counts and money.
 
-Durations: ``500ms 30s 15m 6h 7d 2w`` and sums of them (``1h30m``); a bare number of a setting is ms, as in Kafka, and
-options want the unit. Sizes: ``512MiB``
-and its kin are powers of two, ``512MB`` powers of ten; a bare number is bytes. What is printed for a program is always
-the raw number; these forms are for tables and for reading settings.
+Durations: ``500ms 30s 15m 6h 7d 2w`` and sums of them (``1h30m``). A bare number of a setting is ms, as in Kafka;
+options need the unit. Sizes: ``512MiB`` and similar are powers of two, ``512MB`` powers of ten; a bare number is bytes.
+Output for programs always has the raw number; these forms are for tables and for reading settings.
 """
 
 from __future__ import annotations
@@ -31,11 +30,14 @@ _BYTES = {"b": 1} | {
 }
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
-_MAX = 2**63 - 1  # Kafka's long: more is a slip of the finger
+_MAX = 2**63 - 1  # Kafka's long: more is a typing error
 
 
 def parse_ms(text: str) -> int | None:
-    """``7d`` as milliseconds; None for none and above 2**63-1. Negative only as bare numbers (Kafka's -1, -2)."""
+    """``7d`` as milliseconds; None if malformed or above 2**63-1.
+
+    Negative only as bare numbers (Kafka's -1, -2).
+    """
     text = text.strip().lower()
     if _is_integer(text):
         return _bounded(int(text))
@@ -46,13 +48,13 @@ def parse_ms(text: str) -> int | None:
 
 
 def parse_duration(text: str) -> int | None:
-    """As `parse_ms`, of an option: a number above 0 needs its unit, since ``7`` may be meant as days."""
+    """As `parse_ms`, for an option: a number above 0 needs its unit, since ``7`` may mean days."""
     value = parse_ms(text)
     return None if value is not None and value > 0 and _is_integer(text.strip()) else value
 
 
 def parse_bytes(text: str) -> int | None:
-    """``512MiB`` as bytes; None for none and above 2**63-1. Negative only as bare numbers."""
+    """``512MiB`` as bytes; None if malformed or above 2**63-1. Negative only as bare numbers."""
     text = text.strip().lower()
     if _is_integer(text):
         return _bounded(int(text))
@@ -76,15 +78,15 @@ def format_bytes(size: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """``91,204,118``"""
+    """``91,204,118``."""
     return f"{count:,}"
 
 
-DOLLARS_SHOWN = 0.00005  # less is told as less
+DOLLARS_SHOWN = 0.00005  # smaller amounts are shown as "<0.0001"
 
 
 def format_dollars(dollars: float) -> str:
-    """Cents where there are cents, more digits below one cent: ``45.68``, ``0.0023``."""
+    """Dollars with cents, with more digits below one cent: ``45.68``, ``0.0023``."""
     if dollars == 0 or abs(dollars) >= 0.005:
         return f"{dollars:,.2f}"
     return f"{dollars:.4f}" if abs(dollars) >= DOLLARS_SHOWN else "<0.0001"
@@ -95,7 +97,7 @@ def _bounded(value: int) -> int | None:
 
 
 def _whole(value: float) -> int | None:
-    """Compared as a float first: hundreds of digits are infinity, which no int is."""
+    """Compared as a float first: hundreds of digits are infinity, which has no int."""
     return round(value) if value < _MAX else None
 
 

@@ -1,9 +1,9 @@
-"""Files that people name: a plan, a report, a list, a page. What goes wrong is told of the name that was typed.
+"""Files that users name: a plan, a report, a list, a page. Errors name the path as typed.
 
-Not through `Storage`: what is read may be a pipe (``<(ssh node cat plan.json)``), what is written a terminal or
-``/dev/null``, and neither may be replaced by a regular file.
+Not through `Storage`: input may be a pipe (``<(ssh node cat plan.json)``), output a terminal or ``/dev/null``, and
+neither may be replaced by a regular file.
 
-Order of effects of `write_given`: as `local.storage.storage.replace_file` has it, so a crash leaves the old file or the
+Order of effects of `write_given`: as in `local.storage.storage.replace_file`, so a crash leaves the old file or the
 new.
 """
 
@@ -16,13 +16,13 @@ import stat
 from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, replace_file
 
-BYTES_MAX = 1 << 30  # no plan, report or list is larger; a device that never ends is
+BYTES_MAX = 1 << 30  # no plan, report or list is larger; an endless device is
 
 
 def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> bytes:
-    """What is in it; `hint` says where such a file comes from, `name` how errors call its path.
+    """The content of a file; `hint` is the origin of such a file, `name` the fact with its path in errors.
 
-    Raises NotFound, InvalidRequest for a directory and for what never ends, AccessDenied, DiskFailed.
+    Raises NotFound, InvalidRequest for a directory and for endless input, AccessDenied, DiskFailed.
     """
     facts = {name: path}
     try:
@@ -40,9 +40,9 @@ def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> byt
 
 
 def check_target(path: str, attempt: str, *, name: str = "file") -> None:
-    """Whether a file can be put there, as far as that can be told: asked before hours of work, not after them.
+    """Check that a file can be written, as far as possible: before hours of work, not after them.
 
-    Raises InvalidRequest for a directory and for no name, NotFound without the directory it would lie in, AccessDenied.
+    Raises InvalidRequest for a directory and for an empty name, NotFound without its directory, AccessDenied.
     """
     facts: dict[str, object] = {name: path or "''"}
     if not path:
@@ -57,7 +57,7 @@ def check_target(path: str, attempt: str, *, name: str = "file") -> None:
 
 
 def write_given(path: str, body: bytes, attempt: str, *, name: str = "file") -> None:
-    """Put `body` there, whole; a file that is there is replaced, where a link leads. Raises as `check_target`."""
+    """Write `body` as a whole, replacing an existing file, or a link's target. Raises as `check_target`."""
     check_target(path, attempt, name=name)
     facts: dict[str, object] = {name: path}
     try:
