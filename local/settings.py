@@ -1,4 +1,4 @@
-"""The settings that a log takes from its topic: Kafka's names with underscores, Kafka's defaults, parsed."""
+"""The topic settings of one log: Kafka's names with underscores, Kafka's defaults, parsed."""
 
 from __future__ import annotations
 

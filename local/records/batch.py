@@ -1,12 +1,12 @@
-"""Whole record batches: checking them, making them, giving them their offset.
+"""Check and encode whole record batches, and assign their offsets and timestamps.
 
-The header's byte table is in `local.format.batch_header`; what lies behind it, for each record, all varints zigzag:
+The byte table of the header is in `local.format.batch_header`. Each record after it, with zigzag varints:
 
     length | attributes 1 byte | timestamp delta (64 bit) | offset delta | key length, key | value length, value |
     header count | for each header: key length, key in UTF-8 | value length, value
 
-A length of -1 is null and legal for key, value and a header's value. With a codec all records are one compressed blob.
-Sources: kafka `DefaultRecordBatch`, `DefaultRecord`, `EndTransactionMarker`.
+A length of -1 means null; it is legal for the key, the value and a header's value. With a codec, all records form one
+compressed section. Sources: kafka `DefaultRecordBatch`, `DefaultRecord`, `EndTransactionMarker`.
 """
 
 from __future__ import annotations
@@ -58,16 +58,17 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Marker(NamedTuple):
-    """The end of a transaction, as a control record tells it."""
+    """The end of a transaction, read from a control record."""
 
     is_commit: bool
     coordinator_epoch: int
 
 
 def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
-    """The header of the batch at byte `at`, its checksum verified. Raises Corrupt when it is truncated or differs.
+    """Verify the checksum of the batch at byte `at` and return its header.
 
-    Records are not looked at; `kernels.decode_columns` does that.
+    The records are not checked; `kernels.decode_columns` checks them. Raises Corrupt if the batch is truncated or its
+    checksum differs.
     """
     view = memoryview(data).cast("B")
     header = read_header(view, at)
@@ -98,10 +99,11 @@ def encode_batch(
     base_sequence: int = -1,
     is_transactional: bool = False,
 ) -> bytes:
-    """One batch of `records`, each a `Record` or a tuple (key, value, timestamp_ms[, headers]), at consecutive offsets.
+    """Encode one batch of `records` at consecutive offsets.
 
-    Under LOG_APPEND_TIME `append_time_ms` is what every record's time will read as. Raises InvalidRequest for no
-    record, for one that is no record, for a number outside its field and for a level the codec has not.
+    Each record is a `Record` or a tuple (key, value, timestamp_ms[, headers]). Under LOG_APPEND_TIME every record reads
+    back with `append_time_ms`. Raises InvalidRequest if `records` is empty or has an invalid element, if a number is
+    outside its field, or if the codec does not have the level.
     """
     from local import kernels
 
@@ -129,7 +131,7 @@ def encode_marker(
     coordinator_epoch: int = 0,
     leader_epoch: int = 0,
 ) -> bytes:
-    """The control batch that ends a producer's transaction: one record, key int16 version 0 and int16 type."""
+    """Encode the control batch that ends a transaction: one record, key = int16 version 0, int16 type."""
     from local import kernels
 
     key = _MARKER_KEY.pack(0, _COMMIT if is_commit else _ABORT)
@@ -141,9 +143,10 @@ def encode_marker(
 
 
 def read_marker(data: Buffer, at: int = 0) -> Marker | None:
-    """What the control batch at byte `at` says of a transaction; None when it is empty or of another kind.
+    """Read the transaction marker from the control batch at byte `at`.
 
-    Raises Corrupt for a control record that is none. Longer keys and values are legal: later versions append to them.
+    None if the batch is empty or of another control type. Longer keys and values are legal: later versions append
+    fields. Raises Corrupt if the bytes are not a control record.
     """
     header = read_header(data, at)
     if header is None or header.record_count == 0:
@@ -164,9 +167,10 @@ def read_marker(data: Buffer, at: int = 0) -> Marker | None:
 
 
 def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Write both into the batch's header, in place. They lie outside the checksum, which therefore stays right.
+    """Write base offset and leader epoch into the batch's header, in place.
 
-    Raises InvalidRequest for a number outside its field or a batch not of format 2, Corrupt when `batch` is no batch.
+    Both fields are outside the checksum, which stays valid. Raises InvalidRequest if a number is outside its field or
+    the batch is not of format 2, Corrupt if `batch` is not a batch.
     """
     _check_fields(base_offset, leader_epoch, -1, -1, -1, -1)
     header = read_header(batch)
@@ -179,9 +183,10 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
 
 
 def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timestamp_ms: int) -> None:
-    """Write type and largest time into the batch's header, in place, and the checksum that follows from it.
+    """Write the timestamp type and the largest timestamp into the batch's header, in place.
 
-    Under LOG_APPEND_TIME that time is every record's. Raises as `assign_offset`.
+    The checksum is updated. Under LOG_APPEND_TIME every record reads back with `max_timestamp_ms`.
+    Raises as `assign_offset`.
     """
     _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
     header = read_header(batch)

@@ -1,12 +1,11 @@
-"""All batches of a ``.log``, damaged or not, a run at a time: what looking at a file needs and reading a log does not.
+"""Read all batches of a ``.log`` in runs, sound or damaged: for checks, not for reads of a log.
 
-A reader of a log stops at the first wrong byte. Whoever looks at a file wants to see what lies behind it too: a batch
-whose checksum or offsets are wrong, but whose length makes sense, is given by itself and named, and the walk goes on
-behind it. It ends where no length can be believed any more, or where the bytes do.
+A reader of a log stops at the first wrong byte; this module reads on behind it. A batch with a wrong checksum or wrong
+offsets, but a plausible length, is returned as its own run with its damage. Iteration ends at the first implausible
+length, or at the end of the bytes.
 
-Memory: one chunk (CHUNK_BYTES, or the largest batch where that is larger) whatever the file's size. The bytes come
-from any ranged read: a file, an object, a part of either. A file that grows meanwhile is seen as long as it was told
-to be.
+Memory: one chunk (CHUNK_BYTES, or the largest batch if that is larger), independent of the file's size. The bytes come
+from any ranged read: a file, an object, a part of either. Of a file that grows, only the given `size_bytes` are read.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from local.format.columns import TABLE_DTYPES, TORN, BatchTable
 
 CHUNK_BYTES = 8 << 20
 
-# Bytes ``[start, start + length)``, fewer only where the source ends.
+# Returns bytes ``[start, start + length)``; fewer only at the end of the source.
 RangedRead = Callable[[int, int], bytes | bytearray | memoryview]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Neighbouring batches. `position` is where `data` lies in the file; `table` counts from the start of `data`.
+    """Adjacent batches.
 
-    `damage` is None for sound batches; else there is one batch, and this is what is wrong with it.
+    `position` is the position of `data` in the file; `table` counts from the start of `data`.
+    `damage` is None for sound batches. Otherwise the run is one batch, and `damage` describes its fault.
     """
 
     position: int
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def is_readable(self) -> bool:
-        """Its records may be decoded: the bytes are those that were written, wherever they were put."""
+        """Whether its records may be decoded. Wrong offset order leaves the written bytes intact."""
         return self.damage is None or self.damage == DISORDER
 
 
@@ -49,10 +49,13 @@ DISORDER = "offset goes back"
 
 
 class BatchRuns:
-    """Iterate once; afterwards `position` is where the walk ended, `problem` why, as in a `BatchTable`."""
+    """Iterate once.
+
+    Afterwards `position` is the end of the iteration and `problem` its cause, as in a `BatchTable`.
+    """
 
     def __init__(self, read: RangedRead, size_bytes: int, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """`start` is the position of a batch. Raises nothing; what is wrong is in the runs and in `problem`."""
+        """`start` is the position of a batch. Raises nothing: faults are in the runs and in `problem`."""
         self._read = read
         self.size_bytes = size_bytes
         self._chunk_bytes = chunk_bytes
@@ -76,7 +79,10 @@ class BatchRuns:
             want = self._chunk_bytes if self.position > start else self._larger(data, want)
 
     def _larger(self, data: memoryview, want: int) -> int:
-        """How much to read when `data` holds no whole batch; ends the walk where the file ends inside it."""
+        """The length of the next read if `data` holds no whole batch.
+
+        Sets `problem` if the file ends inside the batch.
+        """
         if self.problem is None and self.position + len(data) >= self.size_bytes:
             self.problem = TORN
         try:
@@ -86,7 +92,7 @@ class BatchRuns:
         return max(2 * want, header.size_bytes if header is not None else 0)
 
     def _runs_of(self, data: memoryview) -> Iterator[Run]:
-        """The whole batches of a chunk; moves `position`, sets `problem` where the walk ends."""
+        """The whole batches of a chunk. Moves `position`; sets `problem` at the end of the iteration."""
         at, origin = 0, self.position
         while at < len(data):
             table = kernels.scan_batches(data[at:])
@@ -109,7 +115,7 @@ class BatchRuns:
                 yield run
 
     def _in_order(self, run: Run) -> Iterator[Run]:
-        """The run, its first batch by itself where that goes back behind the one before."""
+        """The run; its first batch is split off as DISORDER if its offset is not above the previous batch."""
         first, last = int(run.table.base_offsets[0]), int(run.table.last_offsets[-1])
         goes_back, self._last_offset = first <= self._last_offset, last
         if not goes_back:
@@ -124,9 +130,9 @@ class BatchRuns:
 
 
 def _one_batch(data: memoryview) -> BatchTable | None:
-    """The first batch by itself, whatever its other fields say; None when its length cannot be believed.
+    """The first batch alone, with its fields unchecked; None if its length is implausible.
 
-    It is believed where the batch ends inside the data and something like another one, or nothing, follows it.
+    The length is plausible if the batch ends inside `data`, and the next bytes look like a batch or there are none.
     """
     try:
         header = read_header(data)

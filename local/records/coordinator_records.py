@@ -1,6 +1,6 @@
-"""What Kafka's coordinators keep in ``__consumer_offsets`` and ``__transaction_state``: keys and values as dicts.
+"""Decode the records of ``__consumer_offsets`` and ``__transaction_state`` into dicts.
 
-A key begins with an int16 that says what the record is about, a value with an int16 version of its layout:
+A key starts with an int16 for the type of the record, a value with an int16 for the version of its layout:
 
 | topic               | key  | fields of the key     | value | fields of the value                              |
 |---------------------|------|-----------------------|-------|--------------------------------------------------|
@@ -12,11 +12,13 @@ A key begins with an int16 that says what the record is about, a value with an i
 |                     |      |                       |       | transactionStatus transactionPartitions, the     |
 |                     |      |                       |       | times of the last update and of the start        |
 
-A member: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+), sessionTimeout, subscription,
-assignment. From version 4 (1 for transactions) on the value is *flexible*: lengths are unsigned varints of length + 1,
-0 is null, and tagged fields end every structure; tags that are not known are kept as they are. Big-endian.
+A member has: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+), sessionTimeout, subscription,
+assignment. All numbers are big-endian. From version 4 (1 for transactions) the value is *flexible*:
 
-Key types 3 and above of `__consumer_offsets` belong to the newer group protocols; they are named by number and left as
+- A length is an unsigned varint of length + 1; 0 means null.
+- Tagged fields end every structure. Unknown tags are returned unchanged.
+
+Key types from 3 up in `__consumer_offsets` belong to newer group protocols: their type is a number, their fields stay
 bytes. Source: kafka ``OffsetCommitKey.json``, ``OffsetCommitValue.json``, ``GroupMetadataKey.json``,
 ``GroupMetadataValue.json``, ``TransactionLogKey.json``, ``TransactionLogValue.json``, `TransactionState`.
 """
@@ -44,9 +46,10 @@ _LONG_TAGS = {0: ("previousProducerId", 8), 1: ("nextProducerId", 8), 2: ("clien
 
 
 def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
-    """A record of `__consumer_offsets`: ``{"type": n, "data": {...}}`` and ``{"version": n, "data": {...}}``.
+    """Decode a record of `__consumer_offsets`.
 
-    None stands for a tombstone. Raises Corrupt for bytes that are no such record.
+    Returns ``{"type": n, "data": {...}}`` for the key and ``{"version": n, "data": {...}}`` for the value.
+    A value of None is a tombstone. Raises Corrupt if the bytes are not such a record.
     """
     kind, head = _begin(key, "reading a consumer offset's key")
     if kind > 2:
@@ -59,7 +62,7 @@ def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Field
 
 
 def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
-    """A record of `__transaction_state`, as `decode_offsets_record`."""
+    """A record of `__transaction_state`, in the form of `decode_offsets_record`."""
     kind, head = _begin(key, "reading a transaction's key")
     if kind > 0:
         return _unknown(kind, key, value)
@@ -69,7 +72,7 @@ def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[F
 
 
 class _Reader:
-    """Walks over the bytes of one message; `is_flexible` chooses how lengths are written."""
+    """Reads the bytes of one message in order. `is_flexible` selects the encoding of lengths."""
 
     def __init__(self, data: bytes, attempt: str) -> None:
         self._data = data
@@ -87,7 +90,7 @@ class _Reader:
         return int.from_bytes(self.take(width), "big", signed=True)
 
     def length(self, width: int) -> int:
-        """Of a string, of bytes or of a list; -1 is null."""
+        """The length of a string, of bytes or of a list; -1 is null."""
         return self._varint() - 1 if self.is_flexible else self.number(width)
 
     def nullable_text(self) -> str | None:
@@ -98,7 +101,7 @@ class _Reader:
         return self._present(self.nullable_text())
 
     def body(self) -> str:
-        """Bytes as base64, Kafka's own way of writing them in JSON."""
+        """Bytes as base64: Kafka's own JSON notation for bytes."""
         return base64.b64encode(self.take(self.length(4))).decode()
 
     def items(self, read: Callable[[], object]) -> list[object] | None:
@@ -108,7 +111,7 @@ class _Reader:
         return None if count == -1 else [read() for _ in range(count)]
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields that end a structure of a flexible version."""
+        """The tagged fields at the end of a structure of a flexible version."""
         if not self.is_flexible:
             return {}
         found: dict[int, bytes] = {}
@@ -225,7 +228,7 @@ def _partitions(body: _Reader) -> Fields:
 
 
 def _kept(tags: dict[int, bytes]) -> Fields:
-    """Tagged fields of a newer Kafka, as base64 by their number."""
+    """Tagged fields of a newer Kafka as base64, by tag number."""
     if not tags:
         return {}
     return {"unknownTaggedFields": {str(tag): base64.b64encode(body).decode() for tag, body in tags.items()}}

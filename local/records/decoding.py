@@ -1,4 +1,4 @@
-"""Records of batches of which one may be damaged: all that lies before the damage is given before the error."""
+"""Decode records up to a damaged batch, and raise Corrupt only after them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def decode_up_to_damage(data: Buffer, *, table: BatchTable | None = None) -> Iterator[Columns]:
-    """As `kernels.decode_in_steps`, which checks many batches before it gives the first of them.
+    """Like `kernels.decode_in_steps`, but returns all batches before a damaged one.
 
-    The batches before the damaged one are given, then Corrupt is raised with the ``at`` of that batch.
+    `decode_in_steps` checks several batches before it returns the first of them. After the sound batches this function
+    raises Corrupt; its fact ``at`` is the position of the damaged batch.
     """
     done = 0
     try:

@@ -1,10 +1,14 @@
-"""Which records a reader may see of transactions: Kafka's two levels, and the rule that tells aborted batches.
+"""Kafka's two isolation levels, and the rule that finds aborted batches.
 
-Under `READ_COMMITTED` a read ends at the last stable offset, below which every transaction is decided, and the records
-of aborted transactions are left out. Which those are is a pure question: a transaction belongs to one producer, the
-transactions of a producer never overlap, and an entry of the transaction index says where one began and where its
-abort marker lies. So a batch is aborted when it is transactional, of that producer, and lies between the two.
-Kafka's consumer, which is not told where the marker lies, finds it in the stream; the outcome is the same.
+Under `READ_COMMITTED` a read ends at the last stable offset: every transaction below it is committed or aborted. The
+records of aborted transactions are left out. A batch is aborted if all of these hold:
+
+1. The batch is transactional.
+2. Its producer id is the producer id of an entry of the transaction index.
+3. Its base offset is between the transaction's first offset and its abort marker, both from that entry.
+
+The rule is exact: a transaction has one producer, and the transactions of one producer never overlap.
+Kafka's consumer does not get the position of the marker and finds it in the stream; the result is the same.
 Source: kafka `IsolationLevel`, `CompletedFetch`.
 """
 
@@ -30,9 +34,10 @@ class Isolation(Enum):
 
 
 def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) -> NDArray[np.bool_]:
-    """A flag per batch of `table`: its records belong to one of the `aborted` transactions. Never a control batch.
+    """A flag per batch of `table`: whether its records belong to an aborted transaction.
 
-    `aborted` may be in any order and may hold transactions that lie elsewhere. Base offsets of `table` ascend.
+    False for control batches. `aborted` may be in any order and may hold transactions outside `table`.
+    The base offsets of `table` must ascend.
     """
     import numpy as np
 
@@ -47,7 +52,7 @@ def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) ->
 
 
 def without_aborted(columns: Columns, aborted: Sequence[AbortedTransaction]) -> Columns:
-    """`columns` without the records of aborted transactions; its table stays whole."""
+    """`columns` without the records of aborted transactions. The table is unchanged."""
     if not aborted:
         return columns
     flags = aborted_batches(columns.table, aborted)

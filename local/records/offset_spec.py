@@ -1,13 +1,13 @@
-"""The offsets of a log that have a name, and what a lookup of one answers: Kafka's ListOffsets without the wire.
+"""Named offsets of a log, and the result of an offset lookup, as in Kafka's ListOffsets.
 
 | name | code | offset |
 |---|---|---|
-| `LATEST` | -1 | the log end; the last stable offset under read_committed |
-| `EARLIEST` | -2 | the log start, which may lie in the remote tier |
+| `LATEST` | -1 | the log end offset; the last stable offset under read_committed |
+| `EARLIEST` | -2 | the log start offset, which may be in the remote tier |
 | `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp |
-| `EARLIEST_LOCAL` | -4 | the first offset that the local tier answers for |
+| `EARLIEST_LOCAL` | -4 | the first offset that the local tier can read |
 
-Any other number is a timestamp in ms: the first record at or after it.
+A number from 0 up is a timestamp in ms: the first record at or after it.
 Source: kafka `OffsetSpec`, `ListOffsetsRequest`.
 """
 
@@ -20,7 +20,7 @@ from local.errors import InvalidRequest
 
 
 class OffsetSpec(IntEnum):
-    """Kafka's codes, so that ``OffsetSpec(-2)`` reads one off the wire."""
+    """Kafka's codes: ``OffsetSpec(-2)`` converts a code of the protocol."""
 
     LATEST = -1
     EARLIEST = -2
@@ -29,7 +29,7 @@ class OffsetSpec(IntEnum):
 
 
 class FoundOffset(NamedTuple):
-    """An offset, and what Kafka tells with it: the record's timestamp (None for a named position), the epoch there."""
+    """An offset with the record's timestamp (None for a named offset) and the leader epoch at the offset."""
 
     offset: int
     timestamp_ms: int | None = None
@@ -37,7 +37,10 @@ class FoundOffset(NamedTuple):
 
 
 def parse_spec(spec: OffsetSpec | int) -> OffsetSpec | int:
-    """A name for Kafka's negative codes, a timestamp as it is. Raises InvalidRequest for any other negative number."""
+    """The `OffsetSpec` of a negative code; a timestamp is returned unchanged.
+
+    Raises InvalidRequest for any other negative number.
+    """
     if spec >= 0:
         return int(spec)
     try:

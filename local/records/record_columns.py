@@ -1,8 +1,8 @@
-"""Records to append, as columns: where each key and value lies in buffers that stay the caller's.
+"""Records to append, as columns: positions of keys and values in buffers that the caller owns.
 
-The door for data that is columnar already: `of_columns` takes what was read from another log, `of_arrow` an Arrow table
-or record batch. No record becomes a Python object on the way, except the headers of Arrow rows, which are rare.
-pyarrow is imported when Arrow comes in, and only then.
+For data that is already columnar: `of_columns` takes records read from another log, `of_arrow` an Arrow table or record
+batch. No record becomes a Python object, except the headers of Arrow rows, which are rare.
+pyarrow is imported only when Arrow data is passed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _NOTHING = memoryview(b"")
 _NO_STARTS, _NO_COUNTS = np.empty(0, np.int64), np.empty(0, np.int32)
 _INT_MAX = 2**31 - 1
-_CHUNK_ROWS_MIN = 4096  # below this on average a table's chunks are put together first: each makes batches of its own
+_CHUNK_ROWS_MIN = 4096  # chunks with fewer rows on average are combined first: each chunk makes its own batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordColumns:
-    """One row per record. Starts are positions in the buffer named before them, a length of -1 is null.
+    """One row per record. A start is a position in the buffer of the same prefix; a length of -1 is null.
 
-    Timestamps are milliseconds, -1 is none. `header_starts` and `header_counts` are empty where no record has headers;
-    else a row's headers begin with the varint of their number. The buffers must not change while this is in use.
+    Timestamps are milliseconds, -1 means none. `header_starts` and `header_counts` are empty if no record has headers.
+    Otherwise the headers of a row start with the varint of their number. The buffers must not change during use.
     """
 
     key_data: memoryview
@@ -50,7 +50,7 @@ class RecordColumns:
         return len(self.timestamps)
 
     def select(self, rows: slice | NDArray[np.integer] | NDArray[np.bool_]) -> RecordColumns:
-        """Some of the records, in the order asked for; the buffers are shared."""
+        """Some of the records, in the order of `rows`; the buffers are shared."""
         names = ["key_starts", "key_lengths", "value_starts", "value_lengths", "timestamps"]
         names += ["header_starts", "header_counts"] if len(self.header_counts) else []
         chosen: dict[str, Any] = {name: np.ascontiguousarray(getattr(self, name)[rows]) for name in names}
@@ -58,9 +58,9 @@ class RecordColumns:
 
 
 def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
-    """What may be given to an append of columns: `Columns`, `RecordColumns` (a list of them, too), or anything Arrow.
+    """Convert the input of a columnar append: `Columns`, `RecordColumns`, a list of them, or Arrow data.
 
-    Raises InvalidRequest for anything else.
+    Raises InvalidRequest for any other input.
     """
     if isinstance(data, RecordColumns):
         return [data]
@@ -70,9 +70,9 @@ def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
 
 
 def of_columns(columns: Columns) -> RecordColumns:
-    """The records of another log with their times and headers; their offsets stay behind.
+    """The records of another log with their timestamps and headers, without their offsets.
 
-    Raises InvalidRequest for control records: markers belong to the log they were written to.
+    Raises InvalidRequest for control records: a marker belongs to the log it was written to.
     """
     if len(columns) and (columns.table.attributes[columns.batch_ordinals] & CONTROL).any():
         raise InvalidRequest("appending columns, control records are not for appending")
@@ -95,11 +95,14 @@ def of_columns(columns: Columns) -> RecordColumns:
 
 
 def of_arrow(data: object, *, now_ms: int) -> list[RecordColumns]:
-    """The chunks of a table with the columns key, value and, if they are there, timestamp and headers.
+    """The chunks of a table with the columns key, value and optionally timestamp and headers.
 
-    Keys and values are any kind of binary or string, dictionaries of them included; a timestamp is an integer
-    (milliseconds) or an Arrow timestamp, which is cut to milliseconds, and `now_ms` where there is no such column;
-    headers are a list of structs (key, value), or a map. A key or value column that is not there is null throughout.
+    | column | types | if missing |
+    |---|---|---|
+    | key, value | any binary or string type, or a dictionary of one | null in every row |
+    | timestamp | integer (ms), or Arrow timestamp, reduced to ms | `now_ms` in every row |
+    | headers | list of structs (key, value), or map | no headers |
+
     Raises InvalidRequest for other columns, other types, or a null timestamp.
     """
     table = _table(data)
@@ -123,7 +126,7 @@ def _table(data: object) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     try:
-        return pa.table(data)  # whatever speaks Arrow's C interface
+        return pa.table(data)  # any object with Arrow's C interface
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidRequest("appending columns, neither columns nor arrow", got=type(data).__name__) from error
 
@@ -147,7 +150,7 @@ def _of_batch(batch: pa.RecordBatch, now_ms: int) -> RecordColumns:
 def _binary(
     name: str, column: pa.Array[Any] | None, rows: int
 ) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
-    """(the bytes, where each starts, how long it is or -1)."""
+    """(buffer, start of each value, length of each value or -1)."""
     import pyarrow as pa
 
     if column is None or pa.types.is_null(column.type):
@@ -169,7 +172,7 @@ def _binary(
 
 
 def _plain_binary(name: str, column: pa.Array[Any]) -> pa.Array[Any]:
-    """The same values with offsets and bytes in buffers of their own."""
+    """The same values in an array with an offsets buffer and a data buffer."""
     import pyarrow as pa
 
     types = pa.types
@@ -204,7 +207,7 @@ def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
 
 
 def _headers(column: pa.Array[Any]) -> dict[str, Any]:
-    """The headers of each row as records have them."""
+    """The headers of each row, encoded as in a record."""
     import pyarrow as pa
 
     kind = column.type
