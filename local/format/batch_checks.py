@@ -1,6 +1,6 @@
-"""What is wrong with the bytes of a batch, header by header: the rules of a scan, which the compiled kernels have too.
+"""The header checks that a scan makes of each batch. The compiled kernels make the same checks.
 
-Here apart from `local.kernels.pure_kernels` so that the few batches at the end of a log can be walked without numpy.
+They are apart from `local.kernels.pure_kernels`, so that the few batches at the end of a log are checked without numpy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ LONG_MAX = 2**63 - 1
 
 
 class Walked(NamedTuple):
-    """Consecutive sound batches: one at least. `last_offset` is the first one's, inclusive; no timestamp is -1."""
+    """At least one consecutive sound batch.
+
+    `last_offset` is the last offset of the first batch, inclusive. A timestamp of -1 means none.
+    """
 
     last_offset: int
     next_offset: int
@@ -41,9 +44,10 @@ class Walked(NamedTuple):
 
 
 def walk(data: Buffer) -> Walked | None:
-    """The batches from the first byte on, every CRC checked, as far as they are sound; None for none.
+    """Read the sound batches from the first byte on and check every CRC; None if there are none.
 
-    As `kernels.scan_batches` finds them, which is left all that has a message of format 0 or 1: None for that, too.
+    The result equals that of `kernels.scan_batches`. Data with a message of format 0 or 1 also gives None: it is left
+    to `scan_batches`.
     """
     view = memoryview(data).cast("B")
     at, first, last_offset, latest = 0, -1, -1, -1
@@ -60,7 +64,10 @@ def walk(data: Buffer) -> Walked | None:
 
 
 def may_have_producers(data: Buffer) -> bool:
-    """Whether a batch of `data`, or what follows those that make sense, may be an idempotent producer's or a marker."""
+    """Whether `data` may hold a batch of an idempotent producer or a marker.
+
+    True also for bytes that cannot be read as batches; a torn end does not count.
+    """
     view, at, problem = memoryview(data).cast("B"), 0, None
     while at < len(view) and (problem := size_problem(view, at)) is None:
         fields = HEADER.unpack_from(view, at)
@@ -71,7 +78,10 @@ def may_have_producers(data: Buffer) -> bool:
 
 
 def size_problem(view: memoryview, at: int) -> str | None:
-    """The magic is looked at first: only then is the length known to mean what it does here."""
+    """The fault of the size field, or None.
+
+    The magic is checked first: it defines the meaning of the size field.
+    """
     left = len(view) - at
     if left < MAGIC_END:
         return TORN

@@ -1,5 +1,6 @@
-"""The 61-byte header of a record batch, magic 2; those of magic 0 and 1 (`local.format.legacy`) are read into the same
-fields.
+"""The 61-byte header of a record batch of magic 2.
+
+Headers of magic 0 and 1 are read into the same fields.
 
 | off | size | field           | note                                                                                |
 |-----|------|-----------------|-------------------------------------------------------------------------------------|
@@ -9,16 +10,16 @@ fields.
 | 16  | 1    | magic           | 2                                                                                   |
 | 17  | 4    | crc             | CRC-32C of byte 21 to the end, after compression                                    |
 | 21  | 2    | attributes      | bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 delete horizon     |
-| 23  | 4    | lastOffsetDelta | last offset = base + delta; kept by compaction                                      |
-| 27  | 8    | baseTimestamp   | origin of the deltas; the delete horizon when bit 6 is set; -1 if retained empty     |
+| 23  | 4    | lastOffsetDelta | last offset = base + delta; compaction never changes it                             |
+| 27  | 8    | baseTimestamp   | origin of the deltas; the delete horizon if bit 6 is set; -1 if retained empty      |
 | 35  | 8    | maxTimestamp    | largest record timestamp; the append time in log-append batches                     |
 | 43  | 8    | producerId      | -1 none                                                                             |
 | 51  | 2    | producerEpoch   | -1 none                                                                             |
 | 53  | 4    | baseSequence    | -1 none                                                                             |
 | 57  | 4    | recordsCount    | 0 only in a batch the cleaner retained empty                                        |
 
-Big-endian. Values stay as the bytes hold them, -1 included: this is the codec, callers further up read None into it.
-Source: kafka `DefaultRecordBatch`.
+Big-endian. Values are the stored values, -1 included; callers above this codec convert -1 to None.
+Magic 0 and 1 are described in `local.format.legacy`. Source: kafka `DefaultRecordBatch`.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
-CRC_START = 21  # the first byte the checksum covers
-LENGTH_OVERHEAD = 12  # bytes before the ones batchLength counts
+CRC_START = 21  # the first byte that the checksum covers
+LENGTH_OVERHEAD = 12  # bytes before the bytes that batchLength counts
 LENGTH_MIN = HEADER_BYTES - LENGTH_OVERHEAD
-BATCH_BYTES_MAX = 2**31 - 1  # so that every size fits an int32
+BATCH_BYTES_MAX = 2**31 - 1  # every size fits an int32
 MAGIC = 2
-MAGIC_END = 17  # as many bytes tell magic and size; with fewer left a log has ended
+MAGIC_END = 17  # bytes up to and including the magic; with fewer bytes left the log has ended
 RECORD_BYTES_MIN = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
 
 CODEC_BITS = 0x07
@@ -55,7 +56,7 @@ DELETE_HORIZON = 0x40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHeader:
-    """One header. `last_offset` is inclusive, `next_offset` is the one after it."""
+    """One header. `last_offset` is inclusive, `next_offset` is the offset after it."""
 
     base_offset: int
     batch_length: int
@@ -85,12 +86,12 @@ class BatchHeader:
 
     @property
     def is_legacy(self) -> bool:
-        """Of format 0 or 1: another checksum, no producer, and not to be written any more."""
+        """Whether the format is 0 or 1: another checksum, no producer, and never written any more."""
         return self.magic != MAGIC
 
     @property
     def codec(self) -> Codec:
-        """Raises Corrupt for the three ids that name no codec."""
+        """The codec. Raises Corrupt for the three ids without a codec."""
         if self.attributes & CODEC_BITS > Codec.ZSTD:
             raise Corrupt(
                 "reading a batch header, no such codec", base_offset=self.base_offset, attributes=self.attributes
@@ -114,7 +115,7 @@ class BatchHeader:
         return bool(self.attributes & DELETE_HORIZON)
 
     def pack(self) -> bytes:
-        """The 61 bytes, `crc` as it stands: the inverse of `read_header`."""
+        """The 61 bytes with `crc` unchanged: the inverse of `read_header`."""
         return HEADER.pack(
             self.base_offset,
             self.batch_length,
@@ -133,12 +134,12 @@ class BatchHeader:
 
 
 def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
-    """The header at byte `at`; None when the bytes end before it does. Raises Corrupt for magic or length off.
+    """The header at byte `at`; None if the bytes end before the header does.
 
-    A message of format 0 or 1 has one, too: no producer, no epoch, and where it wraps a compressed set it counts as one
-    record at its last offset (`kernels.scan_batches` looks inside).
-    The magic and the length are judged as soon as their bytes are there, as Kafka does, so a damaged length of a few
-    last bytes never passes for a torn tail.
+    Magic and length are checked as soon as their bytes are available, as in Kafka: a damaged length in the last few
+    bytes is never taken for a torn tail. A message of format 0 or 1 gives a header without producer and epoch. If it
+    wraps a compressed set, it counts as one record at its last offset; `kernels.scan_batches` reads the set. Raises
+    Corrupt if magic or length is invalid.
     """
     view = memoryview(data).cast("B")
     if len(view) - at < MAGIC_END:
@@ -158,7 +159,7 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
 
 
 def header_of(fields: tuple[int, ...]) -> BatchHeader:
-    """The header from its thirteen fields in the order of the bytes."""
+    """The header of its thirteen fields, in the order of the bytes."""
     base, length, epoch, magic, crc, attributes, delta, base_ms, max_ms, producer, p_epoch, sequence, count = fields
     return BatchHeader(
         base_offset=base,
@@ -178,7 +179,7 @@ def header_of(fields: tuple[int, ...]) -> BatchHeader:
 
 
 def seal(header: BatchHeader, section: Buffer) -> bytes:
-    """Header and section as one batch, length and checksum filled in."""
+    """Join header and section to one batch, and set its length and checksum."""
     body = memoryview(section).cast("B")
     if len(body) > BATCH_BYTES_MAX - HEADER_BYTES:
         raise InvalidRequest("sealing a batch, larger than 2^31 bytes", bytes=len(body))

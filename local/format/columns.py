@@ -1,8 +1,8 @@
-"""Batches and records as columns: what the kernels produce and everything above them works with.
+"""Batches and records as columns: the output of the kernels.
 
-A `BatchTable` has a row for each batch, `Columns` one for each record. Neither copies keys or values: they hold
-positions in `Columns.data`, which is the caller's own buffer, or an arena where a batch had to be inflated. The buffer
-therefore lives as long as the columns do. Arrays are never written to after construction; sharing them is safe.
+A `BatchTable` has one row per batch, `Columns` one row per record. Neither copies keys or values: they hold positions
+in `Columns.data`. That is the caller's own buffer, or a new buffer if a batch had to be decompressed. The buffer
+therefore lives as long as the columns. Arrays are never modified after construction, so they may be shared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLE_DTYPES = {
     "magics": np.int8,
 }
 
-# Wide ones first: in one slab of memory every column is then aligned.
+# Wide columns first: every column in one slab of memory is then aligned.
 COLUMN_DTYPES = {
     "offsets": np.int64,
     "timestamps": np.int64,
@@ -56,10 +56,16 @@ _RECORDS_AT_ONCE = 4096
 class BatchTable:
     """One row per whole, sound batch, in the order of the bytes; offsets ascend.
 
-    `positions` are bytes from the start of the scanned data, `last_offsets` are inclusive. `valid_bytes` is where the
-    last good batch ends. `problem` is None when the data ends there too, `TORN` when it ends inside a batch, and else
-    a sentence about what is wrong with the bytes at `valid_bytes`. A message of format 0 or 1 is a row as well, told by
-    `magics`; its `crcs` are CRC-32 (`local.format.legacy`).
+    `positions` are bytes from the start of the scanned data. `last_offsets` are inclusive. `valid_bytes` is the end of
+    the last sound batch. `problem` is one of:
+
+    | problem | meaning |
+    |---|---|
+    | None | the data ends at `valid_bytes` |
+    | `TORN` | the data ends inside a batch |
+    | other text | the fault of the bytes at `valid_bytes` |
+
+    A message of format 0 or 1 is a row too: `magics` identifies it, and its `crcs` are CRC-32 (`local.format.legacy`).
     """
 
     positions: NDArray[np.int64]
@@ -84,20 +90,20 @@ class BatchTable:
 
     @property
     def is_corrupt(self) -> bool:
-        """The bytes at `valid_bytes` contradict the format; a torn end does not."""
+        """Whether the bytes at `valid_bytes` contradict the format. A torn end does not."""
         return self.problem not in (None, TORN)
 
     def select(self, rows: slice | NDArray[np.bool_]) -> BatchTable:
-        """Some of the batches; `valid_bytes` and `problem` stay those of the whole scan."""
+        """Some of the batches; `valid_bytes` and `problem` remain the values of the whole scan."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TABLE_DTYPES})
 
     @property
     def has_legacy(self) -> bool:
-        """Whether any row is of format 0 or 1."""
+        """Whether any row has format 0 or 1."""
         return bool((self.magics != MAGIC).any())
 
     def row(self, index: int) -> BatchHeader:
-        """The header of batch `index`, negative ones counting from the end."""
+        """The header of batch `index`; a negative `index` counts from the end."""
         base_offset = int(self.base_offsets[index])
         return BatchHeader(
             base_offset=base_offset,
@@ -120,8 +126,8 @@ class BatchTable:
 class Columns:
     """One row per record, in offset order. Timestamps are milliseconds; a length of -1 is null.
 
-    `header_starts` is where the varint with the number of headers lies in `data`, `header_counts` its value, and
-    `batch_ordinals` the record's row in `table` (which also counts batches that gave no record).
+    `header_starts` are the positions in `data` of the varint with the number of headers; `header_counts` are its
+    values. `batch_ordinals` are rows of `table`. The table also has rows for batches without records.
     """
 
     data: memoryview
@@ -141,9 +147,9 @@ class Columns:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch, which compaction may leave well behind the last record.
+        """The offset after the last batch. After compaction it may be far above the last record.
 
-        Raises InvalidRequest when there was no whole batch.
+        Raises InvalidRequest if there is no whole batch.
         """
         if not len(self.table):
             raise InvalidRequest("asking for the next offset of bytes without a whole batch", bytes=len(self.data))
@@ -156,16 +162,19 @@ class Columns:
         return self._slice(int(self.value_starts[index]), int(self.value_lengths[index]))
 
     def headers(self, index: int) -> tuple[Header, ...]:
-        """The record's headers in their order; header keys that are no UTF-8 get U+FFFD, as Kafka's reader does."""
+        """The record's headers in their order.
+
+        Invalid UTF-8 in header keys becomes U+FFFD, as in Kafka's reader.
+        """
         count = int(self.header_counts[index])
         return self._headers(int(self.header_starts[index]), count) if count else ()
 
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.integer]) -> Columns:
-        """Some of the records, in the order asked for; `data` and `table` are shared."""
+        """Some of the records, in the order of `rows`; `data` and `table` are shared."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMN_DTYPES})
 
     def records(self) -> Iterator[StoredRecord]:
-        """Every record with its key, value and headers copied out."""
+        """Every record, with copies of its key, value and headers."""
         kinds = [TimestampType(bool(bits & LOG_APPEND_TIME)) for bits in self.table.attributes.tolist()]
         for start in range(0, len(self), _RECORDS_AT_ONCE):
             part = self.select(slice(start, start + _RECORDS_AT_ONCE))
@@ -180,7 +189,7 @@ class Columns:
         return None if length < 0 else bytes(self.data[start : start + length])
 
     def _headers(self, at: int, count: int) -> tuple[Header, ...]:
-        # The kernels have walked these bytes before; the checks stay because the buffer is the caller's to change.
+        # The kernels have checked these bytes. They are checked again because the caller could have changed the buffer.
         end = len(self.data)
         _count, at = read_varint(self.data, at, end)
         headers: list[Header] = []
@@ -196,7 +205,10 @@ class Columns:
 
 
 def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
-    """The rows of neighbouring scans, one at least; where it ended and why are the last one's."""
+    """Join the tables of adjacent scans, at least one.
+
+    `valid_bytes` and `problem` are those of the last scan.
+    """
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TABLE_DTYPES}
     return BatchTable(**arrays, valid_bytes=parts[-1].valid_bytes, problem=parts[-1].problem)
 
@@ -207,9 +219,9 @@ def empty_table_arrays(rows: int) -> dict[str, NDArray[np.generic]]:
 
 
 def empty_columns(rows: int) -> dict[str, NDArray[np.generic]]:
-    """Uninitialised arrays for `rows` records, cut from one slab.
+    """Uninitialised arrays for `rows` records, all in one slab.
 
-    One large allocation is backed by huge pages where the system has them; nine small ones fault page by page, which
+    Huge pages back one large allocation where the system has them. Nine small allocations fault page by page, which
     cost a third of the decoding time at 100-byte records.
     """
     widths = [np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values()]

@@ -1,4 +1,6 @@
-"""The five codecs of a record batch, each bounded: no input, however hostile, inflates past the caller's limit.
+"""The five codecs of a record batch.
+
+No input, even a hostile one, decompresses beyond the caller's limit.
 
 | id | codec  | framing                                                                                           |
 |----|--------|---------------------------------------------------------------------------------------------------|
@@ -9,12 +11,12 @@
 | 3  | lz4    | LZ4 frame; written with independent 64 KiB blocks, no checksum and no content size, as Kafka does |
 | 4  | zstd   | zstd frames                                                                                       |
 
-Sizes that a frame declares are never trusted: the space reserved comes from walking the frame's blocks, each of which
-can grow only so far by its format, and the decoder writes into a buffer it cannot leave. The one door for cramjam.
+The size that a frame declares is never trusted. The buffer size comes from the frame's blocks, and the format bounds
+the output of each block. The decoder cannot write outside its buffer. Only this module uses cramjam.
 Sources: kafka `CompressionType`, `Lz4BlockOutputStream`; snappy-java `SnappyOutputStream`; RFC 1952, RFC 8878; the LZ4
 frame format 1.6; the snappy format description.
 
-Every function may be called from several threads at once; the codecs let go of the interpreter while they work.
+All functions are thread safe. The codecs release the GIL while they work.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# What one batch may hold inflated, either way. Kafka has no such limit, but its clients' buffers end at 2^31 and its
-# producers check `max.request.size` (1 MiB) before they compress.
+# Decompressed bytes of one batch, when writing and when reading. Kafka has no such limit, but its clients' buffers end
+# at 2^31, and its producers check `max.request.size` (1 MiB) before they compress.
 INFLATED_BYTES_MAX = 1 << 30
 
 
@@ -47,24 +49,24 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
-# Kafka's defaults and ranges: GzipCompression, Lz4Compression, ZstdCompression.
+# (default, lowest, highest) level as in Kafka: GzipCompression, Lz4Compression, ZstdCompression.
 LEVELS: dict[Codec, tuple[int, int, int]] = {
     Codec.GZIP: (6, 1, 9),
     Codec.LZ4: (9, 1, 17),
     Codec.ZSTD: (3, -131072, 22),
 }
 
-_GZIP_RATIO = 1032  # deflate's ceiling: a match of 258 bytes in two bits
-_SNAPPY_RATIO = 22  # a copy of 64 bytes costs three
+_GZIP_RATIO = 1032  # maximum of deflate: a match of 258 bytes in two bits
+_SNAPPY_RATIO = 22  # a copy of 64 bytes takes three bytes
 _ZEROED_BYTES_MAX = 1 << 20
 _ZSTD_BLOCK = 128 << 10  # RFC 8878, Block_Maximum_Size
 _ZSTD_MAGIC = 0xFD2FB528
-_SKIPPABLE = 0x184D2A50  # and the fifteen after it; the same in zstd and lz4
+_SKIPPABLE = 0x184D2A50  # first of sixteen magics; the same in zstd and lz4
 _LZ4_MAGIC = 0x184D2204
 _LZ4_BLOCK = 64 << 10
-_LZ4_HEADER = bytes.fromhex("04224d18604082")  # version 1, independent blocks of 64 KiB, and the header's checksum
-_LZ4_FAST_LEVEL = 9  # Kafka's default means its fast compressor; any other level the thorough one
-_LZ4_LEVEL_MAX = 12  # what the C library knows; Java's 13..17 are the same search
+_LZ4_HEADER = bytes.fromhex("04224d18604082")  # version 1, independent blocks of 64 KiB, header checksum
+_LZ4_FAST_LEVEL = 9  # Kafka's default level selects its fast compressor, every other level the thorough one
+_LZ4_LEVEL_MAX = 12  # the maximum of the C library; Java's levels 13..17 are the same search
 _XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 32 << 10
 
@@ -72,7 +74,7 @@ _XERIAL_BLOCK = 32 << 10
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     """`data` in the codec's framing; `level` None is Kafka's default.
 
-    Raises InvalidRequest for a wrong level, and for more than INFLATED_BYTES_MAX bytes, which no reader would inflate.
+    Raises InvalidRequest for a wrong level, or for more than INFLATED_BYTES_MAX bytes: no reader would decompress them.
     """
     view = memoryview(data).cast("B")
     chosen = check_level(codec, level)
@@ -92,7 +94,10 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
-    """The inflated bytes, at most `limit` of them. Raises Corrupt when damaged or larger than `limit`."""
+    """The decompressed bytes, at most `limit`.
+
+    Raises Corrupt if `data` is damaged or the result exceeds `limit`.
+    """
     view = memoryview(data).cast("B")
     damage: Corrupt | None = None
     for size in size_guesses(codec, view, limit):
@@ -106,7 +111,10 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
 
 
 def _room(size_bytes: int) -> memoryview:
-    """Memory to inflate into. A little is filled with zeros first; for more numpy pays, which need not do that."""
+    """An output buffer.
+
+    Small buffers are zeroed; large ones come from numpy, which leaves them uninitialised.
+    """
     if size_bytes <= _ZEROED_BYTES_MAX:
         return memoryview(bytearray(size_bytes))
     import numpy as np
@@ -115,9 +123,10 @@ def _room(size_bytes: int) -> memoryview:
 
 
 def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
-    """Inflate to the front of `out`; the bytes written. Raises Corrupt when damaged or when `out` is too small.
+    """Decompress to the start of `out`; return the number of bytes written.
 
-    What `out` holds after an error is undefined; nothing outside it is touched.
+    After an error the content of `out` is undefined. Bytes outside `out` are never written.
+    Raises Corrupt if `data` is damaged or `out` is too small.
     """
     try:
         match codec:
@@ -136,9 +145,9 @@ def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
 
 
 def mended_lz4(data: memoryview) -> memoryview:
-    """An lz4 frame with its header's checksum made right: format 0 computed it over the frame's magic as well.
+    """An lz4 frame with a corrected header checksum: format 0 computed it over the frame's magic as well.
 
-    Anything too short to be a frame comes back as it is. Source: kafka `Lz4BlockInputStream`, KAFKA-3160.
+    Data too short for a frame is returned unchanged. Source: kafka `Lz4BlockInputStream`, KAFKA-3160.
     """
     if len(data) < 7 or data[:4] != _LZ4_HEADER[:4] or len(data) < (at := _lz4_header_bytes(data[4])):
         return data
@@ -148,9 +157,9 @@ def mended_lz4(data: memoryview) -> memoryview:
 
 
 def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
-    """Buffer sizes to try in turn, none above `limit`; the last one holds whatever `data` can legally inflate to.
+    """Buffer sizes to try in order, none above `limit`. The last one fits every legal result.
 
-    Raises Corrupt where the framing alone is already wrong.
+    Raises Corrupt if the framing is already invalid.
     """
     bounds: tuple[int, ...]
     try:
@@ -171,7 +180,10 @@ def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
 
 
 def check_level(codec: Codec, level: int | None) -> int:
-    """The level to use. Raises InvalidRequest when it is not one of the codec's (kafka-format, compression framing)."""
+    """The level to use.
+
+    Raises InvalidRequest if the codec does not have it (kafka-format, compression framing).
+    """
     if codec not in LEVELS:
         return 0
     default, lowest, highest = LEVELS[codec]
@@ -187,7 +199,7 @@ def check_level(codec: Codec, level: int | None) -> int:
 
 
 def _gzip_guesses(data: memoryview) -> tuple[int, ...]:
-    """The trailer's size first, believed only where deflate could reach it; then deflate's ceiling."""
+    """The size in the trailer, only if deflate can reach it; then deflate's maximum."""
     ceiling = len(data) * _GZIP_RATIO
     (told,) = struct.unpack_from("<I", data, len(data) - 4) if len(data) >= 18 else (0,)
     return (told, ceiling) if told <= ceiling else (ceiling,)
@@ -216,7 +228,7 @@ def _snappy_bound(data: memoryview) -> int:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
-    """The raw snappy blocks: the whole input, or the pieces inside xerial's framing."""
+    """The raw snappy blocks: the whole input, or the blocks inside the xerial framing."""
     if bytes(data[:8]) != _XERIAL_HEADER[:8]:
         yield data
         return
@@ -232,7 +244,7 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _snappy_length(block: memoryview) -> int:
-    """The block's own word for its size, refused where no snappy stream of its length could reach it."""
+    """The size that the block declares. Raises Corrupt if no snappy block of this length can reach it."""
     length = 0
     for index, byte in enumerate(block[:5]):
         length |= (byte & 0x7F) << 7 * index
@@ -255,13 +267,13 @@ def _compress_lz4(data: memoryview, level: int) -> bytes:
         block = bytes(cramjam.lz4.compress_block(raw, store_size=False))
         if len(block) < len(raw):
             parts += struct.pack("<I", len(block)), block
-        else:  # a block that does not shrink is stored, told by the top bit of its length
+        else:  # stored uncompressed: the top bit of the length is set
             parts += struct.pack("<I", len(raw) | 0x80000000), bytes(raw)
     return b"".join((*parts, b"\0\0\0\0"))
 
 
 def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
-    """The library's own frame, its block checksums left out: it cannot be told to write none."""
+    """The library's own frame without its block checksums: the library always writes them."""
     compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
     compressor.compress(bytes(data))
     frame = memoryview(bytes(compressor.finish()))
@@ -272,7 +284,10 @@ def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
 
 
 def _decompress_lz4(data: memoryview, out: memoryview) -> int:
-    """One block in Kafka's own framing goes straight to the block decoder (1.4 times as fast at 16 KiB)."""
+    """Decompress lz4.
+
+    One block in Kafka's framing is passed to the block decoder (1.4 times as fast at 16 KiB).
+    """
     size = int.from_bytes(data[7:11], "little")
     if len(data) == size + 15 and data[:7] == _LZ4_HEADER and not any(data[-4:]):
         room = out[:_LZ4_BLOCK]
@@ -299,7 +314,7 @@ def _lz4_bound(data: memoryview) -> int:
 
 
 def _lz4_blocks(data: memoryview, at: int = 0) -> Iterator[tuple[int, int, bool]]:
-    """(start, length, stored raw?) of every block of the frame at `at`."""
+    """(start, length, whether stored uncompressed) of every block of the frame at `at`."""
     flags = data[at + 4]
     at += _lz4_header_bytes(flags)
     while True:
@@ -316,7 +331,10 @@ def _lz4_header_bytes(flags: int) -> int:
 
 
 def _xxh32_of_few(data: memoryview) -> int:
-    """xxHash-32, seed 0, of fewer than 16 bytes; a frame's header is never longer. Source: the xxHash specification."""
+    """xxHash-32 with seed 0 of fewer than 16 bytes. A frame's header is never longer.
+
+    Source: the xxHash specification.
+    """
     mask = 0xFFFFFFFF
     h = 0x165667B1 + len(data)
     for at in range(0, len(data) - 3, 4):
@@ -331,7 +349,10 @@ def _xxh32_of_few(data: memoryview) -> int:
 
 
 def _lz4_tail(flags: int, *, is_empty: bool, header: int) -> int:
-    """Bytes from the last block's end (the frame's start if it has none) to the frame's: end mark and checksums."""
+    """Bytes from the end of the last block to the end of the frame: end mark and checksums.
+
+    For a frame without blocks, the bytes from the start of the frame.
+    """
     block_checksum = 4 if flags & 0x10 and not is_empty else 0
     content_checksum = 4 if flags & 0x04 else 0
     return (header if is_empty else 0) + block_checksum + 4 + content_checksum
@@ -355,7 +376,7 @@ def _zstd_bound(data: memoryview) -> int:
 
 
 def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
-    """(what the frame at `at` can inflate to at most, where it ends). RFC 8878, section 3.1.1."""
+    """(maximum decompressed size, end) of the frame at `at`. Source: RFC 8878, section 3.1.1."""
     flags = data[at + 4]
     is_single = flags >> 5 & 1
     at += 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
@@ -375,7 +396,7 @@ def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _copy(data: memoryview, out: memoryview) -> int:
-    out[: len(data)] = data  # ValueError when it does not fit
+    out[: len(data)] = data  # raises ValueError if `data` does not fit
     return len(data)
 
 

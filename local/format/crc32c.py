@@ -1,9 +1,10 @@
-"""CRC-32C (Castagnoli) of a byte range: the checksum of batches, chunks and our own files.
+"""CRC-32C (Castagnoli): the checksum of batches, chunks and this project's own files.
 
-The one door for google_crc32c. The compiled kernels carry their own (`crc32c_hardware.h`), because they check batches
-while other threads run Python; it runs three streams side by side and prefetches, which from memory is four times as
-fast, so long ranges go there: where the kernels are loaded, or once so much was summed that loading them (and numpy
-with them, a tenth of a second) pays. Check value: ``crc32c(b"123456789") == 0xE3069283`` (RFC 3720, B.4).
+Only this module uses google_crc32c. The compiled kernels have their own implementation (`crc32c_hardware.h`), because
+they check batches without the GIL. It runs three streams in parallel and prefetches: from memory it is four times as
+fast. Long ranges therefore use the kernels if they are loaded. They are also used once enough bytes were summed that
+loading them (with numpy a tenth of a second) pays off.
+Check value: ``crc32c(b"123456789") == 0xE3069283`` (RFC 3720, B.4).
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-LONG_BYTES = 64 << 10  # from here on the kernels pay, where they are loaded
-LOAD_BYTES = 32 << 20  # of long ranges, until they are
+LONG_BYTES = 64 << 10  # from this length on the kernels are faster, if they are loaded
+LOAD_BYTES = 32 << 20  # bytes of long ranges after which the kernels are loaded
 
-_summed_bytes = 0  # of long ranges, before they were; two threads may lose some of it
+_summed_bytes = 0  # bytes of long ranges before the kernels were loaded; a thread race may lose some
 
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
-    """The checksum of `data`, 0..2^32-1; `seed` is the checksum of what came before, so pieces can be chained."""
+    """The checksum of `data`, 0..2^32-1.
+
+    `seed` is the checksum of the preceding bytes, so pieces can be chained.
+    """
     return _fastest()(data, seed) if _is_for_kernels(memoryview(data).nbytes) else _library(data, seed)
 
 
 def crc32c_each(data: Buffer, lengths: Sequence[int]) -> list[int]:
-    """The checksums of neighbouring pieces of `data`, from its start; bytes behind the last are nobody's.
+    """The checksums of adjacent pieces of `data`, from its start. Bytes after the last piece are ignored.
 
-    The interpreter's lock is let go of once, not once a piece. Raises InvalidRequest for pieces that leave the data.
+    The GIL is released once, not once per piece. Raises InvalidRequest if the pieces exceed `data`.
     """
     if _is_for_kernels(memoryview(data).nbytes) and _fastest() is not _library:
         found: list[int] = importlib.import_module("local.kernels._kernels").crc32c_of_each(data, lengths)
@@ -62,17 +66,17 @@ def _library(data: Buffer, seed: int) -> int:
     if isinstance(data, bytes):
         return int(google_crc32c.extend(seed, data))
     if "numpy" not in sys.modules:
-        return int(google_crc32c.extend(seed, bytes(data)))  # a copy of the little that a command looks at
+        return int(google_crc32c.extend(seed, bytes(data)))  # a copy, but commands without numpy check only few bytes
     import numpy as np
 
-    # The library refuses memoryviews but takes arrays, which look at the same bytes without copying them.
+    # The library refuses memoryviews but takes arrays. An array of the same bytes needs no copy.
     return int(google_crc32c.extend(seed, np.frombuffer(memoryview(data), np.uint8)))
 
 
 @cache
 def _fastest() -> Callable[[Buffer, int], int]:
-    """The kernels' where they are compiled and the processor has the instruction they use."""
-    kernels = importlib.import_module("local.kernels")  # by name: the kernels import the formats, which import this
+    """The kernels' function if they are compiled and the processor has the CRC instruction."""
+    kernels = importlib.import_module("local.kernels")  # by name: kernels import the formats, which import this module
     if kernels.implementation() == "pure":
         return _library
     compiled = importlib.import_module("local.kernels._kernels")

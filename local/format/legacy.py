@@ -1,4 +1,4 @@
-"""Message formats 0 and 1, read only: what brokers wrote before 0.11 and a broker of today still reads from disk.
+"""Message formats 0 and 1, read only: brokers before 0.11 wrote them, current brokers still read them.
 
 | off | size | field      | note                                                                                       |
 |-----|------|------------|--------------------------------------------------------------------------------------------|
@@ -11,13 +11,16 @@
 |     | 4    | key length | -1 null; the key follows                                                                   |
 |     | 4    | value length | -1 null; the value follows and ends the message                                          |
 
-With a codec the value holds messages of the same format, compressed together and none of them compressed again.
-Their offsets are the records' own in format 0 and count from the set's start in format 1, where the wrapper's offset is
-the last one's. Their times are their own, or the wrapper's where that says log append time. An lz4 frame in format 0
-carries a checksum of its header that was computed over the wrong bytes; it is not looked at.
+With a codec the message is a wrapper: its value holds inner messages of the same format, compressed together. None of
+the inner messages is compressed again.
 
-All of it becomes what the rest of the house speaks: a `BatchHeader`'s fields, and a section of format 2 records.
-Nothing is written in these formats: what the cleaner leaves of a message is a batch of format 2 (`kernels`).
+- Offsets of inner messages: format 0 stores the records' own offsets. Format 1 stores offsets relative to the start of
+  the set; the wrapper's offset is the offset of the last inner message.
+- Timestamps of inner messages are their own. If the wrapper has log append time, its timestamp applies to all.
+- An lz4 frame of format 0 has a header checksum that was computed over the wrong bytes. It is not checked.
+
+Everything is converted to the fields of a `BatchHeader` and a section of format 2 records.
+These formats are never written: a message that the cleaner rewrites becomes a batch of format 2 (`kernels`).
 Sources: kafka `LegacyRecord`, `AbstractLegacyRecordBatch`, `Lz4BlockInputStream`; KIP-31, KIP-32.
 """
 
@@ -36,7 +39,7 @@ MAGICS = (0, 1)
 MAGIC_AT = 16
 _HEAD = struct.Struct(">qiIbB")
 _LENGTH_OVERHEAD = 12
-_LENGTHS_MIN = (14, 22)  # by magic
+_LENGTHS_MIN = (14, 22)  # index is the magic
 _BYTES_MAX = 2**31 - 1
 _CODEC_BITS = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -44,7 +47,7 @@ _INT_MAX = 2**31 - 1
 
 
 class Message(NamedTuple):
-    """One message's parts; `at` positions lie in the buffer it was read from, a length of -1 is null."""
+    """The fields of one message. Positions are in the buffer it was read from; a length of -1 is null."""
 
     offset: int
     attributes: int
@@ -57,10 +60,10 @@ class Message(NamedTuple):
 
 
 def header_fields(view: memoryview, at: int) -> tuple[int, ...] | None:
-    """The fields of a `BatchHeader` for the message at byte `at`; None when the bytes end before its own header does.
+    """The fields of a `BatchHeader` for the message at byte `at`; None if its header is incomplete.
 
-    A wrapper's first offset and its number of records lie inside it: here it counts as one record at its last offset.
-    Raises Corrupt for a size that no message has.
+    The first offset and the number of records of a wrapper are inside it: here it counts as one record at its last
+    offset. Raises Corrupt if the size is below the minimum of the format.
     """
     if len(view) - at < _HEAD.size:
         return None
@@ -76,7 +79,7 @@ def header_fields(view: memoryview, at: int) -> tuple[int, ...] | None:
 
 
 def size_problem(view: memoryview, at: int) -> str | None:
-    """Why the size that the message at `at` declares makes no sense; its magic must be there. None when it does."""
+    """The fault of the declared size of the message at `at`, or None. The magic must be present."""
     length, magic = int.from_bytes(view[at + 8 : at + _LENGTH_OVERHEAD], "big", signed=True), view[at + MAGIC_AT]
     if length < _LENGTHS_MIN[magic]:
         return f"length below {_LENGTHS_MIN[magic]}"
@@ -84,14 +87,14 @@ def size_problem(view: memoryview, at: int) -> str | None:
 
 
 def crc_of(entry: memoryview) -> int:
-    """The checksum as computed from a whole message."""
+    """The checksum computed from a whole message."""
     return zlib.crc32(entry[MAGIC_AT:])
 
 
 def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
     """(first offset, number of records) of a whole message, which may wrap a compressed set.
 
-    Raises Corrupt when it does not make sense inside, or inflates to more than `limit` bytes.
+    Raises Corrupt if its content is invalid or decompresses to more than `limit` bytes.
     """
     message = _read(entry, 0, is_inner=False)
     if not message.attributes & _CODEC_BITS:
@@ -104,10 +107,10 @@ def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
 
 
 def records_of(entry: memoryview, base_ms: int, limit: int, *, verify: bool) -> bytearray:
-    """A whole message as a plain section of format 2 records, the times relative to `base_ms`.
+    """Convert a whole message to a plain section of format 2 records.
 
-    With `verify` the inner messages' checksums are looked at, too. Raises Corrupt as `inner_range` does. Memory: the
-    inflated set and, of no more bytes, the section.
+    Timestamps are relative to `base_ms`. `verify` also checks the checksums of the inner messages. Raises Corrupt as
+    `inner_range`. Memory: the decompressed set, and a section that is not larger.
     """
     message = _read(entry, 0, is_inner=False)
     section = bytearray()
@@ -144,7 +147,7 @@ def _inflated(entry: memoryview, wrapper: Message, limit: int) -> memoryview:
 
 
 def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message]:
-    """The messages of an inflated set, one at least."""
+    """The messages of a decompressed set; raises Corrupt if there is none."""
     at = 0
     while at < len(data) or not at:
         if len(data) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
@@ -161,7 +164,10 @@ def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message
 
 
 def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
-    """The message at byte `start`, known to be as long as its format's shortest. Raises Corrupt."""
+    """The message at byte `start`; the caller has checked the minimum length of its format.
+
+    Raises Corrupt.
+    """
     offset, length, _crc, magic, attributes = _HEAD.unpack_from(data, start)
     end = start + _LENGTH_OVERHEAD + length
     if length < _LENGTHS_MIN[magic] or end > len(data) or (end != len(data) and not is_inner):
@@ -179,7 +185,7 @@ def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
 
 
 def _field(data: memoryview, at: int, end: int) -> tuple[int, int, int]:
-    """(where it starts, its length, where it ends)."""
+    """(start, length, end) of a field."""
     if end - at < 4:
         raise _wrong("a field leaves the message", at=at)
     length = int.from_bytes(data[at : at + 4], "big", signed=True)
@@ -191,7 +197,7 @@ def _field(data: memoryview, at: int, end: int) -> tuple[int, int, int]:
 
 def _put_record(section: bytearray, data: memoryview, message: Message, time_delta: int, offset_delta: int) -> None:
     time_delta = (time_delta + 2**63) % 2**64 - 2**63
-    size = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)  # attributes and header count, a byte each
+    size = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)  # attributes and header count take one byte each
     for length in (message.key_length, message.value_length):
         size += varint_bytes(length) + max(length, 0)
     append_varint(section, size)

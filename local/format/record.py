@@ -1,4 +1,4 @@
-"""Records as people write and read them: plain named tuples, so a million of them stay cheap."""
+"""Records as named tuples: cheap enough for a million of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TimestampType(IntEnum):
 
 
 class Record(NamedTuple):
-    """A record to append. None as key is 'no key', None as value is a tombstone."""
+    """A record to append. A key of None means no key, a value of None is a tombstone."""
 
     key: bytes | None
     value: bytes | None
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
 
 class StoredRecord(NamedTuple):
-    """A record as read back, at its offset."""
+    """A record read from a log, with its offset."""
 
     offset: int
     timestamp_ms: int

@@ -1,7 +1,7 @@
-"""Zigzag varints, as records use them: 7 bits a byte, low group first, the high bit tells that more follow.
+"""Zigzag varints of records: 7 bits per byte, low bits first; the high bit marks a continuation.
 
-``zigzag(n) = (n << 1) ^ (n >> 63)``. At most 5 bytes hold 32 bits and 10 bytes hold 64; bits beyond the width are
-dropped, as Kafka's `ByteUtils` drops them.
+``zigzag(n) = (n << 1) ^ (n >> 63)``. 32 bits take at most 5 bytes, 64 bits at most 10 bytes. Bits beyond the width are
+dropped, as in Kafka's `ByteUtils`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def append_varint(out: bytearray, number: int) -> None:
 
 
 def varint_bytes(number: int) -> int:
-    """How many bytes `append_varint` would append."""
+    """The number of bytes that `append_varint` appends."""
     return max(1, (((number << 1) ^ (number >> 63)).bit_length() + 6) // 7)
 
 
 def read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """(a 32-bit number, the position behind it). Raises Corrupt when it runs past `end` or over five bytes."""
+    """(a 32-bit number, the position after it). Raises Corrupt if it exceeds `end` or five bytes."""
     return _read(data, at, end, INT_BYTES_MAX, 0xFFFFFFFF)
 
 
 def read_varlong(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """(a 64-bit number, the position behind it). Raises Corrupt when it runs past `end` or over ten bytes."""
+    """(a 64-bit number, the position after it). Raises Corrupt if it exceeds `end` or ten bytes."""
     return _read(data, at, end, LONG_BYTES_MAX, 0xFFFFFFFFFFFFFFFF)
 
 
