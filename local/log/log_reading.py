@@ -1,9 +1,8 @@
-"""The side of a log that needs no lock: facts, reads, streams, lookups. `local.log.log.Log` adds everything that
-changes.
+"""Facts, reads, streams and lookups of a log, without a lock. `local.log.log.Log` adds the changes.
 
-A reader takes the frozen `LogView` of the moment and works on it. When a segment was dropped or replaced under it
-(NotFound), it takes the next view and starts over with the same offset: never a hole, never a wait for a writer's
-disk. What is gone for good is an offset out of range, with the range that is left.
+A reader takes the current immutable `LogView`. If a segment of it was dropped or replaced (NotFound), the reader takes
+the next view and repeats the same offset. It never sees a hole and never waits for a writer's disk. Offsets that the
+log no longer has raise OffsetOutOfRange with the remaining range.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _Stretch(NamedTuple):
-    """What a reader finds at `offset`; the first batch may begin below it."""
+    """The batches for a reader at `offset`. The first batch may begin below it."""
 
     offset: int
     run: BatchRun
@@ -43,21 +42,22 @@ class _Stretch(NamedTuple):
 
 
 class ReadableLog:
-    """See the module text. Thread safe; an iterator belongs to one thread."""
+    """The reads of a log, see the module. Thread safe; an iterator belongs to one thread."""
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
         self.cleaner_offset: int | None = None
-        self.cleaner_reach = 0  # below it records may have gone for the sake of newer ones
+        self.cleaner_reach = 0  # below it the cleaner may have removed records for newer ones
         self.epochs = LeaderEpochs()
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)
         self._producers = ProducerState()
-        # The transactions that are open where the segment of an offset begins, as (producer, first offset); and making
-        # the transaction index of a segment, told by its base, again for a problem. Both know the directory.
+        # Both functions know the directory. The first returns the transactions open at the base of the segment that
+        # holds an offset, as (producer, first offset). The second rebuilds the transaction index of the segment at a
+        # base offset.
         self._open_before: Callable[[LogView, int], Mapping[int, int]] = lambda view, offset: {}
         self._mend_transactions: Callable[[LogView, int, str], None] = lambda view, base_offset, problem: None
-        # Of a log that is only looked at, beside the process that writes it.
+        # In a read-only open, while another process writes the log.
         self._find_producers: Callable[[], ProducerState] | None = None
         self._find_closed_producers: Callable[[], ProducerState] | None = None  # at the active segment's base
         self._look_again: Callable[[], None] | None = None
@@ -74,9 +74,9 @@ class ReadableLog:
 
     @property
     def first_known_offset(self) -> int:
-        """Where the lineage begins: at the log start, or at the first segment where that lies below it.
+        """The start of the leader epochs: the log start, or the first segment's base if that is lower.
 
-        An empty log remembers the epoch of the last record there was, as no later one has begun.
+        An empty log keeps the epoch of its last record, because no later epoch has begun.
         """
         view = self._view
         return max(0, min(view.log_start_offset, view.bases[0], view.next_offset - 1))
@@ -87,15 +87,18 @@ class ReadableLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction is decided: where the earliest open one began, else the log end."""
+        """The offset below which every transaction is decided.
+
+        It is the start of the earliest open transaction, or the log end.
+        """
         return self._decided_view().last_stable_offset
 
     @property
     def closed_stable_offset(self) -> int:
-        """The last stable offset, as far as closed segments are concerned.
+        """The last stable offset, as far as the closed segments determine it.
 
-        Where no transaction is open at the base of the active segment, that base will do, and a log that another
-        process writes needs no read of its active segment.
+        If no transaction is open at the base of the active segment, the result is that base. A read-only open then
+        need not read the active segment.
         """
         find = self._find_closed_producers
         if self._find_producers is not None and find is not None and find().first_unstable_offset is None:
@@ -103,10 +106,10 @@ class ReadableLog:
         return self.last_stable_offset
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.
+        """Return the aborted transactions for a read of ``[from_offset, upper_offset)``, by marker offset.
 
-        `upper_offset` is at most the last stable offset; what lies above is not decided. An entry is there before its
-        marker can be read. Source: kafka `LocalLog.collectAbortedTransactions`.
+        `upper_offset` must not exceed the last stable offset, because records above it are undecided. An entry exists
+        before its marker is readable. Source: kafka `LocalLog.collectAbortedTransactions`.
         """
 
         def look(view: LogView) -> list[AbortedTransaction]:
@@ -119,20 +122,22 @@ class ReadableLog:
         return sum(segment.size_bytes for segment in self._view.segments)
 
     def sources(self) -> tuple[Segment, ...]:
-        """The segments themselves, ascending, for whoever copies their bytes; the last one goes on growing."""
+        """Return the segments themselves, ascending, for copying their bytes. The last one keeps growing."""
         return self._view.segments
 
     def segments(self, *, first_times_from: int | None = None, with_times: bool = True) -> tuple[SegmentInfo, ...]:
-        """Facts about every local segment, ascending; the last is the active one.
+        """Return the facts of every local segment, ascending; the last is the active one.
 
-        With `first_times_from` also the `first_timestamp_ms` of sealed segments that reach above that offset: a read of
-        61 bytes each, the first time. Without `with_times` no time is read: largest timestamps are None. Raises
-        DiskFailed.
+        - `first_times_from`: also return `first_timestamp_ms` of closed segments that reach above that offset. The
+          first call reads 61 bytes of each.
+        - Without `with_times` no time is read, and largest timestamps are None.
+
+        Raises DiskFailed.
         """
         return self._retrying(lambda view: view.infos(self.cleaner_offset, first_times_from, with_times=with_times))
 
     def segment(self, base_offset: int) -> Segment:
-        """The segment with exactly this base. Raises NotFound."""
+        """Return the segment with exactly this base. Raises NotFound."""
         found = self._view.segment(base_offset)
         if found is None:
             raise NotFound("finding a local segment", partition=self.partition, base_offset=base_offset)
@@ -148,38 +153,44 @@ class ReadableLog:
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         min_one: bool = True,
     ) -> memoryview:
-        """Whole batches, the first of them holding `offset` or being the next one after it; empty at the end.
+        """Return whole batches, the first one holding or following `offset`; no bytes at the end.
 
-        At most `bytes_max` bytes, but at least one batch, however large; with `min_one` False nothing where the first
-        batch alone is larger. Under READ_COMMITTED the end is the last stable offset, and batches of aborted
-        transactions are among those given (`aborted_transactions` names them). Records before `offset` in the first
-        batch are the caller's to skip. Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
+        - At most `bytes_max` bytes, but at least one batch. Without `min_one`, no bytes if the first batch alone is
+          larger.
+        - READ_COMMITTED ends at the last stable offset. Batches of aborted transactions are included;
+          `aborted_transactions` names them.
+        - The caller skips records before `offset` in the first batch.
+
+        Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
         """
         limits = ReadLimits(bytes_max, min_one, self._upper(isolation))
         return self._retrying(lambda view: self._run(view, offset, limits, isolation)).data
 
     def batches(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[memoryview]:
-        """Runs of whole batches from the one that holds `start` up to the end as it is now, each about READ_BYTES.
+        """Yield runs of whole batches from the one that holds `start` to the current end.
 
-        Raises, with the first item, what `read` does; OffsetOutOfRange later when the log start overtakes the reader.
+        Each run has about READ_BYTES.
+
+        The first item raises the errors of `read`. Later items raise OffsetOutOfRange if the log start overtakes the
+        reader.
         """
         for stretch in self._runs(start, isolation):
             yield stretch.run.data
 
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
-        """The records at or above `start` up to the end as it is now, decoded and checked, in steps of bounded memory.
+        """Yield the records from `start` to the current end, decoded and checked, in steps of bounded memory.
 
-        Without transaction markers, and under READ_COMMITTED without the records of aborted transactions.
-        Raises as `batches` does, and Corrupt naming the partition and the offset.
+        Transaction markers are left out, and under READ_COMMITTED also the records of aborted transactions. Raises as
+        `batches` does, and Corrupt with the partition and the offset.
         """
         for offset, run, aborted in self._runs(start, isolation):
             for columns in self._decoded(run):
                 kept = without_aborted(columns, aborted)
-                # Not the first run alone: after a truncation a batch may hold `offset` that begins below it.
+                # Not only in the first run: after a truncation a batch that holds `offset` may begin below it.
                 yield kept.select(kept.offsets >= offset) if run.base_offset < offset else kept
 
     def records(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[StoredRecord]:
-        """As `columns`, record by record."""
+        """Yield the records of `columns` one by one."""
         for columns in self.columns(start, isolation=isolation):
             yield from columns.records()
 
@@ -188,10 +199,10 @@ class ReadableLog:
     def offset_for(
         self, spec: OffsetSpec | int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> FoundOffset | None:
-        """The offset that a name or a timestamp in ms means; None when no record is late enough, or none has a time.
+        """Return the offset for a name or a timestamp in ms, in the local tier only.
 
-        Under READ_COMMITTED `LATEST` is the last stable offset, and a record at or above it is not found. Looks at the
-        local tier alone. Raises InvalidRequest for a negative number that is no spec.
+        None means that no record is late enough, or none has a time. Under READ_COMMITTED `LATEST` is the last stable
+        offset, and a record at or above it is not found. Raises InvalidRequest for a negative number that is no spec.
         """
         match parse_spec(spec):
             case OffsetSpec.LATEST:
@@ -211,20 +222,23 @@ class ReadableLog:
         return None if found is None or (upper is not None and found.offset >= upper) else found
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """Offset of the first local record at or after `timestamp_ms` (and the log start); None when there is none."""
+        """Return the offset of the first local record at or after `timestamp_ms` and the log start, or None."""
         found = self._retrying(lambda view: view.search(timestamp_ms))
         return found.offset if found is not None else None
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def producers(self) -> list[ProducerEntry]:
-        """What the log knows of each producer at this moment, by producer id."""
+        """Return the current state of each producer, by producer id."""
         with self._lock:
             self._decided_view()
             return self._producers.entries()
 
     def _decided_view(self) -> LogView:
-        """The view with its open transactions: a mere onlooker looks for them on the disk only when somebody asks."""
+        """Return the view with its open transactions.
+
+        A read-only open reads them from the disk at the first call.
+        """
         if self._find_producers is not None:
             with self._lock:
                 if self._find_producers is not None:
@@ -234,7 +248,7 @@ class ReadableLog:
         return self._view
 
     def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
-        """Up to the end as it is now; under READ_COMMITTED with the aborted transactions of each run."""
+        """Yield runs to the current end; under READ_COMMITTED with the aborted transactions of each."""
         upper = self._upper(isolation)
         limits = ReadLimits(READ_BYTES, upper_offset=self.next_offset if upper is None else upper)
         offset = start
@@ -244,8 +258,8 @@ class ReadableLog:
 
     def _run(self, view: LogView, offset: int, limits: ReadLimits, isolation: Isolation) -> BatchRun:
         view.check_inside(self.partition, offset)
-        # The segment may hold a batch that is still being written, and goes again where there is no room for all of it.
-        # A truncation may have put an open transaction where all was decided when the limits were drawn.
+        # The segment may hold a batch that is still being written, and that is removed again if the disk is full.
+        # Since the limits were computed, a truncation may have put an open transaction where all was decided.
         end = view.last_stable_offset if isolation is Isolation.READ_COMMITTED else view.next_offset
         upper = end if limits.upper_offset is None else min(limits.upper_offset, end)
         return view.read(offset, limits._replace(upper_offset=upper))
@@ -255,7 +269,8 @@ class ReadableLog:
             run = self._run(view, offset, limits, isolation)
             if isolation is Isolation.READ_UNCOMMITTED or not _has_transactions(run):
                 return _Stretch(offset, run, [])
-            # Of the same view: what tells of aborted records goes with the segment that holds their marker.
+            # From the same view: the entry of an aborted transaction is deleted with the segment that holds its
+            # marker.
             return _Stretch(offset, run, view.aborted_transactions(run.base_offset, run.next_offset))
 
         return self._retrying(read)
@@ -269,13 +284,13 @@ class ReadableLog:
             raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
 
     def _upper(self, isolation: Isolation) -> int | None:
-        """Where READ_COMMITTED ends; None without that end."""
+        """Return the end for READ_COMMITTED; None for other reads."""
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else None
 
     def _retrying(self, look: Callable[[LogView], _Answer]) -> _Answer:
-        """What `look` finds in the newest view; again when a segment of it was replaced or dropped meanwhile.
+        """Call `look` with the newest view, again if a segment of the view was replaced or dropped.
 
-        Where another process did that, the newest view is what the disk holds now.
+        If another process did that, the newest view comes from the disk.
         """
         mended: set[tuple[int, str]] = set()
         while True:
@@ -290,7 +305,7 @@ class ReadableLog:
                 mended.add(place)
                 self._mend_transactions(view, *place)
             except NotFound:
-                with self._lock:  # whoever did it holds the lock until the new view is out
+                with self._lock:  # the thread that replaced it holds the lock until the new view is published
                     if self._view is view and self._look_again is not None:
                         self._look_again()
                         if _is_same(self._view, view):
@@ -306,8 +321,11 @@ def _has_transactions(run: BatchRun) -> bool:
 
 
 def _is_same(found: LogView, before: LogView) -> bool:
-    """Whether another look has found no other sealed segments: one that was cleaned by itself has the same base. The
-    last one may grow with every look; where it is shorter, its owner cut it."""
+    """Return whether a new read-only open found the same closed segments.
+
+    A segment cleaned alone has the same base, so sizes are compared too. The last segment may have grown; a smaller
+    one was truncated by the writer.
+    """
     if found.bases != before.bases or found.segments[-1].size_bytes < before.segments[-1].size_bytes:
         return False
     sizes = ([segment.size_bytes for segment in view.segments[:-1]] for view in (found, before))

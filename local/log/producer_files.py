@@ -1,14 +1,16 @@
-"""The producers of a log on its disk: ``.snapshot`` files, and the batches behind them.
+"""The producers of a log on disk: ``.snapshot`` files, and the batches after them.
 
-A snapshot is a shortcut and never the truth: the state at an offset is what the batches below it say, and a snapshot at
-an offset says the same for less reading. So it is written without fsync at a roll, it is thrown away when it is damaged
-(the next older one and more batches lead to the same state), and what it misses is read from the log. Before retention
-takes batches away the snapshot behind them is made durable (`settle`): nothing else tells of them then. The one thing
-that must never be is a snapshot of another history: whoever takes records away at the end of a log removes the
-snapshots above the new end, durably, before anything is appended there.
+The batches are authoritative: the producers at an offset follow from all batches below it. A snapshot at an offset
+holds the same state and saves the read. Therefore:
 
-Which are kept at a start-up: those at segment bases, and the largest one when it lies above the last base (it is the
-one of a clean shutdown). Source: kafka `ProducerStateManager`, `UnifiedLog.rebuildProducerState`.
+- A roll writes a snapshot without fsync. A missing one is computed from the log.
+- A damaged snapshot is deleted. The next older one and more batches lead to the same state.
+- Before retention deletes batches, the snapshot after them is made durable (`settle`). It is then the only source.
+- A snapshot of a diverged history must never remain. A truncation deletes the snapshots above the new end, durably,
+  before the next append.
+
+Start-up keeps the snapshots at segment bases, and the largest one if it is above the last base (from a clean
+shutdown). Source: kafka `ProducerStateManager`, `UnifiedLog.rebuildProducerState`.
 """
 
 from __future__ import annotations
@@ -27,44 +29,48 @@ from local.log.producer_state import ProducerState
 from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.storage import Storage, join
 
-LOOKED_AT_BYTES = 1 << 20  # of a segment, before it is scanned whole
+LOOKED_AT_BYTES = 1 << 20  # bytes of a segment to inspect before a full scan
 _log = logging.getLogger(__name__)
 
 
 class ProducerFiles:
-    """The snapshots in one partition directory. Callers hold the log's lock, unless it `is_onlooker`: that one only
-    reads, lists the directory once, and leaves damaged files to their owner."""
+    """The snapshots in one partition directory. Callers hold the log's lock.
+
+    With `is_onlooker` (a read-only open) it needs no lock: it only reads, lists the directory once, and leaves damaged
+    files alone.
+    """
 
     def __init__(self, storage: Storage, directory: str, *, is_onlooker: bool = False) -> None:
         self._storage = storage
         self._directory = directory
         self._is_onlooker = is_onlooker
-        self._known: list[int] | None = None  # ascending; None: the disk was not asked yet
+        self._known: list[int] | None = None  # ascending; None: not listed yet
 
     def path(self, offset: int) -> str:
         return join(self._directory, segment_file(offset, PRODUCER_SNAPSHOT))
 
     def offsets(self) -> list[int]:
-        """Of which offsets there is a snapshot, ascending."""
+        """Return the offsets that have a snapshot, ascending."""
         if self._known is None:
             try:
                 self.know(self._storage.list(self._directory))
             except NotFound:
                 if not self._is_onlooker:
                     raise
-                self._known = []  # nothing was begun there yet, or the partition has moved away
+                self._known = []  # not created yet, or the partition was moved
         return list(self._known or ())
 
     def know(self, names: Iterable[str]) -> bool:
-        """Take the listing that the caller made anyway; whether there is any snapshot."""
+        """Use an existing listing of the directory; return whether it names any snapshot."""
         parsed = [parse_segment_file(name) for name in names if name.endswith(PRODUCER_SNAPSHOT)]
         self._known = sorted(found[0] for found in parsed if found is not None and found[1] == PRODUCER_SNAPSHOT)
         return bool(self._known)
 
     def write(self, offset: int, producers: ProducerState, *, is_durable: bool = False) -> None:
-        """The state before `offset`; when the newest snapshot is this one already, it is only made durable if asked.
+        """Write the state before `offset`.
 
-        Unless `is_durable`, a crash may leave it missing or torn: then it is made again from the log.
+        If the newest snapshot is at `offset`, only make it durable on request. Without `is_durable` a crash may leave
+        the snapshot missing or torn. It is then computed from the log.
         """
         if self.offsets()[-1:] == [offset]:
             if is_durable:
@@ -77,7 +83,7 @@ class ProducerFiles:
                 file.sync()
         except LogError:
             with suppress(LogError):
-                self._storage.unlink(self.path(offset))  # a part of one tells nothing
+                self._storage.unlink(self.path(offset))  # a part of a snapshot is useless
                 self._forget(offset)
             raise
         finally:
@@ -89,15 +95,15 @@ class ProducerFiles:
             bisect.insort(known, offset)
 
     def write_missing(self, offset: int, producers: ProducerState) -> None:
-        """As `write`, unless there is one of `offset`, newest or not."""
+        """Do `write` unless a snapshot of `offset` exists, newest or not."""
         if offset not in self.offsets():
             self.write(offset, producers)
 
     def settle(self, offset: int, bases: Sequence[int]) -> None:
-        """A sound snapshot of `offset`, durable on return: asked for before the batches below it go for good.
+        """Make a sound snapshot of `offset` durable, before the batches below it are deleted for good.
 
-        From then on it is no shortcut: nothing else tells of their producers. Where damage in the log leaves nothing to
-        make one from, it is said and the batches go all the same.
+        From then on the snapshot is the only source for their producers. If damage in the log makes the state unknown,
+        this function logs a warning, and the caller deletes the batches all the same.
         """
         try:
             producers = self.state_at(offset, bases)
@@ -112,10 +118,10 @@ class ProducerFiles:
         self._make_durable(offset)
 
     def state_at(self, offset: int, bases: Sequence[int], *, may_vanish: bool = False) -> ProducerState:
-        """The producers as they are before `offset`: the newest sound snapshot, and the batches from there on.
+        """Return the producers before `offset`, from the newest sound snapshot and the batches after it.
 
-        `bases` are the segments', ascending. A damaged snapshot is removed. Raises Corrupt, and NotFound for a segment
-        that is gone; with `may_vanish` (another process drops them) that is passed over.
+        `bases` are the segments', ascending. A damaged snapshot is deleted. Raises Corrupt, and NotFound for a missing
+        segment. With `may_vanish` (another process drops segments) a missing segment is skipped.
         """
         known_to, producers = self._newest(offset)
         for base, end in pairwise((*bases, offset)):
@@ -128,37 +134,40 @@ class ProducerFiles:
         return producers
 
     def at(self, offset: int) -> ProducerState:
-        """What the snapshot of just this offset says; nothing where there is none, or a damaged one, which goes."""
+        """Return the producers in the snapshot at exactly this offset; none if it is missing or damaged.
+
+        A damaged snapshot is deleted.
+        """
         known_to, producers = self._newest(offset) if offset in self.offsets() else (-1, ProducerState())
         return producers if known_to == offset else ProducerState()
 
     def encoded(self, offset: int, bases: Sequence[int]) -> bytes:
-        """A snapshot file's bytes for `offset`: those on the disk where they are sound, else made from the log."""
+        """Return the bytes of a snapshot file for `offset`, from the sound file on disk or from the log."""
         return producer_snapshot.encode(self.state_at(offset, bases).entries())
 
     def keep(self, bases: Iterable[int], next_offset: int) -> None:
-        """Remove those that no segment begins at, but the newest above all bases; and all above `next_offset`."""
+        """Delete the snapshots above `next_offset` and those not at a base; keep the newest above all bases."""
         known = set(bases)
         strays = [offset for offset in self.offsets() if offset not in known and offset <= next_offset]
         newest = strays[-1] if strays and strays[-1] > max(known, default=-1) else None
         self._remove([o for o in self.offsets() if o > next_offset or (o not in known and o != newest)])
 
     def remove_above(self, offset: int) -> None:
-        """Durably, before anything else is appended at `offset`."""
+        """Delete snapshots above `offset`, durably. The next append at `offset` must come later."""
         self._remove([each for each in self.offsets() if each > offset])
 
     def remove_all(self) -> None:
         self._remove(self.offsets())
 
     def let_go(self, offset: int) -> str | None:
-        """Know nothing of the snapshot at `offset` any more; its path, for the caller to remove, None without one."""
+        """Remove the snapshot at `offset` from memory. Return its path for deletion, None without one."""
         if offset not in self.offsets():
             return None
         self._forget(offset)
         return self.path(offset)
 
     def _make_durable(self, offset: int) -> None:
-        """The snapshot there, which a roll left to the page cache."""
+        """Sync a snapshot that a roll left in the page cache."""
         file = self._storage.open(self.path(offset))
         try:
             file.sync()
@@ -185,12 +194,12 @@ class ProducerFiles:
         if self._is_onlooker:
             begin = self._storage.read(path, 0, LOOKED_AT_BYTES)
             if len(begin) < LOOKED_AT_BYTES and not may_have_producers(begin):
-                return  # as of most logs, and what replays them is heavy to load
+                return  # no producers, as in most logs; the modules for a replay load slowly
         from local import kernels
         from local.log.recovery import replay
 
         if self._is_onlooker:
-            # The owner may truncate the file at any moment, which a map would not survive.
+            # The writer may truncate the file at any moment; access to a map would then end the process.
             for _, part, headers in slices_of(lambda position, length: self._storage.read(path, position, length)):
                 rows = int((headers.last_offsets < upto_offset).sum())
                 replay(producers, part, headers.select(slice(0, rows)), path, from_offset)

@@ -1,24 +1,25 @@
-"""What a log knows of the producers that write to it: sequences, epochs, open transactions. No disk, no lock.
+"""The producers of a log in memory: sequences, epochs, open transactions. No disk access, no lock.
 
-Of every producer the last five batches are remembered, so that a retry is answered with the offsets it was given
-before. Of every open transaction the first offset is: the earliest of them is `first_unstable_offset`, and nothing at
-or above it is decided yet. The state is a function of the batches below an offset, in their order; a snapshot file
-(`local.log.producer_snapshot`) holds it, less all but each producer's last batch.
+- The last five batches of every producer are remembered, so that a retry gets the offsets of its first append.
+- The first offset of every open transaction is remembered. The earliest is `first_unstable_offset`; no record at or
+  above it is decided.
+- The state is a function of the batches below an offset, in order. A snapshot file (`local.log.producer_snapshot`)
+  holds the state, with only the last batch of each producer.
 
-What a batch has to be, before it is written (`ProducerState.check`), in this order:
+`ProducerState.check` applies these rules to a batch before the append, in this order:
 
 | the batch | answer |
 |---|---|
-| the same epoch, first and last sequence as a remembered one | a duplicate: that one's offsets |
-| of a producer that is not known | taken, whatever its sequence |
+| the same epoch, first and last sequence as a remembered one | a duplicate: the remembered offsets |
+| of an unknown producer | accepted, with any sequence |
 | an epoch below the producer's | ProducerFenced |
-| an epoch above it | taken when its sequence is 0, OutOfOrderSequence else |
+| an epoch above it | accepted if its sequence is 0, else OutOfOrderSequence |
 | a sequence that does not follow the last one (0 follows 2^31-1) | OutOfOrderSequence |
 | not transactional while the producer's transaction is open | InvalidRequest |
 
-A marker (`check_marker`) is refused for an epoch or a coordinator epoch below what the log has seen. What is in the log
-already is never judged again: `update` and `replay` take every batch as it is, as Kafka does for replicated ones.
-Source: kafka `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
+`check_marker` refuses a marker with an epoch or coordinator epoch below those in the log. Batches already in the log
+are not checked again: `update` and `replay` accept every batch, as Kafka does for replicated ones. Source: kafka
+`ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from local.format.columns import BatchTable
 
 SEQUENCE_MAX = 2**31 - 1
-RETAINED_BATCHES = 5  # kafka ProducerStateEntry.NUM_BATCHES_TO_RETAIN: what a client may have in flight
+RETAINED_BATCHES = 5  # kafka ProducerStateEntry.NUM_BATCHES_TO_RETAIN: a client's maximum in flight
 EXPIRATION_INTERVAL_MS = 600_000  # producer.id.expiration.check.interval.ms
 NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """Who appends, for an append that can be repeated safely: `base_sequence` numbers its first record.
+    """The producer of an append that can be repeated safely. `base_sequence` numbers its first record.
 
     Raises InvalidRequest for a number outside its field.
     """
@@ -84,7 +85,7 @@ class RememberedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """One producer. `batches` all have its epoch."""
+    """One producer. All `batches` have its epoch."""
 
     epoch: int
     coordinator_epoch: int = NONE
@@ -99,13 +100,14 @@ class _Known:
 
 
 class ProducerState:
-    """See the module text. `first_unstable_offset`: where the earliest open transaction began; None without one.
+    """The producers of a log, see the module.
 
-    One writer at a time; `first_unstable_offset` may be read by any thread.
+    `first_unstable_offset` is the start of the earliest open transaction, None without one. One writer at a time; any
+    thread may read `first_unstable_offset`.
     """
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
-        """The state that a snapshot's `entries` describe."""
+        """Build the state that a snapshot's `entries` describe."""
         self.first_unstable_offset: int | None = None
         self._known: dict[int, _Known] = {}
         self._open: dict[int, int] = {}  # first offset to producer id, ascending: transactions begin in offset order
@@ -117,17 +119,17 @@ class ProducerState:
         self._find_first_unstable()
 
     def __len__(self) -> int:
-        """How many producers are known."""
+        """The number of known producers."""
         return len(self._known)
 
     def entries(self) -> list[ProducerEntry]:
-        """What a snapshot holds of this, by producer id."""
+        """Return the entries for a snapshot, by producer id."""
         return [_to_entry(producer, known) for producer, known in sorted(self._known.items())]
 
     def check(self, header: BatchHeader) -> RememberedBatch | None:
-        """The batch that `header` repeats, None when it is new and may be appended (table in the module text).
+        """Return the batch that `header` repeats, or None if it may be appended (see the module's table).
 
-        Raises ProducerFenced, OutOfOrderSequence, InvalidRequest; nothing changes.
+        Raises ProducerFenced, OutOfOrderSequence, InvalidRequest. Changes nothing.
         """
         known = self._known.get(header.producer_id)
         if known is None:
@@ -148,8 +150,11 @@ class ProducerState:
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int, first_offset: int | None = None
     ) -> None:
-        """Raises ProducerFenced for a marker from an older producer or an older transaction coordinator, NotFound where
-        it is to end a transaction that began at `first_offset`, and that is not open."""
+        """Check a marker before its append.
+
+        Raises ProducerFenced for a marker of an older producer epoch or older coordinator epoch. Raises NotFound if
+        `first_offset` is given and no transaction that began there is open.
+        """
         known = self._known.get(producer_id)
         if first_offset is not None and (known is None or known.transaction_first_offset != first_offset):
             facts = {"producer_id": producer_id, "first_offset": first_offset}
@@ -166,9 +171,9 @@ class ProducerState:
             )
 
     def update(self, header: BatchHeader, base_offset: int, marker: Marker | None = None) -> AbortedTransaction | None:
-        """Take a batch that is in the log at `base_offset`; the transaction that it aborted, if it did.
+        """Add a batch that is in the log at `base_offset`. Return the transaction that it aborted, if any.
 
-        `marker` is what a control batch says (`batch.read_marker`); one that says nothing changes nothing.
+        `marker` is the content of a control batch (`batch.read_marker`). A control batch without one changes nothing.
         """
         if header.is_control:
             return None if marker is None else self._end_transaction(header, base_offset, marker)
@@ -187,9 +192,9 @@ class ProducerState:
         return None
 
     def replay(self, data: memoryview, table: BatchTable, from_offset: int = 0) -> list[AbortedTransaction]:
-        """`update` with every batch of `data` at or above `from_offset` that has a producer; `table` is its scan.
+        """Do `update` for each batch of `data` with a producer at or above `from_offset`. `table` is its scan.
 
-        Raises Corrupt for a marker that cannot be read.
+        Raises Corrupt for an unreadable marker.
         """
         import numpy as np
 
@@ -203,7 +208,10 @@ class ProducerState:
         return aborted
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers whose last batch is `expiration_ms` old; returns how many. Never one in a transaction."""
+        """Remove producers whose last batch is at least `expiration_ms` old. Return their number.
+
+        A producer with an open transaction stays.
+        """
         old = [
             producer
             for producer, known in self._known.items()
@@ -214,7 +222,7 @@ class ProducerState:
         return len(old)
 
     def _end_transaction(self, header: BatchHeader, offset: int, marker: Marker) -> AbortedTransaction | None:
-        """The last stable offset of an aborted one is as it is once the marker is in the log."""
+        """End a transaction. An aborted one gets the last stable offset after its marker."""
         known = self._known.get(header.producer_id)
         if known is None:
             known = self._known[header.producer_id] = _Known(header.producer_epoch)
@@ -238,12 +246,12 @@ class ProducerState:
 
 
 def sequence_after(sequence: int, steps: int) -> int:
-    """`steps` records on; 0 follows 2^31-1."""
+    """Return the sequence `steps` records later; 0 follows 2^31-1."""
     return (sequence + steps) % (SEQUENCE_MAX + 1)
 
 
 def sequence_before(sequence: int, steps: int) -> int:
-    """The inverse of `sequence_after`."""
+    """Return the sequence `steps` records earlier: the inverse of `sequence_after`."""
     return (sequence - steps) % (SEQUENCE_MAX + 1)
 
 
@@ -265,7 +273,7 @@ def _check_epoch(known: _Known, producer_id: int, epoch: int) -> None:
 
 
 def _check_sequence(known: _Known, header: BatchHeader) -> None:
-    """A producer without remembered batches (only a marker of this epoch was seen) begins at 0."""
+    """Check that the sequence follows; without a remembered batch (only a marker of this epoch) it is 0."""
     is_same = header.producer_epoch == known.epoch
     expected = sequence_after(known.batches[-1].last_sequence, 1) if is_same and known.batches else 0
     if header.base_sequence != expected:

@@ -1,12 +1,11 @@
-"""A partition directory as another process's: what is on the disk at this moment, and nothing is touched.
+"""A read-only open of a partition directory that another process may write. Changes nothing.
 
-Read are the listing and the end of the last segment: its whole batches are what there is of it. Light on purpose:
-``tiered status`` looks at every log of a node and needs none of what loading one for appends does
-(`local.log.loading`).
+It reads the directory listing and the end of the last segment, which ends with its whole batches. The module is light
+on purpose: ``tiered status`` opens every log of a node and needs nothing of `local.log.loading`.
 
-The owner goes on meanwhile, and a listing is no moment: of a segment that gets another name while it is made neither
-name may be in it, and what is left would look whole. So names are listed before and after, and have to be the same.
-Where they are not, or files are on their way to other names, the look is taken again after each of PAUSES_S.
+The writer continues during the open, and a listing is not atomic. While a segment is renamed, a listing may hold
+neither name, and the rest would look complete. The names are therefore listed before and after and must be equal. If
+they differ, or a swap is under way, the open is repeated after each of PAUSES_S.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import FileFacts, Storage
 
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
-PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory twice
+PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory several times
 _LOGS = (names.LOG, names.LOG + names.SWAP)
 _LOOKED_AT = (*_LOGS, names.TXN_INDEX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLog:
-    """Sealed segments, ascending, and the log end; `epochs` and `producers` with what the recovered batches said.
+    """The loaded segments, ascending, and the log end. Segments are closed.
 
-    `recovered_count` of the segments were read whole and checked.
+    `epochs` and `producers` include the recovered batches. `recovered_count` segments were read whole and checked.
     """
 
     segments: list[Segment]
@@ -47,10 +46,11 @@ class LoadedLog:
 def look(
     storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
 ) -> LoadedLog:
-    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
+    """Return the log on disk at this moment without changes.
 
-    Raises Unavailable where a crash left files between steps 3 and 5 of a swap (`local.segment.swap`), where none has
-    its name: what lies around it would look whole, with a hole in it.
+    A torn tail is left out. At least one segment. Raises Unavailable if files are between steps 3 and 5 of a swap
+    (`local.segment.swap`), perhaps after a crash: no file has the final name then. The other segments would look
+    complete, with a hole between them.
     """
     for pause_s in PAUSES_S:
         try:
@@ -76,14 +76,16 @@ def _look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
 
 
 def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
-    """A log without a record, which goes on at `next_offset`."""
+    """Return a log without records that continues at `next_offset`."""
     segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
     return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
-    """Logs and transaction indexes of the directory, as they were for a while. Raises Unavailable where logs got names
-    or lost them meanwhile, but for new ones behind all others."""
+    """Return the logs and transaction indexes of the directory from a stable listing.
+
+    Raises Unavailable if logs were added or removed during the listing, except new ones above all others.
+    """
     before = _logs(storage.list(directory))
     files = storage.list_files(directory, _LOOKED_AT)
     newest = max(before, default=(-1, ""))[0]
@@ -94,27 +96,27 @@ def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
 
 
 def _logs(files: Iterable[str]) -> set[tuple[int, str]]:
-    """Base offset and suffix of each log among them, whole or about to be."""
+    """Return the (base offset, suffix) of each ``.log`` and ``.log.swap`` in `files`."""
     return {found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))}
 
 
 def found_segment(
     storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access
 ) -> Segment:
-    """The sealed segment as the listing `files` tells of it."""
+    """Return the closed segment that the listing `files` describes."""
     log = files[names.segment_file(base, names.LOG)]
     has_aborted = names.segment_file(base, names.TXN_INDEX) in files
     return Segment.found(storage, directory, base, log, access, has_aborted)
 
 
 def trim_to_whole_batches(segment: Segment) -> int:
-    """Set the size of a segment that another process may be writing to its good batches; one past its last offset.
+    """Set the size of a segment that another process may write to its sound batches. Return their end.
 
-    They are looked for from the last entry of the offset index on, which names the last offset of the batch there:
-    where that batch is sound and ends with it, the entry needs no other voucher.
+    The end is one past the last offset. The scan starts at the last entry of the offset index, which names the last
+    offset of the batch there. A sound batch that ends with this offset confirms the entry.
     """
     segment.may_grow = True
-    # Those behind the bytes we know of were added since.
+    # Entries past the known bytes were added since the listing.
     inside = [each for each in segment.last_offset_entries() if 0 <= each[1] < segment.size_bytes]
     last_offset, start = inside[-1] if inside else (None, 0)
     if segment.size_bytes - start <= WALKED_BYTES_MAX:
@@ -126,7 +128,7 @@ def trim_to_whole_batches(segment: Segment) -> int:
 
 
 def _scanned_end(segment: Segment) -> int:
-    """As `trim_to_whole_batches`, whatever the index is like and of whatever formats the batches are."""
+    """Do `trim_to_whole_batches` for any index and any batch formats."""
     if not segment.size_bytes:
         segment.show(0, -1)
         return segment.base_offset
@@ -134,7 +136,7 @@ def _scanned_end(segment: Segment) -> int:
 
     position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
     for start in (position, 0):
-        # From the last index entry on; from the beginning when the batch it names is the torn one.
+        # First from the last index entry; from the start of the log if the batch of the entry is torn.
         table = kernels.scan_batches(segment.read(start, segment.size_bytes))
         if len(table):
             segment.show(start + table.valid_bytes, int(table.max_timestamps.max()))

@@ -1,6 +1,6 @@
-"""Making a log directory whole again: swaps finished or undone, torn tails cut, indexes rebuilt.
+"""Recover a log directory: finish or undo swaps, cut torn tails, rebuild indexes.
 
-States of the files of one swap (the cleaner's, see `local.segment.swap`) and what start-up makes of them:
+States of the files of one swap (the cleaner's, see `local.segment.swap`) and the result of start-up:
 
 | found | meaning | result |
 |---|---|---|
@@ -10,16 +10,19 @@ States of the files of one swap (the cleaner's, see `local.segment.swap`) and wh
 | ``.deleted``, ``.swap`` | old ones marked | new |
 | the log final, an index ``.swap`` | being put in place | new; that index removed and rebuilt |
 
-A ``.txnindex`` cannot be missed (most segments have none), so it gets its final name, durably, before anything else
-does: beside a final log there is never a ``.txnindex.swap`` that counts, and beside a ``.log.swap`` a final
-``.txnindex`` without one is the new one (a merged segment has all entries of those it is made of).
+Start-up cannot notice a missing ``.txnindex``, because most segments have none. A swap therefore renames it to its
+final name first, durably:
 
-A log file's bytes are trusted up to the recovery point only; beyond it every batch's CRC is checked and the first
-torn or wrong one ends the log (which segments are recovered, and what becomes of later ones: `local.log.loading`).
+- Next to a final log, a ``.txnindex.swap`` never counts.
+- Next to a ``.log.swap``, a final ``.txnindex`` without a ``.txnindex.swap`` is the new one. A merged segment has all
+  entries of the segments it replaces.
 
-Order of effects: truncate, sync the file, rebuild the indexes, sync them, sync the directory, only then may anything
-be appended (else new records would land behind torn bytes). A crash inside recovery is recovered the same way.
-Source: kafka `LogLoader`, `LogSegment.recover`.
+A log file's bytes are trusted up to the recovery point. Beyond it every batch's CRC is checked, and the first torn or
+wrong batch ends the log. `local.log.loading` decides which segments are recovered, and handles later ones.
+
+Order of effects: truncate, sync the file, rebuild the indexes, sync them, sync the directory. Appends start only then,
+else new records would follow torn bytes. A crash inside recovery is recovered in the same way. Source: kafka
+`LogLoader`, `LogSegment.recover`.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredSegment:
-    """What recovery made of a segment. `cut` says why its tail went, None when nothing had to be cut."""
+    """The result of recovering a segment. `cut` is why its tail was removed, None without a cut."""
 
     base_offset: int
     next_offset: int
@@ -66,11 +69,11 @@ class RecoveredSegment:
 
 
 def finish_swaps(storage: Storage, directory: str) -> None:
-    """Remove what is on its way out or half made, put complete swaps in place (table above). Durable on return.
+    """Remove deleted and half-written files and put complete swaps in place (see the table).
 
-    A swap is complete when its ``.log.swap`` is there and no ``.cleaned`` at or below its base. An index left with a
-    ``.swap`` name without its log is removed, not renamed: it cannot be told whether the log beside it is the new
-    one, and an index is rebuilt in any case.
+    Durable on return. A swap is complete if its ``.log.swap`` exists and no ``.cleaned`` has a base at or below it. An
+    index with a ``.swap`` name without its ``.log.swap`` is removed and rebuilt: it is unknown whether it belongs to
+    the final log.
     """
     there = storage.list(directory)
     if not any(name.endswith((CLEANED, SWAP, DELETED)) for name in there):
@@ -81,7 +84,7 @@ def finish_swaps(storage: Storage, directory: str) -> None:
     complete = {base for base in swapped if not cleaned or base < min(cleaned)}
     _remove(storage, directory, [name for name, base, suffix in files if _is_doomed(base, suffix, complete)])
     ranges = [_range_of(storage, directory, base) for base in sorted(complete)]
-    # The originals go first and durably: a crash here still leaves every .log.swap, and so the same outcome.
+    # The originals are removed first, durably. A crash here leaves every .log.swap, and so the same outcome.
     _remove(
         storage,
         directory,
@@ -103,7 +106,10 @@ def finish_swaps(storage: Storage, directory: str) -> None:
 
 
 def segment_bases(storage: Storage, directory: str, there: Collection[str]) -> list[int]:
-    """Base offsets of the segments among the names `there`, ascending; an index without a log and leftovers go."""
+    """Return the segments' base offsets among the names `there`, ascending.
+
+    Removes indexes without a log, and temporary files.
+    """
     parsed = {name: found for name in there if (found := parse_segment_file(name))}
     bases = sorted(base for base, suffix in parsed.values() if suffix == LOG)
     known = set(bases)
@@ -123,12 +129,15 @@ def recover_segment(
     trusted_to: int = 0,
     may_begin_below: bool = False,
 ) -> RecoveredSegment:
-    """Check every batch, cut at the first bad one, rebuild the indexes; all durable on return.
+    """Check every batch, cut at the first bad one, rebuild the indexes. All is durable on return.
 
-    `producers` as they are before the segment become those behind it. Raises Corrupt, and cuts nothing, when the first
-    bad batch lies below `trusted_to`: those bytes were durable once, so this is damage and no torn write. Raises
-    OutsideSegment, with nothing changed, for sound batches that the indexes cannot hold, and for a first batch that
-    begins below the base unless it `may_begin_below`: batches with a valid checksum are never cut.
+    `producers` must be the state before the segment, and become the state after it. A batch with a valid checksum is
+    never cut. Raises, with nothing changed:
+
+    - Corrupt if the first bad batch is below `trusted_to`: these bytes were durable once, so this is damage and not a
+      torn write.
+    - OutsideSegment if the indexes cannot hold sound batches, or if the first batch begins below the base, unless
+      `may_begin_below`.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
@@ -145,7 +154,7 @@ def recover_segment(
         aborted = replay(producers, data, table, path)
     finally:
         data.release()
-    # Synced even when nothing is cut: what was read may still be in the page cache only, and counts as durable now.
+    # Synced even without a cut: the bytes may be in the page cache only, and they count as durable from now on.
     _truncate_and_sync(storage, path, valid if valid < size else None)
     if valid < size:
         _log.warning("cut a segment's tail: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
@@ -169,7 +178,10 @@ def cut_segment(
     aborted: bytes,
     interval_bytes: int,
 ) -> None:
-    """The log file down to `size_bytes`, the batches of `kept`; then its indexes, `aborted` being the ``.txnindex``."""
+    """Cut the log file to `size_bytes`, the batches of `kept`, then its indexes.
+
+    `aborted` is the ``.txnindex``.
+    """
     _truncate_and_sync(storage, join(directory, segment_file(base_offset, LOG)), size_bytes)
     _write_txn_index(storage, directory, base_offset, aborted)
     _write_indexes(storage, directory, base_offset, kept, interval_bytes)
@@ -178,7 +190,7 @@ def cut_segment(
 def replay(
     producers: ProducerState, data: memoryview, table: BatchTable, path: str, from_offset: int = 0
 ) -> list[AbortedTransaction]:
-    """`ProducerState.replay` of a segment's batches. Raises Corrupt, naming the file, for a marker that is none."""
+    """Do `ProducerState.replay` for a segment. Raises Corrupt, naming the file, for an unreadable marker."""
     try:
         return producers.replay(data, table, from_offset)
     except Corrupt as error:
@@ -186,7 +198,7 @@ def replay(
 
 
 def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str | None:
-    """Why a segment's transaction index cannot be used, None when it can. Reads it whole."""
+    """Return why a segment's transaction index is unusable, or None. Reads it whole."""
     path = join(directory, segment_file(base_offset, TXN_INDEX))
     try:
         txn_index.check(storage.read(path), base_offset, path=path)
@@ -196,7 +208,10 @@ def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str |
 
 
 def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, producers: ProducerState) -> None:
-    """The transaction index anew, from the `producers` before the segment and its batches; put in place whole."""
+    """Rebuild the transaction index from the segment's batches and replace the file atomically.
+
+    `producers` must be the state before the segment.
+    """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
     try:
@@ -208,10 +223,11 @@ def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, produc
 
 
 def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
-    """Both indexes anew from the batch headers; the log is not touched. Raises Corrupt where the headers break off.
+    """Rebuild both indexes from the batch headers. The log is not changed.
 
-    For a segment that nobody will recover again: a crash leaves each file whole, old or new. A wrong CRC is left for
-    whoever reads that batch: the rest of the segment stays readable.
+    For a segment that is not recovered again: a crash leaves each file whole, old or new. Raises Corrupt if the
+    headers are unsound. Checksums are left to the reads of the batches, so that the rest of the segment stays
+    readable.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
@@ -228,7 +244,7 @@ def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, inter
 
 
 def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:
-    """As new files: somebody may still look into a map of the old ones, and a map of a file that shrinks is fatal."""
+    """Create new files: a map of the old ones may be in use, and truncating a mapped file is fatal."""
     indexes = build_indexes(table, base_offset, interval_bytes)
     for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
         path = join(directory, segment_file(base_offset, suffix))
@@ -238,7 +254,7 @@ def _write_indexes(storage: Storage, directory: str, base_offset: int, table: Ba
 
 
 def _write_txn_index(storage: Storage, directory: str, base_offset: int, entries: bytes) -> None:
-    """There is such a file only where there is an entry. The caller syncs the directory."""
+    """Write the entries, or delete the file if there are none. The caller syncs the directory."""
     path = join(directory, segment_file(base_offset, TXN_INDEX))
     if entries:
         _write(storage, path, bytearray(entries))
@@ -251,7 +267,10 @@ def _is_doomed(base: int, suffix: str, complete: set[int]) -> bool:
 
 
 def _range_of(storage: Storage, directory: str, base: int) -> tuple[int, int]:
-    """The offsets that a ``.log.swap`` replaces: its base up to one past its last batch (kept empty if need be)."""
+    """Return the offsets that a ``.log.swap`` replaces: from its base to one past its last batch.
+
+    The cleaner retains the last batch empty if needed.
+    """
     data = storage.map(join(directory, segment_file(base, LOG) + SWAP))
     try:
         table = kernels.scan_batches(data, verify=False)

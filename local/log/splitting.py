@@ -1,30 +1,31 @@
-"""Segments whose name or length no index can describe, put right at a start: nothing with a valid checksum is cut.
+"""Split or rename segments that no index can describe, at start-up. A sound batch is never cut.
 
-An index counts offsets from the segment's base in 31 bits. Older brokers' cleaners left segments that span more
-(KAFKA-6264), and a file may have come under a wrong name.
+An index counts offsets from the segment's base in 31 bits. Older brokers' cleaners left segments with a longer range
+(KAFKA-6264), and a file may have a wrong name.
 
-| the segment | what a start does |
+| the segment | start-up |
 |---|---|
-| spans more than 2^31-1 offsets | it is split, each part named after its first batch, the first part as before |
-| its first batch lies below its name, behind the segment before | the file is renamed to that batch |
-| its first batch ends below its name, inside the segment before | Corrupt: both stay as they are |
-| its first batch begins below its name and ends above, inside the segment before | it is taken, as Kafka does |
-| its first batch lies more than 2^31-1 above its name | the file is renamed to that batch |
-| its last batch reaches into the next segment | Corrupt: both stay as they are |
+| spans more than 2^31-1 offsets | splits it; each part is named after its first batch, the first keeps its name |
+| its first batch is below its name, at or above the end of the previous segment | renames the file to that batch |
+| its first batch ends below its name, inside the previous segment | Corrupt: both stay unchanged |
+| its first batch begins below its name and ends above, inside the previous segment | accepts it, as Kafka does |
+| its first batch is more than 2^31-1 above its name | renames the file to that batch |
+| its last batch reaches into the next segment | Corrupt: both stay unchanged |
 
-A clean start reads no batch of a trusted segment between the first and the last one. Where such a segment begins below
-its name, its records are served at their offsets under this name, `verify` warns of it, and a recovery renames it.
+A clean start reads no batch of a trusted segment between the first and the last one. If such a segment begins below
+its name, its records are served at their offsets under this name. `verify` warns of it, and a recovery renames it.
 
-Order of effects of a split, and what `recovery.finish_swaps` makes of a crash after each of them:
+Order of effects of a split, and the result of `recovery.finish_swaps` after a crash:
 
-1. Each part and its ``.txnindex`` written as ``.cleaned``, synced: the parts are removed, the segment stays.
-2. Renamed to ``.swap``, the log of the lowest base excepted; the directory synced. Any ``.cleaned`` file of the lowest
-   base means that the parts are removed.
-3. That log renamed to ``.swap``; the directory synced. The parts are complete. Without the sync of step 2 this rename
-   alone could survive a power cut: then the other parts would count as half made, and their records would be lost.
-4. The segment removed, then each ``.swap`` renamed to its final name, durably: what is missing of it is done again.
+1. Write each part and its ``.txnindex`` as ``.cleaned`` and sync them. After a crash: parts removed, the segment
+   stays.
+2. Rename them to ``.swap``, except the log of the lowest base, and sync the directory. While the lowest base has a
+   ``.cleaned`` file, a crash has the same result.
+3. Rename that log to ``.swap`` and sync the directory. The parts are complete. Without the sync of step 2 this rename
+   alone could survive a power cut. The other parts would then count as half written, and their records would be lost.
+4. Remove the segment, then rename each ``.swap`` to its final name, durably. After a crash: step 4 is repeated.
 
-The indexes are missing then, and made by the start that goes on. A rename is one effect: the old indexes are strays.
+The same start then builds the missing indexes. A rename is one effect: the old indexes have no log and are removed.
 Source: kafka `LogLoader.retryOnOffsetOverflow`, `LocalLog.splitOverflowedSegment`.
 """
 
@@ -51,11 +52,11 @@ _PIECE_BYTES = 8 << 20
 def put_right(
     storage: Storage, directory: str, base_offset: int, *, end_before: int | None, next_base: int | None, verify: bool
 ) -> bool:
-    """Split or rename the segment where the table above says so; False where it is taken as it is.
+    """Split or rename the segment as the module's table says. Return False if it stays as it is.
 
-    `end_before` is where the segment before ends, `next_base` the base of the one behind it; None without one. With
-    `verify` the batches up to the first wrong checksum count, and what follows stays behind the last one. Durable on
-    return. Raises Corrupt, with nothing changed.
+    `end_before` is the end of the previous segment, `next_base` the base of the next one; None without one. With
+    `verify` only the batches before the first wrong checksum count; the bytes after them stay in the last part.
+    Durable on return. Raises Corrupt, with nothing changed.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
@@ -83,7 +84,7 @@ def put_right(
 
 
 def _rename(storage: Storage, directory: str, base_offset: int, first_offset: int) -> None:
-    """The log alone: what is left of its indexes has no log, and the start removes it."""
+    """Rename the log alone. The start removes the old indexes, which have no log then."""
     path = join(directory, segment_file(base_offset, LOG))
     storage.rename(path, join(directory, segment_file(first_offset, LOG)))
     storage.sync_directory(directory)
@@ -117,7 +118,7 @@ def _split(storage: Storage, directory: str, base_offset: int, data: memoryview,
 
 
 def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
-    """The row that each part begins with: as many batches as 31 bits reach from its base."""
+    """Return the first row of each part. A part has all batches within 31 bits of its base."""
     rows, base = [0], base_offset
     while (row := int(np.searchsorted(table.last_offsets, base + RELATIVE_OFFSET_MAX, "right"))) < len(table):
         rows.append(row)
@@ -126,7 +127,7 @@ def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
 
 
 def _aborted(storage: Storage, directory: str, base_offset: int) -> list[txn_index.AbortedTransaction] | None:
-    """The entries of the segment's transaction index; None where there is none, or none that can be read."""
+    """Return the entries of the segment's transaction index; None without the file, none if it is damaged."""
     path = join(directory, segment_file(base_offset, TXN_INDEX))
     if not storage.exists(path):
         return None

@@ -1,22 +1,24 @@
-"""Taking records away at the end of a log: where the cut lies, and the cut itself.
+"""Truncate a log: find the cut, and make it.
 
-A batch is the smallest thing that is truncated: the one that holds the offset is truncated whole. The log ends at the
-offset all the same, as Kafka's does. Where the last batch that stays ends below it, an empty segment is made that has
-the offset for its name: a start finds the same end.
+Truncation removes whole batches: the batch that holds the offset is removed. The log still ends at the offset, as
+Kafka's does. If the last remaining batch ends below the offset, an empty segment is created with the offset as its
+name, so that a start finds the same end.
 
-| step | effect | a crash after it, and what start-up makes of it |
+| step | effect | after a crash, start-up finds |
 |---|---|---|
-| 1 | recovery point and cleaner offset lowered to the new end, checkpoints written | nothing is gone; more is checked |
+| 1 | recovery point and cleaner offset lowered to the new end, checkpoints written | all records; it checks more |
 | 2 | later segments removed, newest first, each durably | a shorter log without a hole; the rest may come back |
-| 3 | the log file cut and synced | that is its end; its indexes are made again |
+| 3 | the log file cut and synced | the new end; it rebuilds the indexes |
 | 4 | its indexes and its transaction index cut to match, synced | as after 3 |
-| 5 | where the last batch ends below the offset: a segment made there; one that is empty removed | as after 3 or 4 |
+| 5 | if the last batch ends below the offset: a segment created there, an empty one removed | as after 3 or 4 |
 | 6 | producer snapshots above the new end removed, durably | as after 3: start-up removes them too |
-| 7 | the epochs that began there taken out of their checkpoint | done |
+| 7 | the epochs that began there removed from their checkpoint | the truncated log |
 
-Step 1 comes first because a recovery point vouches: were it left above the cut, records appended there later and torn
-by a power cut would pass for damage of what was durable once. Step 6 comes before the next append because a snapshot of
-the old history, at an offset that the new one reaches, could not be told from a right one.
+- Step 1 is first because start-up trusts all bytes below the recovery point. With a recovery point above the cut, new
+  records that a power cut has torn would count as damage of durable bytes.
+- Step 6 comes before the next append. A snapshot of the truncated history would otherwise look valid once new records
+  reach its offset.
+
 Source: kafka `LocalLog.truncateTo`, `LogSegment.truncateTo`, `UnifiedLog.truncateTo`.
 """
 
@@ -37,7 +39,10 @@ from local.storage import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`segment` is the last to stay, with its first `position` bytes: the batches of `kept`."""
+    """The cut of a log: `segment` is the last remaining one.
+
+    Its first `position` bytes remain: the batches of `kept`.
+    """
 
     segment: Segment
     doomed: Sequence[Segment]
@@ -47,9 +52,9 @@ class Cut:
 
 
 def find(storage: Storage, segments: Sequence[Segment], offset: int) -> Cut | None:
-    """Where all records at or above `offset` end; None when no segment begins at or below it. Changes nothing.
+    """Return the cut before all records at or above `offset`. Changes nothing.
 
-    Raises Corrupt when the batches cannot be told apart up to there.
+    Returns None if no segment begins at or below `offset`. Raises Corrupt if the headers are unsound up to there.
     """
     staying = [segment for segment in segments if segment.base_offset <= offset]
     if not staying:
@@ -73,20 +78,26 @@ def find(storage: Storage, segments: Sequence[Segment], offset: int) -> Cut | No
 
 
 def make(storage: Storage, directory: str, cut: Cut, *, interval_bytes: int) -> Segment:
-    """Steps 2 to 4; the segment that stays, as it is now. The old object answers NotFound from the first cut on."""
+    """Do steps 2 to 4 and return the remaining segment.
+
+    The old object raises NotFound from the first cut on.
+    """
     loading.discard(storage, directory, cut.doomed)
     segment = cut.segment
     aborted = txn_index.truncate(segment.txn_index(), cut.next_offset)
     segment.retire()
     if segment.has_failed_sync:
-        # One that was under way: what stays of the file may be lost, whatever the next sync says.
+        # A sync under way failed: the remaining bytes may be lost even if the next sync succeeds.
         raise DiskFailed("truncating a log, a sync of it failed", path=segment.path(LOG))
     recovery.cut_segment(storage, directory, segment.base_offset, cut.position, cut.kept, aborted, interval_bytes)
     return Segment.load(storage, directory, segment.base_offset, interval_bytes=interval_bytes)
 
 
 def end_at(storage: Storage, directory: str, segment: Segment, cut: Cut, offset: int, *, now_ms: int) -> list[Segment]:
-    """Step 5: the segment that stays, and behind it one that begins at `offset` where the log would end below it."""
+    """Do step 5.
+
+    Return the remaining segment and, if the log would end below `offset`, one that begins there.
+    """
     if cut.next_offset == offset or segment.base_offset == offset:
         return [segment]
     fresh = Segment.create(storage, directory, offset, created_ms=now_ms)
