@@ -85,8 +85,8 @@ def simulate_costs(
     `rates` are bytes a day by topic, for topics with too short a history (see `Measured.warning`); the key None stands
     for the only topic. Without a rate such a topic is left out. Reads samples of local segments; changes nothing.
 
-    Raises NotFound for an unknown topic, Unavailable if no topic could be read, InvalidRequest if there is nothing to
-    measure or there are more combinations than VARIANTS_MAX.
+    Raises NotFound for an unknown topic, Unavailable if no topic could be read. Raises InvalidRequest if there is
+    nothing to measure or there are more combinations than VARIANTS_MAX.
     """
     prices = configured_prices(manager.config)
     if axes:

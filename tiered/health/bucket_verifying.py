@@ -1,9 +1,9 @@
 """Verification of a bucket: a shallow scrub, a deep scrub, or a deep scrub of a sample of segments.
 
 All manifests, pages, entries, names and sizes are checked every time: metadata and one listing. A `Sample` is the share
-of segments to read and decode, of all segments in the newest manifests of the chosen partitions, at least one. The draw
-depends on the seed and the segment names only. So the same seed draws the same segments again, whatever other segments
-exist, and another seed draws others.
+of segments to read and decode, of all segments in the newest manifests of the chosen partitions, at least one. Each
+segment's rank depends on the seed and its own name only. So the same seed draws the same sample of the same segments,
+and another seed draws another sample.
 """
 
 from __future__ import annotations

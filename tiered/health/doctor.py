@@ -1,8 +1,8 @@
 """Checks of a node: each finding has a next step.
 
 The checks run one after another. An exception in one check becomes its finding, and the next check runs. The checks
-write nothing except, unless told not to, one small file in each log directory and a few objects under the probe's
-prefix in the store. They remove both. They may run while a manager works.
+write one small file in each log directory and a few objects under the probe's prefix in the store, and remove both.
+Without `may_write` they write nothing. They may run while a manager works.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
-    """Report the minimum difference between both clocks, after the limits of measurement."""
+    """Report the smallest difference of both clocks that the measurement proves."""
     late, early = modified_ms - after_ms, before_ms - (modified_ms + RESOLUTION_MS)
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:

@@ -28,7 +28,10 @@ def fields(row: BatchRow) -> dict[str, object]:
 
 
 def flat(rows: Iterable[RecordRow]) -> Iterator[dict[str, object]]:
-    """Yield records merged with the facts of their batch; complex keys and values as JSON."""
+    """Yield records merged with the facts of their batch.
+
+    Keys and values that are no text or number become JSON, undecoded bytes become ``base64:...``.
+    """
     batch: BatchRow | None = None
     facts: dict[str, object] = {}
     for row in rows:

@@ -19,7 +19,8 @@ from tiered.config.config import Config
 class ReplicaStatus:
     """One partition's directory. `size_bytes` is of all its files.
 
-    `is_future`: a future replica that a move fills. `is_deleted`: the rest of a move, which is deleted automatically.
+    `is_future`: a future replica that a move fills. `is_deleted`: renamed to be deleted, after a move, a
+    topic deletion or a restore; it is deleted automatically.
     """
 
     partition: TopicPartition

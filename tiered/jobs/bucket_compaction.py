@@ -202,12 +202,14 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Plan the compaction of the entries that are wholly inside ``[start_offset, upto_offset)``.
 
-    An `upto_offset` of None means: as far as may be cleaned. If there are more than `rows_max` entries, the plan takes
-    the first `rows_max` above the entries that earlier rounds of this job have done (see the module text).
+    An `upto_offset` of None means: as far as may be cleaned. If there are more than `rows_max` entries, the plan is
+    one round (see the module text): the first `rows_max` entries above the earlier rounds'.
 
     A job with the `job_id` of a committed job has nothing to do. `settings` override the topic's own settings, which
-    are in the manifest. Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a
-    topic that is not compacted, and the errors of reading the bucket.
+    are in the manifest.
+
+    Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not
+    compacted. Raises the errors of reading the bucket.
     """
     log = GuestLog(store, name.prefix)
     head = log.join()

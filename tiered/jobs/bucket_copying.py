@@ -206,7 +206,7 @@ def commit_rows(target: ObjectStore, plan: CopyPlan, rows: Sequence[RemoteSegmen
 
 
 def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int) -> None:
-    """Set the source's log start offset, after all entries are committed."""
+    """Set the copy's log start offset to the source's, after all entries are committed."""
     log = GuestLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
@@ -253,9 +253,8 @@ def run_copy(
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
     """Return (entries that the copy lacks at its end, a sentence for each other difference).
 
-    Only the manifests are read.
-
-    The manifests were checked against the bytes during the copy. `tiered.health.scrub` reads all bytes again.
+    Only the manifests are read. They were checked against the bytes during the copy; `tiered.health.scrub` reads all
+    bytes again.
     """
     head, rows = _rows(source, name)
     copied, theirs = _rows(target, name)

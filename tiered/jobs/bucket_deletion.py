@@ -128,8 +128,8 @@ def plan_deletion(
 def delete_unlinked(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
     """Take over the epoch, delete the objects that are due, then old manifests. May be repeated.
 
-    Raises Conflict if another writer came since the plan, Fenced if one comes during the work, Unavailable, and Corrupt
-    for a pin or a fork's manifest that cannot be read.
+    Raises Conflict if another writer came since the plan, Fenced if one comes during the work. Raises Unavailable, and
+    Corrupt for a pin or a fork's manifest that cannot be read.
     """
     if not plan.is_due:
         return Freed()

@@ -2,7 +2,7 @@
 
 The task holds records of a partition until they fill batches of a sensible size. Then it encodes them, gives them
 offsets and writes them to a spool file. A file of about ``segment.bytes`` is uploaded as a segment, with the indexes
-that a manager would make, in the object encoding of the topic's settings.
+that a manager would make. The object encoding is that of the topic's settings.
 
 Memory: HELD_BYTES of records over all partitions and one batch's encoding. Disk: one segment for each partition of
 which the task has records.

@@ -34,7 +34,7 @@ INTERVAL_BYTES = 4096
 
 
 def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToCopy:
-    """Return `rows`, neighbours without a gap, as one segment; one row gives its own segment.
+    """Return `rows`, neighbours without a gap, as one segment; a single entry gives its own segment.
 
     The result states the record count and the timestamps of the entries, so the upload is refused if the bytes
     contradict them. Raises NotFound for an entry that expired, Corrupt for a damaged segment.

@@ -328,8 +328,10 @@ def rewrite_group(
     """Read a group's segments, upload and verify the new one; nothing is visible yet.
 
     `target` is the same bucket opened in another way (a storage class is an option of the store). Entries that expired
-    since the plan are skipped. Raises NotFound if other entries have left the bucket since the plan, Corrupt if one is
-    damaged or its object is lost, AccessDenied if a key is missing.
+    since the plan are skipped.
+
+    Raises NotFound if other entries have left the bucket since the plan. Raises Corrupt if one is damaged or its object
+    is lost, AccessDenied if a key is missing.
     """
     try:
         return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
