@@ -96,8 +96,8 @@ class Fleet:
     """The nodes, the bucket and the settings of a pipeline. It can be pickled and has no secrets.
 
     `nodes` are directories with a ``tiered.toml``. `topics` limit all stages; empty means all. `config` has the
-    settings that apply in the bucket together with the topics' own settings. Without it only `overrides` apply, and any
-    other setting is unknown. `takes_over` opens nodes even if other writers have written their partitions since.
+    settings that apply in the bucket together with the topics' own settings. Without it only `overrides` and the
+    topics' own settings are known. `takes_over` opens nodes even if other writers have written their partitions since.
     `takes_epochs` deletes due objects in the bucket under any writer, and fences this writer.
     """
 

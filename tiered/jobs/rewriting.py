@@ -105,7 +105,8 @@ class RewriteGroup:
 class RewriteCost:
     """Requests and bytes of a plan.
 
-    `dollars` are the price of the requests and, for a class that bills it, of the bytes read.
+    `dollars` are the price of the requests. They include bytes read, bytes written and early deletion, for a class that
+    bills them.
     """
 
     gets: int = 0
