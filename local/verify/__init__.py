@@ -1,5 +1,5 @@
-"""Checks of log directories against themselves.
+"""Checks of log directories for internal consistency.
 
-`directories` walks all partitions; the `*_checks` modules hold batches, indexes and producer snapshots against each
-other; a contradiction is a `findings.Finding`.
+`directories` checks all partitions. The `*_checks` modules compare batches, indexes and producer snapshots. Each
+contradiction is a `findings.Finding`.
 """

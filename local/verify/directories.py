@@ -1,22 +1,27 @@
-"""Directories of logs held against themselves: every file, every batch, every promise that one file makes of another.
+"""Check log directories: every file, every batch, and every statement of one file about another.
 
-Nothing is written. What is compared:
+Nothing is written. The comparisons:
 
-| file | with |
+| file | compared with |
 |---|---|
 | ``.log`` | its checksums and structure, its name, the next segment's; with `deep` every record to the last byte |
 | ``.index``, ``.timeindex`` | the batches (`local.verify.index_checks`) |
-| ``.txnindex``, ``.snapshot`` | what a replay of all batches gives |
-| ``leader-epoch-checkpoint`` | the epochs that the batches carry |
-| the checkpoints of the log dir | the ends of the logs |
-| anything else | the names that a log has: strays and leftovers are named |
+| ``.txnindex``, ``.snapshot`` | the result of a replay of all batches |
+| ``leader-epoch-checkpoint`` | the epochs in the batches |
+| the checkpoints of the log directory | the ends of the logs |
+| anything else | the legal names in a log: stray files and leftovers are findings |
 
-Without the marker of a clean shutdown a writer is at work, or has crashed: a torn end of the last segment, files on
-their way in or out and an unfinished time index are lawful then, and told as information. A segment that seems damaged
-is looked at again then, since the cleaner and retention change files meanwhile.
+Without the clean-shutdown marker a writer is active or has crashed. These states are legal then, and are findings of
+severity INFO:
 
-What cannot be read is a finding, too, and the others are looked at all the same: damage where the disk fails (a bad
-sector), a warning where the permission is missing.
+- a torn end of the last segment
+- temporary files, and files that wait for deletion
+- an unfinished time index
+
+A segment that seems damaged is then read again, because the cleaner and retention change files during the check.
+
+An unreadable file is a finding, and all other files are still checked. It is CORRUPT if the disk fails (a bad sector),
+a WARNING if the permission is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from local.verify.index_checks import INTERVAL_BYTES
 from local.verify.producer_checks import check_producers
 from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
 
-_LOOKS = 3  # at a segment that seems damaged while somebody may be changing it
+_LOOKS = 3  # reads of a segment that seems damaged while another process may change it
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
 _OF_A_PARTITION = {
     names.LEADER_EPOCHS,
@@ -46,7 +51,7 @@ _OF_A_PARTITION = {
     names.UNCONFIRMED_APPENDS,
     names.FENCED_BY,
     names.QUORUM_STATE,
-    names.VIEW_CATALOG,  # looked at by `tiered.health.view_verifying`
+    names.VIEW_CATALOG,  # checked by `tiered.health.view_verifying`
     names.VIEW_PARTS,
 }
 _OF_A_LOG_DIR = {
@@ -66,9 +71,10 @@ _OF_A_LOG_DIR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`deep` decodes every record. `known_names` are files beside the checkpoints that are somebody's own.
+    """`deep` decodes every record.
 
-    `topic_intervals` is ``index.interval.bytes`` by topic, `interval_bytes` that of all others.
+    `known_names` are legal names in the log directory besides the checkpoints.
+    `topic_intervals` is ``index.interval.bytes`` by topic, `interval_bytes` the value for all other topics.
     """
 
     deep: bool = False
@@ -85,7 +91,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vouched:
-    """What the log dir says of one partition; None where it says nothing."""
+    """The checkpointed offsets of one partition; None if a checkpoint does not name it."""
 
     recovery_point: int | None = None
     log_start_offset: int | None = None
@@ -95,8 +101,11 @@ class Vouched:
 def verify(
     storage: Storage, path: str, options: VerifyOptions = VerifyOptions(), on_bytes: OnBytes = lambda count: None
 ) -> list[Finding]:
-    """A segment's ``.log``, a partition's directory or a log dir, by what it is. Raises NotFound, InvalidRequest, and
-    DiskFailed for what says nothing about the disk, such as too many open files."""
+    """Check a segment's ``.log``, a partition's directory or a log directory, whichever `path` is.
+
+    Raises NotFound, InvalidRequest, and DiskFailed for an error that does not concern the disk, such as too many open
+    files.
+    """
     path = path.rstrip("/") or "/"
     try:
         return _verify(storage, path, options, on_bytes)
@@ -118,7 +127,7 @@ def _verify(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnByt
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """Bytes of log that `verify` will read: what a progress bar counts up to."""
+    """The bytes of log that `verify` will read: the total of a progress bar."""
     if path.endswith(names.LOG):
         return _size(storage, path)
     total = 0
@@ -170,12 +179,15 @@ def _of_root(path: str, name: str) -> Finding:
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
-    """Whether nobody is at work and nobody crashed; also for what is no log dir, such as a copy of a partition."""
+    """Whether no writer is active and none crashed.
+
+    True also outside a log directory, as for a copied partition.
+    """
     return storage.exists(join(root, names.CLEAN_SHUTDOWN)) or not storage.exists(join(root, names.META_PROPERTIES))
 
 
 def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
-    """What the checkpoints say, read before the logs, which only grow."""
+    """Read the checkpoints. They are read before the logs, because the logs only grow."""
     found: list[Finding] = []
     read = []
     for name in (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS):
@@ -249,7 +261,7 @@ def _verify_partition(
 
 
 def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator[Finding]:
-    """Segments that begin below their name, inside the one before: no start can put these right."""
+    """Find segments that start below their name, inside the previous segment. No start can repair them."""
     for (_, before), (place, report) in pairwise(reports):
         first = report.first_offset
         if first is not None and first < min(place.base_offset, before.next_offset):
@@ -259,7 +271,7 @@ def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Those findings, and what kept us from going on: it hides nothing else."""
+    """The given findings, and the error that ended them. The error hides no earlier finding."""
     try:
         yield from findings
     except (DiskFailed, AccessDenied) as error:
@@ -269,7 +281,10 @@ def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Fin
 def _look(
     storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
 ) -> SegmentReport | None:
-    """A segment's report; None for one that was dropped meanwhile. Looked at again where that may help."""
+    """A segment's report; None if the segment was deleted during the check.
+
+    A segment that seems damaged is read up to `_LOOKS` times, unless the shutdown was clean.
+    """
     report: SegmentReport | None = None
     for _ in range(1 if was_clean else _LOOKS):
         try:
@@ -291,7 +306,7 @@ def _look(
 
 
 def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
-    """Leftovers and strays, by their names."""
+    """Find leftovers and stray files by their names."""
     for name in there:
         path, parsed = join(directory, name), parse_segment_file(name)
         if name in _OF_A_PARTITION:
@@ -309,7 +324,7 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
-    """No checkpoint may lie past the log's end."""
+    """Find checkpoints past the log end."""
     for what, offset, severity in (
         ("the recovery point lies past the log's end, so flushed records are gone", vouched.recovery_point, 2),
         ("the log start lies past the log's end, so the next start drops every record", vouched.log_start_offset, 2),
@@ -328,11 +343,12 @@ def _check_epochs(
     *,
     was_clean: bool,
 ) -> Iterator[Finding]:
-    """Read after the log: an epoch is written down before its first batch.
+    """Compare the leader epoch checkpoint with the batches.
 
-    A log start that rises takes the epochs below it out of this checkpoint at once. The checkpoint of log starts
-    follows within a minute, or when the broker stops. So of a log that is at work, or was killed, the first epoch here
-    is taken for the log start where it lies higher.
+    The checkpoint is read after the log: an epoch is written to it before the epoch's first batch. When the log start
+    offset rises, the epochs below it leave the checkpoint at once. The checkpoint of log starts follows within a
+    minute, or at the shutdown. In a log that is active or was killed, the first epoch of the checkpoint may thus be
+    above that log start; it is used as the log start then.
     """
     path = join(directory, names.LEADER_EPOCHS)
     try:
@@ -362,10 +378,10 @@ def _check_epochs(
 
 
 def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:
-    """The first offset of the range that the checkpoint has to cover; None where it has to cover none.
+    """The first offset of the range that the checkpoint must cover; None if it need not cover any.
 
-    The checkpoint may begin at the log start, as Kafka's does after a log start was raised into a segment. The records
-    below the log start are then in no epoch of the checkpoint.
+    As in Kafka, the checkpoint may start at a log start offset that was raised into a segment. It has no epochs for the
+    records below.
     """
     if (
         log_start_offset is None
@@ -393,7 +409,7 @@ def _size(storage: Storage, path: str) -> int:
 
 
 def _listed(storage: Storage, path: str) -> list[str]:
-    """Nothing of what cannot be listed; verifying tells."""
+    """The names in a directory; empty if it cannot be listed. `verify` reports that error."""
     try:
         return storage.list(path)
     except LogError:

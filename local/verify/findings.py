@@ -1,4 +1,4 @@
-"""What looking at files brings to light: one value for each thing worth telling, with its place and its weight."""
+"""The result of a check: a finding with its place and its severity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local.logdirs.offline_detection import PASSING
 
 
 class Severity(IntEnum):
-    """How bad it is. INFO: as it may be in a sound log. WARNING: somebody should look. CORRUPT: bytes are wrong."""
+    """INFO: possible in a sound log. WARNING: an operator should check it. CORRUPT: bytes are wrong."""
 
     INFO = 0
     WARNING = 1
@@ -20,8 +20,12 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`at` is a byte of the file, `length` how many from there, `offsets` the half-open range that it concerns; None
-    where there is none. `is_unread`: the bytes that it concerns were not read, so nothing else is known of them."""
+    """One result of a check.
+
+    `at` is a byte position in the file, `length` the number of bytes from there, `offsets` the half-open range of
+    affected offsets; each is None if unknown. `is_unread`: the affected bytes were not read, so nothing else is known
+    of them.
+    """
 
     severity: Severity
     path: str
@@ -33,13 +37,15 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The heaviest; INFO for none."""
+    """The highest severity; INFO if there are no findings."""
     return max((each.severity for each in findings), default=Severity.INFO)
 
 
 def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
-    """Damage where the disk fails, a warning where a permission is missing. Raises `error` where it says nothing about
-    the disk, such as too many open files."""
+    """The finding for an unreadable file: CORRUPT if the disk failed, WARNING if permission is missing.
+
+    Raises `error` if it does not concern the disk, such as too many open files.
+    """
     cause = error.facts.get("cause")
     if cause in PASSING:
         raise error

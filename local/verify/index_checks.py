@@ -1,15 +1,15 @@
-"""Index files held against the log they belong to: every entry, and what is missing.
+"""Compare index files with their log: every entry, and missing entries.
 
-An index cannot be wrong without a reader noticing late or never, so each entry is compared with the batches:
+A reader notices a wrong index late or never. Each entry is therefore compared with the batches:
 
-| file          | an entry is right when |
-|---------------|------------------------|
-| ``.index``    | its position is the start of a batch, and its offset the last one of that batch |
-| ``.timeindex``| its offset is the last one of a batch, and its timestamp the largest up to there |
+| file          | an entry is right if |
+|---------------|----------------------|
+| ``.index``    | its position is the start of a batch, and its offset is the last offset of that batch |
+| ``.timeindex``| its offset is the last offset of a batch, and its timestamp is the largest up to there |
 
-Brokers up to Kafka 4.0 write one entry per append, which may be several batches: the position of the first and the last
-offset of the last one. That is legal too, and told as information. A tail of zeros is what a preallocated index of an
-active segment, or a crash, leaves. Source: kafka `DumpLogSegments`, `OffsetIndex`, `TimeIndex`.
+Brokers up to Kafka 4.0 write one entry per append, which may be several batches: the position of the first batch and
+the last offset of the last. That is legal too, and a finding of severity INFO. A preallocated index of an active
+segment ends in zeros, also after a crash. Source: kafka `DumpLogSegments`, `OffsetIndex`, `TimeIndex`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from local.format.columns import BatchTable
 from local.index import offset_index, time_index
 from local.verify.findings import Finding, Severity
 
-FINDINGS_MAX = 5  # of one kind and file; the rest are counted
+FINDINGS_MAX = 5  # of one kind and file; further findings are only counted
 INTERVAL_BYTES = offset_index.INTERVAL_BYTES
-# Opening a log again starts the counter of bytes since the last entry anew, so honest gaps may be long.
+# Reopening a log resets the counter of bytes since the last entry, so legal gaps may be long.
 _GAP_TOLD, _GAP_ODD = 4, 64
 
 _OFFSET_ENTRY = np.dtype([("offset", ">i4"), ("position", ">i4")])
@@ -35,7 +35,7 @@ _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchPlaces:
-    """Where the batches of one segment lie: positions in the file, last offsets (inclusive), largest timestamps."""
+    """The batches of one segment: positions in the file, last offsets (inclusive), largest timestamps."""
 
     positions: NDArray[np.int64]
     last_offsets: NDArray[np.int64]
@@ -47,7 +47,7 @@ class BatchPlaces:
 
 
 def places_of(tables: list[tuple[int, BatchTable]], size_bytes: int) -> BatchPlaces:
-    """From the tables of consecutive runs, each with its position in the file."""
+    """Join the tables of consecutive runs; each comes with its position in the file."""
     empty = np.empty(0, np.int64)
     return BatchPlaces(
         positions=np.concatenate([empty, *(table.positions + at for at, table in tables)]),
@@ -60,7 +60,7 @@ def places_of(tables: list[tuple[int, BatchTable]], size_bytes: int) -> BatchPla
 def check_offset_index(
     data: bytes, base_offset: int, places: BatchPlaces, *, path: str, interval_bytes: int = INTERVAL_BYTES
 ) -> list[Finding]:
-    """Everything that is odd about an ``.index``; empty for a sound one."""
+    """Check an ``.index``. Returns no findings if it is sound."""
     found, whole = _whole(data, offset_index.ENTRY_BYTES, path)
     entries = np.frombuffer(whole, _OFFSET_ENTRY)
     offsets, positions = base_offset + entries["offset"].astype(np.int64), entries["position"].astype(np.int64)
@@ -91,7 +91,7 @@ def check_offset_index(
 def check_time_index(
     data: bytes, base_offset: int, places: BatchPlaces, *, path: str, is_active: bool = False
 ) -> list[Finding]:
-    """Everything that is odd about a ``.timeindex``; empty for a sound one. An active one may lack its last entry."""
+    """Check a ``.timeindex``. Returns no findings if it is sound. An active index may lack its last entry."""
     found, whole = _whole(data, time_index.ENTRY_BYTES, path)
     entries = np.frombuffer(whole, _TIME_ENTRY)
     offsets, timestamps = base_offset + entries["offset"].astype(np.int64), entries["timestamp"].astype(np.int64)
@@ -116,7 +116,10 @@ def check_time_index(
 
 
 def without_zeros(data: bytes, entry_bytes: int) -> bytes:
-    """The entries up to the zeros at the end; a first entry of zeros is one, if another follows or it is alone."""
+    """The entries before the zeros at the end of the file.
+
+    A first entry of zeros counts as an entry if another entry follows or if it is the only one.
+    """
     end = len(data.rstrip(b"\0"))
     kept = -(-end // entry_bytes) * entry_bytes
     return data[: min(len(data), max(kept, 0))]
@@ -144,7 +147,7 @@ def _told(
     path: str,
     expected: NDArray[np.int64] | None = None,
 ) -> Iterator[Finding]:
-    """A finding for each marked entry, the first few by themselves."""
+    """One finding per marked entry up to FINDINGS_MAX, then one finding with the number of the rest."""
     marked = np.flatnonzero(rows).tolist()
     for at in marked[:FINDINGS_MAX]:
         offset = int(offsets[at])
@@ -161,7 +164,7 @@ def _told(
 
 
 def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval_bytes: int) -> Iterator[Finding]:
-    """Whether entries are missing, as far as that can be told."""
+    """Find gaps so long that entries must be missing."""
     if not len(places):
         return
     largest_batch = int(np.diff(places.positions, append=places.size_bytes).max())
@@ -188,5 +191,5 @@ def _information(path: str, what: str, at: int | None = None) -> Finding:
 
 
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
-    """`values[rows]`, `missing` where a row lies past the end."""
+    """`values[rows]`; `missing` for each row past the end."""
     return np.append(values, missing)[np.minimum(rows, len(values))]

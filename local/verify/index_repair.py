@@ -1,9 +1,11 @@
-"""Building indexes anew where `local.verify.directories` found them wrong or missing, with the log directory held
-meanwhile.
+"""Rebuild indexes that `local.verify.directories` found wrong or missing, under the directory's lock.
 
-Order of effects: the lock of the log dir is taken, then each segment's indexes are written whole and synced
-(`recovery.rebuild_indexes`). A crash in between leaves some of them new and the others as they were. The ``.log`` is
-never written to.
+Order of effects:
+
+1. Lock each log directory.
+2. Write and sync all indexes of one segment (`recovery.rebuild_indexes`); repeat for each segment.
+
+A crash during step 2 leaves some indexes new and the others unchanged. The ``.log`` is never written.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from local.verify.findings import Finding, Severity
 
 
 def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: Callable[[str], int]) -> list[str]:
-    """The paths of the logs whose indexes were built anew. Raises Conflict while a manager holds their directory.
+    """Rebuild the indexes that the findings name; return the paths of their logs.
 
-    `interval_of` gives ``index.interval.bytes`` of a partition's directory.
-
-    The indexes of a log whose headers break off stay as they are; it is among the findings itself.
+    `interval_of` returns ``index.interval.bytes`` of a partition's directory. If the headers of a log are damaged, its
+    indexes stay unchanged; the log has a finding of its own. Raises Conflict while a manager holds a log directory.
     """
     fixed = []
     doomed = sorted({place for each in findings if (place := _place_of(each)) is not None})
@@ -40,7 +41,7 @@ def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: C
 
 
 def _place_of(finding: Finding) -> tuple[str, int] | None:
-    """The segment whose index the finding is about; None for anything else."""
+    """The segment of the index that the finding concerns; None for any other finding."""
     parsed = parse_segment_file(finding.path.rpartition("/")[2])
     if parsed is None or parsed[1] not in (OFFSET_INDEX, TIME_INDEX) or finding.severity is Severity.INFO:
         return None

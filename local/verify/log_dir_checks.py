@@ -1,6 +1,6 @@
-"""The log directories of one node held against each other: a partition in two of them, or in none but by a move's name.
+"""Check the log directories of one node together: duplicate partitions, and leftovers of moves.
 
-Names alone are looked at, and nothing is written. What a directory holds by itself: `local.verify.directories`.
+Only names are read, and nothing is written. `local.verify.directories` checks the content of each directory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from local.verify.findings import Finding, Severity
 
 
 def check_together(storage: Storage, roots: Sequence[str]) -> list[Finding]:
-    """Twice is damage: both are refused at the next start (`local.logdirs.log_dirs`). A move's name alone is a warning:
-    it is not begun anew, and somebody has to say what becomes of it (`local.logdirs.move_recovery`).
+    """Find partitions in two directories, and partitions that exist only as ``-future`` or ``-delete``.
 
-    Looked at twice, for a partition may move between the looks at two directories. A root that cannot be listed is
-    passed over. The topic of a ``-delete`` with a long name may be cut.
+    | state | severity | at the next start |
+    |---|---|---|
+    | in two directories | CORRUPT | both copies are refused (`local.logdirs.log_dirs`) |
+    | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.move_recovery`) |
+
+    The directories are listed twice: a partition may move between the listings of two directories. A root that cannot
+    be listed is skipped. A long topic name may be shortened in a ``-delete``.
     """
     found = list(_look(storage, roots))
     return [each for each in _look(storage, roots) if each in found] if found else []

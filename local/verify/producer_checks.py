@@ -1,4 +1,4 @@
-"""Producer snapshots and transaction indexes of a partition held against a replay of all its batches; reads only."""
+"""Compare producer snapshots and transaction indexes with a replay of all batches; read only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_producers(
     there: Sequence[str],
     reports: Sequence[tuple[SegmentPlace, SegmentReport]],
 ) -> Iterator[Finding]:
-    """Aborted transactions and snapshots against a replay of every batch that has a producer."""
+    """Compare aborted transactions and snapshots with a replay of every batch that has a producer."""
     snapshots: dict[int, list[ProducerEntry]] = {}
     for name in there:
         parsed = parse_segment_file(name)
@@ -69,7 +69,10 @@ def _is_open(entry: ProducerEntry) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Carried:
-    """What the segments so far say, by producer: the first record of an open transaction, the last marker."""
+    """Transactions of the segments so far, by producer id.
+
+    `open_from` is the first offset of the open transaction, `ended` the offset of the last marker.
+    """
 
     open_from: dict[int, int]
     ended: dict[int, int] = field(default_factory=dict)
@@ -84,10 +87,10 @@ class _Carried:
 
 
 def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
-    """The aborted transactions of a segment that was cleaned, or lies behind one that was.
+    """Check the aborted transactions of a segment that was cleaned, or follows a cleaned segment.
 
-    Markers and records were removed, so a replay no longer tells what was aborted. The entries are held against the
-    batches that are left (`local.index.txn_scan`): none may show a record of an aborted transaction or hide another.
+    Markers and records were removed, so a replay cannot find the aborted transactions. The entries are compared with
+    the remaining batches (`local.index.txn_scan`): no entry may expose an aborted record or hide another record.
     """
     path = place.path(names.TXN_INDEX)
     if report.said is None or any(e.path == path and e.severity is Severity.CORRUPT for e in report.findings):
@@ -101,14 +104,14 @@ def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried
 
 
 def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
-    """Whether the log has a later batch of the producer, or a later epoch, than the snapshot knows."""
+    """Whether the log has a later batch or a later epoch of the producer than the snapshot."""
     if entry.producer_epoch != known.producer_epoch:
         return entry.producer_epoch < known.producer_epoch
     return 0 <= entry.last_offset < known.last_offset
 
 
 def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
-    """(producer, first offset, last offset) of what the segment's markers abort."""
+    """(producer id, first offset, last offset) of each transaction that the segment's markers abort."""
     aborted = set()
     for table, markers in report.produced:
         for row in range(len(table)):
@@ -146,10 +149,10 @@ def _compare(
     *,
     is_cleaned: bool,
 ) -> Iterator[Finding]:
-    """A snapshot against the state of the replay at its offset. Producers may have expired in either.
+    """Compare a snapshot with the replayed state at its offset. Producers may have expired in either.
 
-    Of a log that was cleaned the replay knows less than the snapshot: batches and markers were removed. Then only a
-    batch that the snapshot should know, and does not, tells that it is stale.
+    In a cleaned log the replay knows less than the snapshot, because batches and markers were removed. The snapshot is
+    then stale only if it lacks a batch that the log has.
     """
     path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
     replayed = {each.producer_id: each for each in state.entries()}

@@ -1,9 +1,9 @@
-"""One segment looked at from end to end: its log, its indexes, and what its batches tell of epochs and producers.
+"""Check one segment completely: its log, its indexes, and the epochs and producers of its batches.
 
-Read-only, beside a writer too: indexes are read before the log, which grows first. What changes under the look (a
-segment swapped by the cleaner, dropped by retention) is the caller's to look at again.
+Read-only, and safe during writes: indexes are read before the log, and the log grows first. If a segment changes during
+the check (swapped by the cleaner, expired by retention), the caller must check it again.
 
-Memory: one chunk of the log, and some forty bytes for each batch.
+Memory: one chunk of the log, and about forty bytes per batch.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPlace:
-    """Which segment, and what is known of it before it is read. `next_base` is None for the last one of a log.
+    """A segment, and the facts known before it is read. `next_base` is None for the last segment of a log.
 
-    `may_be_torn`: its end may lawfully be unfinished, for a writer is at work or has crashed.
+    `may_be_torn`: its end may legally be unfinished, because a writer is active or has crashed. Offsets below
+    `durable_to` were synced.
     """
 
     directory: str
@@ -58,10 +59,14 @@ class SegmentPlace:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentReport:
-    """What was found. `epochs` are ranges of one leader epoch each, from its first batch to the end of its last one;
-    `produced` the batches that have a producer, each table with the markers of its rows. Unless `is_read` something is
-    missing that others are held against. `is_sparse`: offsets or records are missing between its batches, as a
-    cleaning leaves them. `said` is what the batches say of transactions."""
+    """The result of a check.
+
+    - `epochs`: ranges of one leader epoch each, from its first batch to the end of its last batch.
+    - `produced`: the batches with a producer; each table comes with the markers of its rows.
+    - `is_read`: False if data is missing that other checks compare with.
+    - `is_sparse`: offsets or records are missing between the batches, as after a cleaning.
+    - `said`: the transactions that the batches contain.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     first_offset: int | None = None
@@ -77,7 +82,7 @@ class SegmentReport:
 def check_segment(
     storage: Storage, place: SegmentPlace, *, deep: bool, interval_bytes: int, on_bytes: OnBytes = lambda count: None
 ) -> SegmentReport:
-    """Everything that can be told of a segment by itself. Raises NotFound when its log is gone."""
+    """Check a segment by itself. Raises NotFound if its log does not exist."""
     report = SegmentReport(next_offset=place.base_offset)
     indexes = _read_indexes(storage, place, report)
     with closing(storage.open_reader(place.path(LOG))) as file:
@@ -101,7 +106,7 @@ def _walk(
         if run.is_readable:
             _check_offsets(place, run, report)
             _collect(run, path, report)
-            with suppress(Corrupt):  # told already
+            with suppress(Corrupt):  # the loop above has reported it
                 scan.take(run.data, run.table)
             if deep:
                 _check_records(run, path, report)
@@ -141,7 +146,7 @@ def _warn_once(report: SegmentReport, finding: Finding) -> None:
 
 
 def _collect(run: Run, path: str, report: SegmentReport) -> None:
-    """The ranges of leader epochs, and the batches of producers."""
+    """Collect the ranges of leader epochs and the batches of producers."""
     table = run.table
     _collect_epochs(table, report)
     chosen = table.producer_ids >= 0
@@ -175,7 +180,7 @@ def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
 
 
 def _check_records(run: Run, path: str, report: SegmentReport) -> None:
-    """Every record of the run, to the last byte; batch by batch once one does not decode."""
+    """Decode every record of the run to the last byte; after an error, decode batch by batch."""
     try:
         for _ in kernels.decode_in_steps(run.data, verify=False, include_control=True, table=run.table):
             pass
@@ -189,7 +194,10 @@ def _check_records(run: Run, path: str, report: SegmentReport) -> None:
 
 
 def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: SegmentReport) -> Finding:
-    """What stands behind the last batch: zeros and torn bytes are lawful at the end of an unfinished log alone."""
+    """The finding for the bytes after the last batch.
+
+    Zeros and torn bytes are legal only at the end of an active log.
+    """
     path, left = place.path(LOG), walk.size_bytes - walk.position
     is_last = place.next_base is None
     is_lawful = is_last and place.may_be_torn and report.next_offset >= place.durable_to
@@ -245,7 +253,10 @@ def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> N
 
 
 def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
-    """An index's entries about what was never flushed: the next start makes them anew from the log."""
+    """Reduce index findings about unsynced records to INFO.
+
+    The next start rebuilds these entries from the log.
+    """
     is_flushed = finding.offsets is not None and finding.offsets[0] < place.durable_to
     if place.next_base is not None or not place.may_be_torn or is_flushed:
         return finding
@@ -253,7 +264,10 @@ def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
 
 
 def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
-    """Of a damaged batch: what was never flushed may be damaged after a crash, and recovery cuts the log there."""
+    """The severity of a damaged batch.
+
+    Unsynced bytes may be damaged after a crash; recovery truncates the log there.
+    """
     is_unflushed = place.next_base is None and place.may_be_torn
     if not is_unflushed or int(run.table.base_offsets[0]) < place.durable_to:
         return Severity.CORRUPT
@@ -272,7 +286,7 @@ def _of_batch(path: str, run: Run, row: int, what: str, severity: Severity = Sev
 
 
 def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:
-    """By suffix, None for one that is missing; without those that cannot be read."""
+    """The indexes by suffix; None for a missing index. Unreadable indexes are left out."""
     found: dict[str, bytes | None] = {}
     for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX):
         try:
