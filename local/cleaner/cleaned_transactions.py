@@ -1,13 +1,17 @@
-"""Which transaction markers a pass of the cleaner still needs: the log replayed, from the first batch it looks at on.
+"""Decide which transaction markers a cleaner pass still needs, from a replay of the pass's batches.
 
-A marker stays while any batch with data of its transaction was met in this pass. After that it is of no use: it gets a
-delete horizon like a tombstone and goes when that has passed. Batches that the cleaner retained empty count as met.
-The state is carried from segment to segment of one pass.
+A marker stays if the pass meets a batch with data of its transaction. Otherwise it gets a delete horizon like a
+tombstone, and is removed after the horizon. Batches that the cleaner retained empty count as met. The state carries
+over from segment to segment of one pass.
 
-The remote tier's data is not met, be it below the first batch of the pass or beside what the disk has of the same
-offsets. It holds no records of aborted transactions where it was cleaned past the marker; where it was not
-(`tombstones_below`), an abort keeps its marker and its entry of the transaction index whatever was met, for without the
-entry those records would be read as committed.
+The pass does not meet data in the remote tier: below its first batch, or at the same offsets as local data.
+
+| remote tier at the marker | aborted records there | marker of an abort |
+|---|---|---|
+| cleaned past the marker | none | removed as above |
+| not cleaned past it (`tombstones_below`) | possible | stays with its transaction index entry, met or not |
+
+Without the entry, a reader would take the aborted records for committed ones.
 Source: kafka `Cleaner.CleanedTransactionMetadata`.
 """
 
@@ -28,7 +32,10 @@ class _Ongoing:
 
 
 class CleanedTransactions:
-    """Told of every transactional batch of a pass in the order of the log; `kept` are the entries of kept markers."""
+    """Takes every transactional batch of a pass in log order.
+
+    `kept` are the entries of the markers that stay.
+    """
 
     def __init__(self, aborted: Iterable[AbortedTransaction], *, tombstones_below: int | None) -> None:
         self.kept: list[AbortedTransaction] = []
@@ -39,7 +46,7 @@ class CleanedTransactions:
         self._committing: set[int] = set()
 
     def meet(self, producer_id: int, last_offset: int) -> None:
-        """A batch with data, perhaps none any more, of a transaction."""
+        """Add a batch of a transaction. Its data may have been removed."""
         self._begin_upto(last_offset)
         ongoing = self._aborting.get(producer_id)
         if ongoing is None:
@@ -48,7 +55,10 @@ class CleanedTransactions:
             ongoing.is_met = True
 
     def end(self, producer_id: int, last_offset: int, marker: Marker | None) -> bool:
-        """Whether a marker is of no use any more: its transaction was not met. None: it marks something else."""
+        """Whether a marker is no longer needed: no batch of its transaction was met.
+
+        False if `marker` is None: the control batch marks something else.
+        """
         self._begin_upto(last_offset)
         if marker is None:
             return False

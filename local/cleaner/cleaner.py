@@ -1,26 +1,29 @@
-"""The cleaner: keeps the newest record of every key in the sealed part of a compacted log. Kafka's two passes.
+"""The cleaner: keep the newest record of every key in a log's closed segments, in Kafka's two passes.
 
-Pass one maps the keys of the dirty sealed segments (`local.cleaner.offset_map`), as many whole segments as fit; of a
-first segment that does not fit, as many records. The checkpoint then lies inside that segment, as Kafka's may. Pass two
-judges every batch from `clean_from` to where that ended (`local.cleaner.record_retention` has the table of what
-survives); then segments are rewritten, small neighbours merged. Offsets, order and batch headers' ranges never change;
-batches that lose nothing are copied byte for byte, and segments that lose nothing and gain no neighbour stay as they
-are.
+**Pass one** maps the keys of the dirty closed segments (`local.cleaner.offset_map`), as many whole segments as fit. Of
+a first segment that does not fit, it maps as many records as fit. The checkpoint is then inside that segment, as
+Kafka's may be.
 
-Segments that are in the remote tier too are cleaned with the others. The two kinds are never merged, for the remote
-tier knows segments by their ranges (`apart_at` is where the one ends and the other begins). Tombstones and transaction
-markers at or above `tombstones_below` never leave: an older record of their key, or data of their transaction, may sit
-in the remote tier (invariant I5). Nothing at or above the last stable offset is looked at. What stays of messages of
-formats 0 and 1 is written in format 2.
+**Pass two** decides on every batch from `clean_from` to the end of pass one (`local.cleaner.record_retention` has the
+table of what stays). It then rewrites segments and merges small neighbours.
 
-Kafka groups segments by their sizes before cleaning; here it is by those after it, so that what goes to the store is
-fewer and larger objects. A segment all of whose batches would go keeps its last one, empty, so that no file is empty.
+- Offsets, record order and the offset ranges in batch headers never change.
+- A batch that loses nothing is copied byte for byte. A segment that loses nothing and is not merged stays unchanged.
+- Segments that are also in the remote tier are cleaned too. They are never merged with local-only segments, because the
+  remote tier identifies segments by their ranges. `apart_at` is the boundary between both kinds.
+- Tombstones and transaction markers at or above `tombstones_below` are never removed: the remote tier may hold an older
+  record of their key, or data of their transaction (invariant I5).
+- Nothing at or above the last stable offset is read.
+- Remaining records of formats 0 and 1 are written in format 2.
+- Kafka groups segments by their sizes before cleaning. This cleaner groups by the sizes after it: the store gets fewer
+  and larger objects.
+- If all batches of a segment would be removed, its last batch stays, empty: no file is empty.
 
-Memory: the dedupe buffer, two bits a dirty record, a bit a record and a byte a batch for the verdicts, and of the
-records a part of those that stay (`kernels.REBUILT_PART_BYTES`, or one batch) or one step of them inflated
-(`local.kernels.dispatch.STEP_BYTES`). Segments are mapped, the dirty ones until they are rewritten: their pages are the
-page cache's. A sealed segment shrinks only behind the log's gate (`local.log.cleaning_state`), which sends the cleaner
-away first.
+Memory: the dedupe buffer, two bits per dirty record, and for the decisions a bit per record and a byte per batch. Also
+a part of the remaining records (`kernels.REBUILT_PART_BYTES`, or one batch), or one step of decompressed records
+(`local.kernels.dispatch.STEP_BYTES`). Segments are mapped, dirty segments until they are rewritten: their pages belong
+to the page cache. A closed segment is truncated only through the log's gate (`local.log.cleaning_state`), which first
+ends the pass.
 """
 
 from __future__ import annotations
@@ -57,18 +60,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningResult(CleaningFigures):
-    """What one round did."""
+    """The figures of one cleaner pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What both passes found out. `indexed` is when the key map was built, in seconds of the round's clock."""
+    """The result of the mapping and of the decisions.
+
+    `indexed` is the `clock` time in seconds after pass one.
+    """
 
     segments: list[SegmentVerdict]
     upto_offset: int
-    reach_offset: (
-        int  # newer records were looked for up to here: past `upto_offset`, where a segment's keys had no room
-    )
+    reach_offset: int  # where the search for newer records ended; above `upto_offset` if room was short
     distinct_keys: int
     invalid_records: int
     indexed: float
@@ -87,7 +91,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Work:
-    """What the groups of one round have in common. Times in ms."""
+    """The common state of all groups of one pass. Times in ms."""
 
     log: Log
     storage: Storage
@@ -117,20 +121,26 @@ def clean(
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
 ) -> CleaningResult | None:
-    """One round over the sealed segments of `log` at or above `clean_from`; None when there is nothing dirty.
+    """Clean the closed segments of `log` at or above `clean_from`; None if nothing is dirty.
 
-    Nothing at or above `upto_offset` (a segment's base; None: the active one's) is looked at, nor what `buffer` has no
-    room for: `CleaningResult.cleaner_offset` tells, which may lie inside a segment. A tombstone may leave only below
-    `tombstones_below`; None is no bound, for a log without remote tier, and 0 lets none leave. `should_stop` is asked
-    and `throttle` told between slices (`local.cleaner.cleaner_io`). Raises CleaningAborted when it was asked to stop:
-    the groups that are swapped in stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when a segment
-    would pass 2 GiB, and for a buffer in which not one key fits.
+    Nothing at or above `upto_offset` is read: it is the base offset of a segment, None for the active segment. The pass
+    also ends where `buffer` has no room. `CleaningResult.cleaner_offset` is its end, which may be inside a segment.
+    Tombstones are removed only below `tombstones_below`: None means no bound, for a log without remote tier; 0 removes
+    none. Between slices `should_stop` and `throttle` are called (`local.cleaner.cleaner_io`).
 
-    Order of effects: `log.cleaner_reach` rises to where newer records were looked for, and `announce` makes that
-    durable (the caller's part); each group is swapped in on its own (`local.segment.swap`); `log.cleaner_offset` rises
-    after the last swap, and the caller writes the checkpoint after that. A crash in between costs a second cleaning,
-    never a record; until that is done the reach lies above the checkpoint, and tells that the log is not clean in
-    itself.
+    Raises CleaningAborted if `should_stop` is true: groups already swapped in stay, `log.cleaner_offset` does not rise.
+    Raises InvalidRequest if a segment would exceed 2 GiB, or if not one key fits `buffer`.
+
+    Order of effects:
+
+    1. Raise `log.cleaner_reach` to the end of the search for newer records; `announce`, supplied by the caller, makes
+       it durable.
+    2. Swap in each group (`local.segment.swap`).
+    3. After the last swap, raise `log.cleaner_offset`.
+    4. The caller writes the checkpoint.
+
+    A crash between the steps costs a second cleaning, never a record. Until step 4 the reach is above the checkpoint:
+    the log is not yet consistently clean.
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
     upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
@@ -156,7 +166,7 @@ def clean(
 
 
 def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
-    """The closed segments that lie in ``[clean_from, upto)``; an empty one may end at `upto`."""
+    """The closed segments inside ``[clean_from, upto)``; an empty segment may end at `upto`."""
     infos = (info for info in log.segments() if not info.is_active)
     return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
 
@@ -169,7 +179,7 @@ def _circumstances(
     delete_retention_ms: int,
     tombstones_below: int | None,
 ) -> Circumstances:
-    """What the records of the offsets `between` are judged by."""
+    """The facts for the decisions on the offsets of `between`."""
     return Circumstances(
         now_ms=now_ms,
         delete_retention_ms=delete_retention_ms,
@@ -191,7 +201,10 @@ def _judge(
     buffer: Buffer,
     pace: Pace,
 ) -> _Found:
-    """Both passes over what is there. The keys go with the return; mappings stay until their segment is rewritten."""
+    """Run pass one and the decisions of pass two.
+
+    The keys are freed on return. Maps stay until their segment is rewritten.
+    """
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
@@ -226,7 +239,10 @@ def _judge(
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
-    """Every group, oldest first. What is made of old formats has no leader epoch of its own: the log knows it."""
+    """Rewrite every group, oldest first.
+
+    A batch converted from an old format has no leader epoch of its own; the log supplies it.
+    """
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
     groups = grouped(judged, work.log.settings, work.storage, work.pace, apart_at=apart_at)
@@ -262,10 +278,10 @@ def _result(
 
 
 def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: Circumstances) -> str:
-    """The line that Kafka's log cleaner logs before it rewrites segments, with the tombstone bound where there is one.
+    """The line that Kafka's log cleaner logs before it rewrites segments, plus the tombstone bound.
 
-    The first time is when the last of the segments was written to. Tombstones of formats 0 and 1 are removed from
-    segments written to before the second; those of format 2 once the horizon in their batch has passed.
+    The first time is the last modification of the last segment. Tombstones of formats 0 and 1 are removed from segments
+    last modified before the second time. Tombstones of format 2 are removed after the horizon in their batch.
     Source: kafka `Cleaner.doClean`.
     """
     name = f"{partition.topic}-{partition.partition}"
@@ -283,17 +299,20 @@ def _moment(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        return f"{ms} ms"  # a file may bear any time
+        return f"{ms} ms"  # a file may have any modification time
 
 
 def _first_unstable_base(log: Log) -> int:
-    """Where cleaning has to stop: the base of the segment with the last stable offset, or of the active one."""
+    """The end of cleaning: the base offset of the segment with the last stable offset.
+
+    Never above the base offset of the active segment.
+    """
     stable, infos = log.last_stable_offset, log.segments()
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
 
 
 def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int | None:
-    """Tombstones of formats 0 and 1 go from segments last written to by this time (ms).
+    """The newest modification time (ms) of segments whose tombstones of formats 0 and 1 are removed.
 
     Source: kafka `Cleaner.doClean`, legacyDeleteHorizonMs.
     """
@@ -302,10 +321,11 @@ def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int
 
 
 def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
-    """Swap in what is left of `group`, as one segment; each half by itself, should that come out too large after all.
+    """Swap in the remains of `group` as one segment.
 
-    Only recompressing can make it so: survivors are packed at the codec's default level, whatever the producer's was.
-    What does not fit two goes one by one, however large.
+    If it is too large, clean each half of the group separately. Only recompression can make it too large: the remaining
+    records are compressed at the codec's default level, whatever the producer's level was. If a half is still too
+    large, halving repeats down to single segments, of any size.
     """
     log, tally = work.log, work.tally
     base_offset = group[0].segment.base_offset
@@ -321,7 +341,7 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
     tally.bytes_before += before
     tally.records_before += records_before
     if size is None:
-        # Nothing goes, or nothing would be gained: the old file stays, and so does whatever knows it.
+        # The old file stays, and so do all references to it: nothing would be removed or saved.
         tally.bytes_after += before
         tally.records_after += records_before
         return
@@ -331,11 +351,12 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
 
 
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
-    """Step 1 of the swap; the size of the new segment. None, and nothing left of it, when several do not fit one.
+    """Step 1 of the swap: write the new segment and return its size.
 
-    One alone may pass ``segment.bytes``: left as it is, it would keep records that the round counts as gone, and they
-    would be the newest of their keys again once the tombstones above them have left. Raises InvalidRequest where the
-    positions in its index would not do.
+    Several segments that do not fit one: None, and the new file is deleted. A single segment may exceed
+    ``segment.bytes``. If its old file stayed instead, it would retain records that this pass counts as removed. These
+    records would become the newest of their keys again after the removal of the tombstones above them.
+    Raises InvalidRequest if the positions would not fit the segment's index.
     """
     base_offset = group[0].segment.base_offset
     try:
@@ -345,7 +366,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
         raise
     except DiskFailed as error:
         if error.lacks_room:
-            with suppress(LogError):  # what a full disk has least use for is half of a file
+            with suppress(LogError):  # frees the room that half a file takes on a full disk
                 swap.discard(work.storage, work.log.directory, base_offset)
         raise
 

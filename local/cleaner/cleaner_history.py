@@ -1,9 +1,10 @@
-"""What the cleaner did lately in one log directory: ``cleaner-history.jsonl``, a JSON object a line, oldest first.
+"""Recent cleaner passes of one log directory, in ``cleaner-history.jsonl``.
 
-For people and for advice; nothing depends on it. The newest `RUNS_MAX` runs are kept, the file is replaced whole after
-each, and a line that cannot be read is passed over. A crash between a cleaning and its line loses the line.
+One JSON object per line, oldest first. For operators and for advice; no decision depends on it. The newest `RUNS_MAX`
+passes stay. The file is replaced as a whole after each pass; unreadable lines are skipped. A crash between a cleaning
+and its line loses the line.
 
-The words of `summary` are those of Kafka's log cleaner.
+`summary` uses the words of Kafka's log cleaner.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningFigures:
-    """What one pass did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset.
+    """The figures of one pass.
 
-    `indexed_bytes` were read in `index_seconds` to build the key map, which was full to `buffer_utilization` (0..1 of
-    its slots, as in Kafka); the other `bytes_read` and all that was written took `clean_seconds`. `is_cut`: the buffer
-    had no room for all dirty keys, and the pass ended at `cleaner_offset` for that.
+    Bytes are those of ``.log`` files; `cleaner_offset` is the next dirty offset. `indexed_bytes` were read in
+    `index_seconds` to build the offset map. `buffer_utilization` is the used part of its slots (0..1, as in Kafka). The
+    other `bytes_read` and all writes took `clean_seconds`. `is_cut`: the buffer had no room for all dirty keys, so the
+    pass ended at `cleaner_offset`.
     """
 
     first_dirty_offset: int = 0
@@ -50,10 +52,10 @@ class CleaningFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningRun(CleaningFigures):
-    """One pass over a log, or one that failed: then `error` says why and most figures are 0.
+    """One pass over a log. After a failed pass `error` has the cause and most figures are 0.
 
-    `thread` counts the cleaner's threads from 0; `delay_ms` is how late the pass was by `max.compaction.lag.ms`;
-    `buffer_bytes` is the thread's dedupe buffer, 0 where it was not noted.
+    `thread` counts the cleaner's threads from 0. `delay_ms` is the lateness of the pass by `max.compaction.lag.ms`.
+    `buffer_bytes` is the thread's dedupe buffer, 0 if unknown.
     """
 
     topic: str
@@ -74,7 +76,7 @@ class CleaningRun(CleaningFigures):
 
     @property
     def size_reduction(self) -> float:
-        """0..1; negative when the log grew."""
+        """0..1; negative if the log grew."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
@@ -105,7 +107,7 @@ def run_of(
 
 
 def summary(run: CleaningRun) -> str:
-    """The block that Kafka's log cleaner logs after a pass, in its words; one line for a pass that failed."""
+    """The block that Kafka's log cleaner logs after a pass; one line for a failed pass."""
     name = f"{run.topic}-{run.partition}"
     if run.error is not None:
         return f"Log cleaner thread {run.thread} could not clean log {name}: {run.error}"
@@ -131,10 +133,10 @@ def summary(run: CleaningRun) -> str:
 
 
 class CleaningHistory:
-    """The runs of one log directory. Thread safe; one process writes."""
+    """The passes of one log directory. Thread safe; only one process writes."""
 
     def __init__(self, storage: Storage, root: str) -> None:
-        """What the file holds; raises DiskFailed where it cannot be read."""
+        """Read the file. Raises DiskFailed if it cannot be read."""
         self._storage = storage
         self._path = join(root, names.CLEANER_HISTORY)
         self._lock = threading.Lock()
@@ -146,7 +148,7 @@ class CleaningHistory:
         return self._runs
 
     def add(self, run: CleaningRun) -> None:
-        """Note a run and replace the file. Raises DiskFailed; the run is known nevertheless."""
+        """Add a run and replace the file. Raises DiskFailed; the run is in `runs` nevertheless."""
         with self._lock:
             self._runs = (*self._runs, run)[-RUNS_MAX:]
             body = "".join(json.dumps(asdict(each)) + "\n" for each in self._runs)
@@ -161,7 +163,7 @@ def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
 
 
 def _parse(line: bytes) -> CleaningRun | None:
-    """None for a line that is damaged; a field of a later version is left out."""
+    """The run of a line; None if the line is damaged. Fields of a later version are ignored."""
     try:
         body = json.loads(line)
         if not isinstance(body, dict):

@@ -1,8 +1,8 @@
-"""What a cleaning asks of the world between two steps: may it go on, how fast, how long did it take.
+"""The cleaner's I/O steps: each step counts bytes, may be throttled, and may end the pass.
 
-The cleaner itself knows nothing of other cleaners. Every slice that it reads and every part that it writes is a step;
-the answer comes from whoever started it. Nothing is half-made when a step raises: what is not swapped in yet is a
-``.cleaned`` file, which the cleaner takes away.
+The cleaner itself knows no other cleaner. Every slice it reads and every part it writes is one step; the caller of the
+pass supplies the throttle and the stop condition. A step that raises leaves no partial result: unfinished segments are
+``.cleaned`` files, which the cleaner deletes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from local.storage import Storage
 
 @dataclass(slots=True)
 class Pace:
-    """`throttle` is told how many bytes were just read or written and may take its time; `clock` is in seconds."""
+    """`throttle` gets the bytes just read or written, and may block. `clock` is in seconds."""
 
     partition: TopicPartition
     should_stop: Callable[[], bool] = lambda: False
@@ -30,12 +30,15 @@ class Pace:
     bytes_written: int = 0
 
     def check(self) -> None:
-        """Raises CleaningAborted when the cleaning was asked to let go of its log."""
+        """Raises CleaningAborted if the pass was asked to stop."""
         if self.should_stop():
             raise CleaningAborted("cleaning a log, asked to let go of it", partition=self.partition)
 
     def mapped(self, storage: Storage, segment: Segment) -> memoryview:
-        """All of a sealed segment, not copied. Raises DiskFailed, and Corrupt when the file is shorter than it."""
+        """Map all of a closed segment, without a copy.
+
+        Raises DiskFailed, and Corrupt if the file is too short.
+        """
         mapped = storage.map(segment.path(LOG))
         if len(mapped) < segment.size_bytes:
             attempt = "cleaning a segment, it ends inside a batch"
@@ -45,9 +48,10 @@ class Pace:
     def slices(
         self, storage: Storage, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """All of a sealed segment as (position, whole batches), each a step. Raises as `mapped`, CleaningAborted.
+        """All of a closed segment as (position, whole batches), each a step.
 
-        Where not `is_counted` the caller says by `read` what it read of each.
+        Raises as `mapped`, CleaningAborted.
+        If `is_counted` is False, the caller calls `read` for each slice.
         """
         if mapped is None:
             mapped = self.mapped(storage, segment)
@@ -63,7 +67,7 @@ class Pace:
         self.throttle(size_bytes)
 
     def written(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
-        """`parts` on their way to the disk, each a step. Raises CleaningAborted."""
+        """Pass `parts` on to the disk, each as one step. Raises CleaningAborted."""
         for part in parts:
             self.check()
             self.bytes_written += len(part)

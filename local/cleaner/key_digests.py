@@ -1,9 +1,9 @@
-"""128 bits for a key, by which keys are told apart where they cannot be compared: SipHash-2-4 with a secret.
+"""A 128-bit digest per key, for comparisons without the key: SipHash-2-4 with a secret.
 
-Machines that look for the newest record of each key send each other digests, not keys. Two keys with one digest would
-cost a record, so the digest is a keyed one (SipHash is a pseudorandom function): with a secret drawn for the job, the
-chance that any two of a billion keys meet is 2^-69, whatever the keys are, made by an adversary or not. Equal digests
-are therefore taken for equal keys.
+Machines that search for the newest record of each key exchange digests, not keys. A collision of two keys would lose a
+record. The digest is therefore keyed, and SipHash is a pseudorandom function. With a secret drawn per job, the chance
+that any two of a billion keys collide is 2^-69, even if an adversary chose the keys. Equal digests are therefore taken
+for equal keys.
 Source: Aumasson, Bernstein, "SipHash: a fast short-input PRF"; the 128-bit form of its reference implementation.
 """
 
@@ -18,8 +18,8 @@ from local import kernels
 from local.errors import InvalidRequest
 
 SECRET_BYTES = 16
-_ROWS = 8192  # at once: four states and a word of each stay in the cache
-_BLOCK_BYTES = 4 << 20  # of gathered keys at once
+_ROWS = 8192  # rows per call: four states and one word of each stay in the CPU cache
+_BLOCK_BYTES = 4 << 20  # of gathered keys per call
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 
 Words = NDArray[np.uint64]
@@ -28,9 +28,9 @@ Words = NDArray[np.uint64]
 def digest_keys(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], secret: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Both halves of the digest of each key: `lengths` bytes of `data` from `starts`, none of them null.
+    """Both halves of each key's digest. A key is `lengths` bytes of `data` from `starts`; no key is null.
 
-    Raises InvalidRequest for ranges outside `data` and a secret of another length.
+    Raises InvalidRequest for ranges outside `data`, or if the secret does not have SECRET_BYTES.
     """
     if len(secret) != SECRET_BYTES:
         raise InvalidRequest("hashing keys, a secret of another length", bytes=len(secret), expected=SECRET_BYTES)
@@ -47,7 +47,7 @@ def digest_keys(
 
 
 def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Keys of as many words each, a bounded number at a time, as (their rows, the words)."""
+    """Bounded groups of keys with the same number of words, as (rows of the keys, number of words)."""
     words = lengths // 8 + 1
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
@@ -57,9 +57,9 @@ def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int
 
 
 def _words_of(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], words: int) -> Words:
-    """A row for each word, a column for each key: its bytes, zeros, and in the last byte its length."""
+    """One row per word, one column per key: the bytes of the key, zeros, and its length in the last byte."""
     padded = np.zeros((len(starts), 8 * words), np.uint8)
-    for length in np.unique(lengths).tolist():  # eight at most; keys of one length lie in a rectangle
+    for length in np.unique(lengths).tolist():  # at most eight lengths; keys of one length form a rectangle
         rows = np.flatnonzero(lengths == length)
         _, joined = kernels.gather(data, starts[rows], lengths[rows])
         padded[rows, :length] = joined.reshape(len(rows), length)
@@ -68,7 +68,7 @@ def _words_of(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.i
 
 
 def _siphash(words: Words, secret: bytes) -> tuple[Words, Words]:
-    """Both halves, one value a column of `words`."""
+    """Both halves, one value per column of `words`."""
     keys = [int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")]
     v = [np.full(words.shape[1], start ^ keys[at & 1], np.uint64) for at, start in enumerate(_START)]
     v[1] ^= np.uint64(0xEE)

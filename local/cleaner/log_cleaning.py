@@ -1,8 +1,8 @@
-"""Cleaning a log that is in use: the cleaner behind the log's gate.
+"""Clean a log that is in use: the cleaner behind the log's gate.
 
-Truncating or replacing a log's records while a pass rewrites them would bring back what was cut. So a pass runs
-between `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` pause the gate first. A pass that
-was aborted leaves the checkpoint in memory as it was, before whoever waits goes on.
+Truncating or replacing records during a pass would let the pass restore them. A pass therefore runs between
+`CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` first pause the gate. An aborted pass
+restores the checkpoint in memory before the waiting call continues.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def clean_log(
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
 ) -> CleaningResult | None:
-    """`cleaner.clean` as the only pass over this log.
+    """Run `cleaner.clean` as the only pass over this log.
 
-    Raises CleaningAborted when the log is paused, or gets paused, or lost segments to retention meanwhile.
+    Raises CleaningAborted if the log is or becomes paused, or if retention deletes its segments during the pass.
     """
     gate = log.cleaning
     if not gate.try_start():

@@ -1,27 +1,31 @@
-"""Pass one of the cleaner: which records of the dirty segments are the newest of their keys.
+"""Pass one of the cleaner: find the dirty records that are the newest of their keys.
 
-The answer is two bits for each record, that it stays as far as its key goes and that it is a tombstone, and the keys
-(`kernels.KeyMap`), by which records of clean segments are judged, all of which are older. Skipped, and no key's newest:
-control records and those of aborted transactions (the latter go). A record without a key goes, and is counted.
+The result has two parts:
 
-Memory: what is allocated for keys never exceeds `buffer_bytes` (Kafka's ``log.cleaner.dedupe.buffer.size``, filled to
-``log.cleaner.io.buffer.load.factor``). Beside it two bits a dirty record and one step of inflated records
-(`kernels.STEP_BYTES`). Three ways to hold keys, in the order in which they are tried:
+- Two bits per dirty record: whether it stays as far as its key decides, and whether it is a tombstone.
+- The keys (`kernels.KeyMap`), for the decisions on records of clean segments, which are all older.
 
-| way | for | bytes a key |
+Control records and records of aborted transactions are never the newest of a key; the latter are removed.
+A record without a key is removed and counted.
+
+Memory: the allocation for keys never exceeds `buffer_bytes` (Kafka's ``log.cleaner.dedupe.buffer.size``, filled to
+``log.cleaner.io.buffer.load.factor``). In addition: two bits per dirty record, and one step of decompressed records
+(`kernels.STEP_BYTES`). There are three ways to hold keys, tried in this order:
+
+| way | for | bytes per key |
 |---|---|---|
 | `Keys.IN_PLACE` | segments without a compressed batch: a key is compared in the mapped segment | a slot, 12 |
-| `Keys.COPIED` | others, where at most half of the buffer is slots: a key is copied | 12, the key, its length |
-| `Keys.DIGESTED` | others: of a key of 12 bytes or more a digest is kept, 96 bits of a keyed SipHash | 12, at most 13 |
+| `Keys.COPIED` | others, if slots take at most half of the buffer: a key is copied | 12, the key, its length |
+| `Keys.DIGESTED` | others: a key of 12 bytes or more becomes a digest, 96 bits of a keyed SipHash | 12, at most 13 |
 
-Digests of two keys are equal with a chance of 1e-14 in a pass over 50 million keys, whatever the keys are: each pass
-draws a secret. Kafka holds 24 bytes a key and takes equal MD5 digests for equal keys. A pass that meets a compressed
-batch, or has no room for copies, begins again in the next way.
+The chance of equal digests of two keys is 1e-14 in a pass over 50 million keys, whatever the keys are: each pass draws
+a secret. Kafka holds 24 bytes per key and takes equal MD5 digests for equal keys. A pass that meets a compressed batch,
+or has no room for copies, restarts in the next way.
 
-When the next segment does not fit, the pass ends before it. Records that lost their bit to a record of that segment
-stay without it: that record is newer, decided and not cleaned in this round, so the key's newest record remains (I4).
-Where the first segment does not fit, `find_newest_in_part` takes its records in order up to the first that has no room,
-as Kafka does; all records from there on stay.
+If the next segment does not fit, the pass ends before it. A record that lost its bit to a record of that segment stays
+without the bit. That record is newer, stable and not cleaned in this pass, so the newest record of the key
+remains (I4). If the first segment does not fit, `find_newest_in_part` enters its records in order up to the first
+record without room, as in Kafka; all records from there on stay.
 """
 
 from __future__ import annotations
@@ -50,15 +54,15 @@ from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
 from local.storage import Storage
 
-SEGMENTS_MAX = 1000  # of one round: each may hold a mapping, and a descriptor before Python 3.13
-_SPARE = 32  # a plain log needs copies only of keys whose length is written in too many bytes: a 32nd of the buffer
-_DIGEST_BYTES = 12  # of a key that is as long or longer; a shorter key is held as it is, and its length tells
-_CELL_BYTES = _DIGEST_BYTES + 1  # with its length before it
+SEGMENTS_MAX = 1000  # of one pass: each may hold a map, and a descriptor before Python 3.13
+_SPARE = 32  # an uncompressed log copies only keys with an overlong length varint: 1/32 of the buffer
+_DIGEST_BYTES = 12  # for keys of at least this length; a shorter key is stored itself, and its length distinguishes it
+_CELL_BYTES = _DIGEST_BYTES + 1  # with the length before it
 Flags = NDArray[np.bool_]
 
 
 class Keys(Enum):
-    """How keys are held; see the module text."""
+    """The ways to hold keys; see the module text."""
 
     IN_PLACE = "in place"
     COPIED = "copied"
@@ -66,7 +70,7 @@ class Keys(Enum):
 
 
 class Added(Enum):
-    """What became of a segment: entered whole, not entered for want of room, or not to be entered in this way."""
+    """Result for a segment: entered whole, no room, or not possible in this way (compressed batches)."""
 
     WHOLE = "whole"
     NO_ROOM = "no room"
@@ -74,7 +78,7 @@ class Added(Enum):
 
 
 class Step(NamedTuple):
-    """Consecutive records: `rows` of them from ordinal `first`, a multiple of 8, on."""
+    """Consecutive records: `rows` records from ordinal `first`, a multiple of 8."""
 
     first: int
     rows: int
@@ -82,17 +86,17 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """What pass one may allocate for keys, and how full the slots may get (0..1)."""
+    """The bytes that pass one may allocate for keys, and the maximum load of the slots (0..1)."""
 
     size_bytes: int = 128 << 20
     load_factor: float = 0.9
 
 
 class NewestRecords:
-    """See the module text. Made by `find_newest`; not thread safe."""
+    """See the module text. Created by `find_newest`; not thread safe."""
 
     def __init__(self, keys: Keys, records: int, buffer: Buffer, *, from_offset: int = 0) -> None:
-        """`records` are as many as there may be. Those below `from_offset` are no key's newest and are not entered."""
+        """`records` is the maximum number of records. Records below `from_offset` are not entered."""
         capacity = _capacity(keys, buffer)
         slots = max(2, min(capacity, int(records / buffer.load_factor) + 2))
         entries = max(1, min(slots - 1, int(slots * buffer.load_factor)))
@@ -113,11 +117,11 @@ class NewestRecords:
 
     @property
     def utilization(self) -> float:
-        """Keys by slots of a buffer full of them, 0..1: the load factor where no key fits any more, as in Kafka."""
+        """Keys per slot of a full buffer, 0..1: the load factor if no further key fits, as in Kafka."""
         return float(min(1.0, len(self.keys) / self._capacity))
 
     def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
-        """(stays, is a tombstone) of each record of a slice, control records included; None where it is clean."""
+        """(stays, is a tombstone) for each record of a slice, control records too; None for a clean slice."""
         slices = self._steps.get(base_offset)
         if slices is None:
             return None
@@ -125,12 +129,12 @@ class NewestRecords:
         return joined(self._keep, steps), joined(self._tombstones, steps)
 
     def superseded(self, columns: Columns) -> Flags:
-        """Whether a newer record of each one's key was entered; columns of older records."""
+        """Whether a newer record of each record's key was entered, for columns of older records."""
         data, starts, lengths = self._as_held(columns)
         return self.keys.find(data, starts, lengths)
 
     def mapped(self, base_offset: int) -> memoryview | None:
-        """The bytes of a segment whose keys were entered; None of any other."""
+        """The bytes of a segment whose keys were entered; None for any other."""
         return self._mapped.get(base_offset)
 
     def add(self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: Pace) -> Added:
@@ -160,14 +164,14 @@ class NewestRecords:
     def add_in_part(
         self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: Pace
     ) -> Added:
-        """Enter a segment up to the first record without room (`end_offset`); all from there on keep their bits."""
+        """Enter a segment up to the first record without room (`end_offset`). All records from there on stay."""
         self._is_in_part = True
         return self.add(storage, segment, aborted, pace)
 
     def _add_plain(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
     ) -> list[Step] | None:
-        """All batches of a slice, none compressed, in one go; None when their keys do not fit."""
+        """Enter all batches of an uncompressed slice in one call; None if their keys do not fit."""
         rows, first = int(table.record_counts.sum(dtype=np.int64)), self._next
         self._reserve(first + rows)
         roles = np.where((table.attributes & CONTROL) != 0, PASS_BY, TAKE).astype(np.uint8)
@@ -183,7 +187,7 @@ class NewestRecords:
     def _add_inflated(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
     ) -> list[Step] | None:
-        """The same of batches some of which are compressed, a step at a time."""
+        """Enter a slice with compressed batches step by step; None if its keys do not fit."""
         steps: list[Step] = []
         whole = 0
         for columns in kernels.decode_in_steps(data, include_control=True):
@@ -193,7 +197,7 @@ class NewestRecords:
                 return None
             steps.append(step)
             whole = columns.table.valid_bytes
-            del columns  # before the next step is inflated
+            del columns  # frees it before the next step is decompressed
         check_whole(segment, start, whole, len(data))
         return steps
 
@@ -220,7 +224,7 @@ class NewestRecords:
         return Step(first, rows)
 
     def _enter(self, columns: Columns, skip: Flags, first: int, held: int, position: int) -> int:
-        """How many rows were entered before one had no room."""
+        """The number of rows entered before a row had no room."""
         if self.end_offset is not None:
             return 0
         where = {"buffer": held, "position": position if held >= 0 else 0}
@@ -228,7 +232,7 @@ class NewestRecords:
         return self.keys.add(data, starts, lengths, skip, first, self._keep, **where)
 
     def _as_held(self, columns: Columns) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int32]]:
-        """The keys as they are compared: themselves, or a cell for each with a digest or a short key in it."""
+        """The keys as they are compared: unchanged, or one cell per key with a digest or a short key."""
         starts, lengths = columns.key_starts, columns.key_lengths
         if self._way is not Keys.DIGESTED:
             return columns.data, starts, lengths
@@ -262,9 +266,10 @@ def find_newest(
     *,
     from_offset: int = 0,
 ) -> tuple[NewestRecords, int]:
-    """Pass one over dirty `segments` up to `next_offset`, none of them empty; how many of them fitted, perhaps none.
+    """Run pass one over the dirty `segments` up to `next_offset`; also returns how many fitted.
 
-    Records below `from_offset` are clean and are not entered. Raises Corrupt, CleaningAborted.
+    No segment may be empty; perhaps none fits. Records below `from_offset` are clean and are not entered.
+    Raises Corrupt, CleaningAborted.
     """
     records = _records(storage, segments, next_offset, buffer)
     for keys in _ways(records, buffer):
@@ -291,9 +296,11 @@ def find_newest_in_part(
     *,
     from_offset: int = 0,
 ) -> tuple[NewestRecords, int]:
-    """Pass one over as many records of one segment as fit; the offset of the first that was not entered.
+    """Run pass one over as many records of one segment as fit.
 
-    Raises Corrupt, CleaningAborted, and InvalidRequest for a buffer in which not one key fits.
+    Also returns the offset of the first record that was not entered.
+
+    Raises Corrupt, CleaningAborted, and InvalidRequest if not one key fits the buffer.
     """
     for keys in (Keys.IN_PLACE, Keys.DIGESTED):
         newest = NewestRecords(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
@@ -307,7 +314,10 @@ def find_newest_in_part(
 
 
 def _capacity(keys: Keys, buffer: Buffer) -> int:
-    """Slots of a buffer full of keys. Without compression few keys are copied, so nearly all of it is slots."""
+    """The slots of a full buffer.
+
+    Without compression few keys are copied, so nearly all of the buffer is slots.
+    """
     if keys is Keys.IN_PLACE:
         slots_max = buffer.size_bytes // SLOT_BYTES
         return slots_max - slots_max // _SPARE
@@ -315,13 +325,19 @@ def _capacity(keys: Keys, buffer: Buffer) -> int:
 
 
 def _ways(records: int, buffer: Buffer) -> list[Keys]:
-    """Copies only where half of the buffer or more is left for them, whatever is in the segments."""
+    """The ways to try.
+
+    Copies only if at least half of the buffer is left for them, whatever the segments hold.
+    """
     is_roomy = records / buffer.load_factor + 2 <= buffer.size_bytes // SLOT_BYTES // 2
     return [Keys.IN_PLACE, *([Keys.COPIED] if is_roomy else []), Keys.DIGESTED]
 
 
 def _records(storage: Storage, segments: Sequence[Segment], next_offset: int, buffer: Buffer) -> int:
-    """As many records as there can be; they are counted where their offsets would take half of the buffer or more."""
+    """The maximum number of records.
+
+    Records are counted if their offset range would take half of the buffer or more.
+    """
     offsets = next_offset - segments[0].base_offset
     enough = int(buffer.size_bytes // SLOT_BYTES * buffer.load_factor)
     if offsets <= enough // 2:
@@ -338,13 +354,13 @@ def _records(storage: Storage, segments: Sequence[Segment], next_offset: int, bu
 
 
 def check_whole(segment: Segment, start: int, whole: int, expected: int) -> None:
-    """Raises Corrupt unless a slice was whole batches to its end."""
+    """Raises Corrupt unless a slice consists of whole batches to its end."""
     if whole < expected:
         raise Corrupt("cleaning a segment, it ends inside a batch", path=segment.path(LOG), at=start + whole)
 
 
 def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[Flags, Flags]:
-    """(records of aborted transactions, those and control records)."""
+    """(records of aborted transactions, records of aborted transactions and control records)."""
     table, ordinals = columns.table, columns.batch_ordinals
     gone = aborted_batches(table, aborted)
     control = (table.attributes & CONTROL) != 0

@@ -1,6 +1,6 @@
-"""A bit for each of consecutive records, as the cleaner's kernels take them: r is bit ``r & 7`` of byte ``r >> 3``.
+"""One bit per record, as in the cleaner's kernels: record r is bit ``r & 7`` of byte ``r >> 3``.
 
-What the last byte says behind the last record has no meaning.
+Bits of the last byte after the last record are undefined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def clear(bits: Bits, first: int, count: int) -> None:
 
 
 def joined(bits: Bits, runs: Sequence[tuple[int, int]]) -> Bits:
-    """A copy of some runs (first record, a multiple of 8; records), one behind the other."""
+    """A copy of some runs (first record, a multiple of 8; number of records), joined."""
     parts = [bits[first >> 3 : (first + count + 7) >> 3] for first, count in runs]
     if len(parts) == 1:
         return parts[0].copy()

@@ -1,32 +1,37 @@
-"""Pass two of the cleaner, the judgement: what becomes of every batch and every record. Reads, writes nothing.
+"""The decisions of pass two of the cleaner, for every batch and every record. Reads, writes nothing.
 
-A record of a batch with data:
+The first condition that holds decides on a record of a data batch:
 
-| condition, the first that holds | verdict |
+| condition | decision |
 |---|---|
-| its transaction was aborted | goes |
-| it has no key | goes |
-| a newer record of its key was mapped | goes |
+| its transaction was aborted | removed |
+| it has no key | removed |
+| a newer record of its key was mapped | removed |
 | it has a value | stays |
 | a tombstone in a batch that reaches to `tombstones_below` or above | stays: an older record may be remote (I5) |
 | a tombstone in a batch without delete horizon | stays, and the batch gets one: now + ``delete.retention.ms`` |
 | a tombstone, now below the horizon | stays |
-| a tombstone otherwise | goes |
+| a tombstone otherwise | removed |
 
-So the time that a tombstone stays is counted from the first pass that knew no older record to be readable on any tier:
-a reader that has met one of those before has `delete.retention.ms` to come to the tombstone, as in Kafka.
+The horizon is therefore set by the first pass that knows of no readable older record on any tier. A reader that has
+read such a record has `delete.retention.ms` to reach the tombstone, as in Kafka.
 
-A marker stays while data of its transaction was met in this pass, and after that gets a horizon and goes like a
-tombstone (`local.cleaner.cleaned_transactions`). The horizon is the base timestamp of the batch, told by attribute bit
-6; a later pass never moves it.
+A marker stays if the pass met data of its transaction. Otherwise it gets a horizon and is removed like a tombstone
+(`local.cleaner.cleaned_transactions`). The horizon is the base timestamp of the batch, marked by attribute bit 6. A
+later pass never changes it.
 
-What stays of a message of format 0 or 1 becomes a batch of format 2, as in Kafka since 4.0, its tombstones with a
-horizon. One that comes too late for that, in a segment last written to by `legacy_horizon_ms`, goes at once: that is
-``delete.retention.ms`` before the last segment that begins in the clean section was written to.
+Remaining records of formats 0 and 1 become batches of format 2, as in Kafka since 4.0, their tombstones with a
+horizon. A tombstone in a segment last modified at or before `legacy_horizon_ms` is removed at once. That time is
+``delete.retention.ms`` before the last modification of the last segment that starts in the clean section.
 
-A batch that has nothing left goes, unless it must stay, empty: the last data of a producer that the log still knows
-(its last sequence), the control batch of such a producer's epoch when its latest write was a marker (fencing), and the
-last batch of the round (the log's offsets do not go back).
+A batch without remaining records is removed, except in these cases, where it stays empty:
+
+| batch | reason |
+|---|---|
+| the last data batch of a producer that the log still knows | its last sequence |
+| the control batch of such a producer's epoch, if its latest write was a marker | fencing |
+| the last batch of the pass | the offsets of the log must not fall |
+
 Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `MemoryRecords.filterTo`.
 """
 
@@ -62,17 +67,17 @@ from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.storage import Storage
 
-TIME_MAX_MS = 2**63 - 1  # ``delete.retention.ms`` may be as long, for tombstones that are never to go
-_REBASED_GROWTH = 6  # bytes by which a record about grows when its time is counted from a far horizon
+TIME_MAX_MS = 2**63 - 1  # ``delete.retention.ms`` may be this long, for tombstones that are never removed
+_REBASED_GROWTH = 6  # approximate growth of a record in bytes when its timestamp is relative to a distant horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What does not change in one pass. Times in ms; `upto_offset` is where the round ends, not included.
+    """The constants of one pass. Times in ms; `upto_offset` is the exclusive end of the pass.
 
-    `dirty_from` is the first offset that pass one looked at. It may lie inside a segment, whose records below it are
-    judged as those of clean segments. `producers` are those that the log knows, by id. `tombstones_below` and
-    `legacy_horizon_ms`: see the module text, None for no bound and for no such horizon.
+    `dirty_from` is the first offset of pass one. It may be inside a segment: records below it are treated as records of
+    clean segments. `producers` are those known to the log, by id. `tombstones_below` and `legacy_horizon_ms` are in the
+    module text; None means no bound and no such horizon.
     """
 
     now_ms: int
@@ -86,19 +91,19 @@ class Circumstances:
 
     @property
     def horizon_ms(self) -> int:
-        """What a batch gets that has no delete horizon yet; no later than the last time there is, for "never"."""
+        """The delete horizon for a batch without one; TIME_MAX_MS if the retention has no end."""
         return min(self.now_ms + self.delete_retention_ms, TIME_MAX_MS)
 
     def lets_legacy_go(self, segment: Segment) -> bool:
-        """Whether tombstones of formats 0 and 1 in it were there for long enough."""
+        """Whether the segment is old enough to remove its tombstones of formats 0 and 1."""
         return self.legacy_horizon_ms is not None and segment.modified_ms <= self.legacy_horizon_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceVerdict:
-    """A bit for each record and an action for each batch (`kernels.rebuilt_batches`).
+    """One bit per record and one action per batch (`kernels.rebuilt_batches`).
 
-    `last_stays` is what becomes of the last batch when it has nothing left and has to stay.
+    `last_stays` is the action for the last batch if it has no remaining records and must stay.
     """
 
     keep: NDArray[np.uint8]
@@ -108,10 +113,10 @@ class SliceVerdict:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentVerdict:
-    """One segment: what becomes of it, slice by slice.
+    """The decisions on one segment, slice by slice.
 
-    `mapped` are its bytes where pass one has them anyway. Its size afterwards lies between `bytes_least` and
-    `bytes_most`, about: packed batches are taken for as large as they are. `measure` says it from record to record.
+    `mapped` are its bytes if pass one has mapped them. `bytes_least` and `bytes_most` approximately bound its size
+    afterwards; compressed batches count with their present size. `measure` computes the size from every record.
     """
 
     segment: Segment
@@ -127,7 +132,10 @@ class SegmentVerdict:
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def measure(self, storage: Storage, pace: Pace) -> None:
-        """Make both bounds the same. Reads the lengths of all records. Raises CleaningAborted, Corrupt, DiskFailed."""
+        """Set both bounds to the exact value; reads the lengths of all records.
+
+        Raises CleaningAborted, Corrupt, DiskFailed.
+        """
         if self.bytes_least == self.bytes_most:
             return
         size = 0
@@ -147,28 +155,34 @@ class SegmentVerdict:
 
     @property
     def is_last_batch_alone(self) -> bool:
-        """It is nothing but one emptied batch, which would be kept for its range once more."""
+        """Whether the segment is a single emptied batch.
+
+        Another pass would only retain it for its range again.
+        """
         return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
 
 
 class Newest(Protocol):
-    """What pass one found, or who else knows which records are the newest of their keys."""
+    """The result of pass one, or another source that knows the newest record of every key."""
 
     def mapped(self, base_offset: int) -> memoryview | None:
-        """The bytes of the segment of that base, where they are at hand."""
+        """The bytes of the segment with that base offset, if they are mapped."""
         ...
 
     def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
-        """(stays, is a tombstone) of each record of a slice, control records included; None: ask `superseded`."""
+        """(stays, is a tombstone) for each record of a slice, control records too; None: use `superseded`."""
         ...
 
     def superseded(self, columns: Columns) -> Flags:
-        """Whether a newer record of each one's key was seen."""
+        """Whether a newer record of each record's key was seen."""
         ...
 
 
 class Judge:
-    """Judges the segments of one pass, in order, each once: transactions are followed from one to the next."""
+    """Decides on the segments of one pass, each once and in order.
+
+    Transactions continue from one segment to the next.
+    """
 
     def __init__(self, circumstances: Circumstances, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
@@ -179,13 +193,15 @@ class Judge:
         self._transactions = CleanedTransactions(aborted, tombstones_below=circumstances.tombstones_below)
 
     def begin(self, producer_ids: Iterable[int], offset: int) -> None:
-        """Take it that data of these producers' open transactions lies before the first segment, which begins at
-        `offset`: for a pass over a part of a log. Their markers stay, be it longer than they have to."""
+        """Assume data of these producers' open transactions below `offset`, the first segment's start.
+
+        For a pass over a part of a log. Their markers stay, possibly longer than needed.
+        """
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
 
     def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
-        """Raises Corrupt and CleaningAborted."""
+        """Decide on one segment. Raises Corrupt, CleaningAborted."""
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
@@ -193,7 +209,8 @@ class Judge:
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             bits = self._known(segment, number, table)
-            # Pass one has read the records of a dirty segment, and rewriting reads them once more: here the headers do.
+            # Pass one has read the records of a dirty segment, and the rewrite reads them again: only headers count
+            # here.
             pace.read(len(data) if bits is None else len(table) * HEADER_BYTES)
             keep, tombstones = self._records(segment, number, data, table) if bits is None else bits
             self._batches(found, data, table, keep, tombstones)
@@ -203,7 +220,7 @@ class Judge:
         return found
 
     def _known(self, segment: Segment, number: int, table: BatchTable) -> tuple[Bits, Bits] | None:
-        """What pass one has found out of a slice, where nothing of its records has to be looked at again."""
+        """The bits of a slice from pass one; None if its records must be read again."""
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
         is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
         is_split = segment.base_offset < self._facts.dirty_from
@@ -212,7 +229,7 @@ class Judge:
         return self._newest.bits(segment.base_offset, number)
 
     def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
-        """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
+        """(stays, is a tombstone) for each record, control records included; control records stay here."""
         bits = self._newest.bits(segment.base_offset, number)
         is_split = bits is not None and segment.base_offset < self._facts.dirty_from
         if bits is not None and is_split:
@@ -225,13 +242,11 @@ class Judge:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _split(self, segment: Segment, data: memoryview, bits: tuple[Bits, Bits]) -> tuple[Bits, Bits]:
-        """Of a segment in which the dirty section begins: records below that by the keys, the others by `bits`."""
+        """The bits of a slice where the dirty section starts: below it by the keys, above it by `bits`."""
         known = self.invalid_records
         steps = zip(*self._looked_up(segment, data, is_clean=True), strict=True)
         keep, tombstones, due = (np.concatenate(parts) for parts in steps)
-        self.invalid_records = (
-            known  # pass one has counted those at or above `dirty_from`, a pass before this the others
-        )
+        self.invalid_records = known  # counted before: by pass one at or above `dirty_from`, by an earlier pass below
         offsets = np.concatenate([each.offsets for each in kernels.decode_in_steps(data, include_control=True)])
         is_old, rows = offsets < self._facts.dirty_from, len(offsets)
         new_keep, new_tombstones = (np.unpackbits(each, count=rows, bitorder="little").astype(bool) for each in bits)
@@ -239,7 +254,7 @@ class Judge:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
-        """(stays, is a tombstone, would go if it is one) by steps; the first only of clean segments."""
+        """(stays, is a tombstone, may be removed as one) by steps; the first two only for clean segments."""
         for columns in kernels.decode_in_steps(data, include_control=True):
             table, ordinals = columns.table, columns.batch_ordinals
             due = self._due(segment, columns)
@@ -252,10 +267,10 @@ class Judge:
             older = self._newest.superseded(columns)
             keep = control[ordinals] | ~(older | keyless | gone[ordinals])
             yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
-            del columns  # before the next step is inflated
+            del columns  # frees it before the next step is decompressed
 
     def _due(self, segment: Segment, columns: Columns) -> Flags:
-        """Whether a tombstone in this place may go."""
+        """Whether a tombstone at this place may be removed."""
         table = columns.table
         is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
         if table.has_legacy and self._facts.lets_legacy_go(segment):
@@ -288,14 +303,14 @@ class Judge:
         found.record_count += int(counts.sum(dtype=np.int64))
         found.kept_count += int(kept.sum())
         is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - kept
-        # A message of format 0 or 1 is no smaller than its records will be without the header of their batch.
+        # A message of format 0 or 1 is at least as large as its records will be without their batch header.
         sections = table.sizes.astype(np.int64) - np.where(table.magics == MAGIC, HEADER_BYTES, 0)
         found.bytes_least += _sizes_after(table, kept * RECORD_BYTES_MIN * is_plain, kept, actions)
         found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, kept, actions)
         found.batches_after += int((actions != DROP).sum())
 
     def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
-        """Which control batches are of no use any more."""
+        """The control batches that are no longer needed."""
         useless = np.zeros(len(table), np.bool_)
         for row in np.flatnonzero((table.attributes & (TRANSACTIONAL | CONTROL)) != 0).tolist():
             producer_id, last_offset = int(table.producer_ids[row]), int(table.last_offsets[row])
@@ -315,7 +330,7 @@ class Judge:
                 yield row
 
     def _must_stay(self, table: BatchTable) -> Flags:
-        """The batches that stay even when they have nothing left."""
+        """The batches that stay even without remaining records."""
         stays: Flags = table.last_offsets + 1 == self._facts.upto_offset
         is_control = (table.attributes & CONTROL) != 0
         candidates = (table.producer_ids >= 0) & (is_control | np.isin(table.last_offsets, self._last_data))
@@ -333,7 +348,7 @@ class Judge:
 def _sizes_after(
     table: BatchTable, sections: NDArray[np.int64], kept: NDArray[np.int64], actions: NDArray[np.uint8]
 ) -> int:
-    """How many bytes the batches will take where the records that stay take `sections`."""
+    """The bytes of the batches after the rewrite, if the remaining records take `sections`."""
     sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
     sizes[actions == DROP] = 0
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)

@@ -1,6 +1,6 @@
-"""Which judged segments become one, and what is left of them as bytes: where the cleaner's verdicts end up.
+"""Group the decided segments, and create the bytes of each new segment.
 
-Shared by the cleaner of a log's disk and by jobs that clean the bucket. Nothing is written here.
+Used by the cleaner of a local log and by jobs that clean the bucket. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 def grouped(
     judged: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace, *, apart_at: int = 0
 ) -> list[list[SegmentVerdict]]:
-    """Neighbours whose survivors together fit one segment become one; every other segment stays by itself.
+    """Merge neighbours whose remaining records fit one segment; every other segment stays alone.
 
-    Kafka groups by the sizes before cleaning; by those after it, what goes to the store is fewer and larger objects.
-    None is merged with the one before that begins at `apart_at`. Raises as `SegmentVerdict.measure`.
+    Kafka groups by the sizes before cleaning. Grouping by the sizes after it gives the store fewer and larger objects.
+    The segment that starts at `apart_at` is not merged with its predecessor. Raises as `SegmentVerdict.measure`.
     """
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
@@ -48,9 +48,9 @@ def survivors(
     horizon_ms: int,
     out: NDArray[np.uint8],
 ) -> Iterator[memoryview]:
-    """The bytes of the new segment, each part valid until the next, and its batches into `rows`.
+    """The bytes of the new segment; each part is valid until the next. Adds its batches to `rows`.
 
-    `out` is memory for the parts. One batch stays, empty, where all would go: no file is empty.
+    `out` is the memory for the parts. If all batches would be removed, one stays, empty: no file is empty.
     """
     is_empty = all(each.is_empty for each in group)
     for each in group:
@@ -68,7 +68,10 @@ def survivors(
 
 
 def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace) -> bool:
-    """Whether the survivors of `group` make a legal segment. Their records are measured only where that decides."""
+    """Whether the remains of `group` form a legal segment.
+
+    Records are measured only if the bounds do not decide.
+    """
     if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
         return False
     if _is_legal(group, sum(each.bytes_most for each in group), settings):
@@ -81,8 +84,8 @@ def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Stora
 
 
 def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
-    """Whether `size` bytes and both their indexes may be a segment's."""
-    # An entry is written once more than an interval's bytes have gone by, and the time index has a final one.
+    """Whether `size` bytes and both their indexes are legal for one segment."""
+    # An index entry follows more than `index_interval_bytes` of log; the time index has one final entry.
     entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
     index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)
     return size <= min(settings.segment_bytes, POSITION_MAX) and index_bytes <= settings.segment_index_bytes
