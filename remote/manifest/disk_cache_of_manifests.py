@@ -1,18 +1,26 @@
-"""The last head and the pages of each partition, kept on a disk over restarts. A cache and nothing else.
+"""Disk cache of the last manifest and the pages of each partition, over restarts.
 
-In ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
-``orders-<topic id>-3.head``, the object's bytes as the bucket had them, and ``orders-<topic id>-3-<page's ulid>.page``
-for each page of rows that was read.
+Never a source of truth.
 
-Nothing is believed because it lies here. A head's first line has the CRC32C of the rest; the copy counts only when the
-bucket has the very same line under the very same name (one small GET), and then only as the place from where newer
-heads are looked for, the boundary of collected heads included. A page's bytes are compared with the size and CRC32C in
-the head that names it. A copy that is torn, stale or another bucket's is as good as none, and so is a disk that fails.
+Files in ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
 
-They have their bound, a share of what the whole cache directory may take (`shares`); those used last stay, of whichever
-partition. One process at a time writes here, the one that has the cache directory; others only read.
+| file | content |
+|---|---|
+| ``orders-<topic id>-3.head`` | the manifest object's bytes as in the bucket |
+| ``orders-<topic id>-3-<page's ulid>.page`` | a manifest page that was read |
 
-Order of effects: write aside, rename; nothing is synced. A crash leaves the old copy, the new one, or one that is torn.
+Every copy is checked before use:
+
+- A manifest's first line has the CRC32C of the rest. The copy counts only if the bucket has the very same line under
+  the very same name (one small GET). Even then it is only the start of the search for newer manifests, GC boundary
+  included.
+- A page's bytes are compared with the size and CRC32C in the manifest that names it.
+- A torn or stale copy, or a copy of another bucket, is ignored. So is a disk that fails.
+
+The copies are bounded by a share of the cache directory's size (`shares`); the least recently used are deleted first,
+over all partitions. One process at a time writes here, the one that holds the cache directory; others only read.
+
+Order of effects: write to a temporary name, rename; no fsync. A crash leaves the old copy, the new one, or a torn one.
 """
 
 from __future__ import annotations
@@ -33,32 +41,35 @@ from remote.store import Body
 _log = logging.getLogger(__name__)
 
 HEAD, PAGE, ASIDE = ".head", ".page", ".aside"
-INDEX_SHARE = 8  # one part in so many of the cache directory is for the index: a million segments have 130 MB of it
+INDEX_SHARE = 8  # an eighth of the cache directory is for the index; a million segments need 130 MB
 _COPY = re.compile(r".+-[A-Za-z0-9_-]{22}-[0-9]+(-[0-9A-Z]{26})?\.(head|page)(\.aside)?", re.ASCII)
 
 
 class IndexCopies:
-    """Copies of any number of partitions of one store, in one directory. Thread safe for different partitions."""
+    """Copies for any number of partitions of one store, in one directory.
+
+    Thread safe for different partitions.
+    """
 
     def __init__(
         self, storage: Storage, directory: str, bytes_max: int | None = None, *, is_writer: bool = True
     ) -> None:
-        """`bytes_max` of copies are kept, None for any number."""
+        """`bytes_max` limits the size of all copies; None for no limit."""
         self._storage = storage
         self._directory = directory
         self._bytes_max = bytes_max
         self._is_writer = is_writer
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] | None = None  # of the copies there, the one used last is last
+        self._sizes: OrderedDict[str, int] | None = None  # of the existing copies, least recently used first
         self._bytes = 0
 
     @property
     def size_bytes(self) -> int:
-        """What the copies take, as far as this process knows."""
+        """Size of all copies, as far as this process knows."""
         return self._bytes
 
     def head(self, prefix: str, sealer: Sealer | None = None) -> tuple[Head, bytes] | None:
-        """The head that was kept last, and its bytes; None without a sound copy or its key."""
+        """The last stored manifest and its bytes; None without a sound copy, or without its key."""
         body = self._read(_name(prefix) + HEAD)
         if body is None:
             return None
@@ -69,7 +80,7 @@ class IndexCopies:
             return None
 
     def keep_head(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
-        """Keep this head in place of the one before, and of the pages only those that it names."""
+        """Store this manifest in place of the former one, and delete copies of pages that it does not name."""
         if not self._is_writer:
             return
         self._write(_name(prefix) + HEAD, body)
@@ -84,7 +95,7 @@ class IndexCopies:
             _log.warning("old copies of pages stay: directory=%s %s", self._directory, error)
 
     def page(self, prefix: str, key: str) -> bytes | None:
-        """The bytes kept for a page, unchecked; None without any."""
+        """The stored bytes of a page, unchecked; None if there is no copy."""
         return self._read(_page_name(prefix, key))
 
     def keep_page(self, prefix: str, key: str, body: Body) -> None:
@@ -121,7 +132,7 @@ class IndexCopies:
             _log.warning("a local copy of the index is not kept: directory=%s %s", self._directory, error)
 
     def _has_room(self, name: str, size_bytes: int) -> bool:
-        """Whether a copy of that size may be written; others go before it, those used longest ago first."""
+        """Whether a copy of that size may be written; deletes the least recently used copies to make room."""
         if self._bytes_max is None:
             return True
         with self._lock:
@@ -149,14 +160,14 @@ class IndexCopies:
             self._bytes -= self._sizes.pop(name, 0)
 
     def _know(self) -> None:
-        """What lies here from before, by the files' times; nothing but copies is ever looked at or removed."""
+        """Load names and sizes of existing copies, ordered by modification time; ignores other files."""
         if self._sizes is not None:
             return
         found = []
         for name in filter(_COPY.fullmatch, self._storage.list(self._directory)):
             path = join(self._directory, name)
             if name.endswith(ASIDE):
-                self._storage.unlink(path)  # a crash left it
+                self._storage.unlink(path)  # left by a crash
             else:
                 found.append((self._storage.modified_ms(path), name, self._storage.size(path)))
         self._sizes = OrderedDict((name, size_bytes) for _, name, size_bytes in sorted(found))
@@ -164,19 +175,18 @@ class IndexCopies:
 
 
 def index_copies(cache_dir: str | None, bytes_max: int | None = None, *, is_writer: bool = True) -> IndexCopies | None:
-    """Copies on this machine's disk, beside what else is cached there; None where there is no such place."""
+    """The disk cache of manifests in `cache_dir`; None without such a directory."""
     return IndexCopies(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer) if cache_dir else None
 
 
 def shares(cache_dir_bytes: int) -> tuple[int, int]:
-    """How the bytes of a cache directory are shared: for pieces of objects (`remote.fetch.disk_cache`), for the
-    index."""
+    """Split a cache directory's bytes: (for chunks of objects (`remote.fetch.disk_cache`), for the index)."""
     index_bytes = cache_dir_bytes // INDEX_SHARE
     return cache_dir_bytes - index_bytes, index_bytes
 
 
 def _name(prefix: str) -> str:
-    """A topic's name may hold dashes and dots but no slash, and its id has a fixed width, so no two prefixes meet."""
+    """File name stem of a partition. Unique: a topic name holds no slash, and its id has a fixed width."""
     return prefix.strip("/").replace("/", "-")
 
 

@@ -1,24 +1,27 @@
-"""The changes that jobs commit: rows in the place of others, and rows at the end. Pure functions, as in
-`remote.manifest.manifest_changes`; each leaves a note in the head, and a head that has the note already is given back
-as it is.
+"""Changes that jobs commit: replace entries by others, and append entries.
 
-A replacement is judged group by group, against the head it lands on (P11: what comes in tiles exactly what leaves):
+Pure functions, as in `remote.manifest.manifest_changes`. Each records a note in the manifest. A manifest that has the
+note already is returned unmodified.
 
-| the group's entries in that head | the group is | what becomes of its new entries |
+A replacement is judged group by group against the manifest it is applied to (P11: the new entries tile exactly the
+entries that they replace):
+
+| the group's entries in that manifest | the group is | its new entries |
 |---|---|---|
-| all there | `IN_PLACE` | they replace the old entries |
-| the oldest expired, the others there | `IN_PLACE` | they replace the entries that are left |
-| none there, the new entries are | `COMMITTED` | nothing: this commit was made before |
-| all expired | `EXPIRED` | their objects are listed for deletion |
-| some replaced by another writer or job | `LOST` | their objects are listed for deletion |
+| all exist | `IN_PLACE` | replace the old entries |
+| the oldest expired, the others exist | `IN_PLACE` | replace the remaining entries |
+| none exists, the new entries do | `COMMITTED` | no change: this commit was made before |
+| all expired | `EXPIRED` | their objects become pending deletes |
+| some replaced by another writer or job | `LOST` | their objects become pending deletes |
 
-A new entry that replaces what an expiry left begins below the log start, as an entry does after DeleteRecords: readers
-never see its expired records, and no expiry is undone. Groups are independent, which is sound for a compaction: a
-record is removed only because a newer one of its key is there, and the newer one leaves the bucket only for one that is
-newer still, or by retention, which takes the older ones first. Not so for tombstones: see
-`remote.manifest.tombstone_bound`.
+A new entry that replaces the rest after an expiry begins below the log start offset, as an entry does after
+DeleteRecords. Readers never see its expired records, and no expiry is undone.
 
-The note of a job that lost a group is not written: the job stays due.
+Groups are independent, which is sound for a compaction: it removes a record only because a newer record of its key
+exists. The newer record leaves the bucket only for an even newer one, or by retention, which expires older records
+first. This does not hold for tombstones: see `remote.manifest.tombstone_bound`.
+
+A job that lost a group gets no note, so the job stays due.
 """
 
 from __future__ import annotations
@@ -33,19 +36,19 @@ from remote.manifest.manifest_changes import Change, objects_of
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import RemoteSegment
 
-JOBS_KEPT = 64  # notes in a head; a job that is run again after so many others is not recognised
+JOBS_KEPT = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """`rows` that tile exactly the rows named `ulids`, neighbours both."""
+    """`rows` that tile exactly the entries named `ulids`; both are contiguous."""
 
     ulids: tuple[str, ...]
     rows: tuple[RemoteSegment, ...]
 
 
 class Fate(Enum):
-    """What becomes of a group of a replacement; see the table above."""
+    """Outcome for a group of a replacement; see the table above."""
 
     IN_PLACE = "in place"
     COMMITTED = "committed"
@@ -54,21 +57,21 @@ class Fate(Enum):
 
 
 def find_job(head: Head, job_id: str) -> JobNote | None:
-    """What a job has committed here, as far as it is still known."""
+    """The note of a job; None if there is none or it was removed (`JOBS_KEPT`)."""
     return next((note for note in head.jobs if note.job_id == job_id), None)
 
 
 def is_done(head: Head, note: JobNote) -> bool:
-    """Whether the head has this turn of a job, or a later one."""
+    """Whether the manifest has this turn of a job, or a later one."""
     known = find_job(head, note.job_id)
     return known is not None and known.turn >= note.turn
 
 
 def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNote) -> Change:
-    """Add a job's segments at the end of a partition that ends at `start_offset`, all of them or none.
+    """Append all of a job's segments to a partition that ends at `start_offset`, or none.
 
-    Raises Conflict when it ends elsewhere (the offsets were given to others meanwhile), and for objects that were given
-    up for deletion; InvalidRequest while the tier is being given up: all rows leave then, those as well.
+    Raises Conflict if the partition ends elsewhere (another commit took the offsets), or if the objects are pending
+    deletes. Raises InvalidRequest while the tier is being given up, because then all entries expire.
     """
 
     def change(head: Head) -> Head:
@@ -98,15 +101,17 @@ def replace_tiled(
     keeps_maker: bool = False,
     is_whole: bool = True,
 ) -> Change:
-    """Put the rows of each group in the place of those it tiles, and note that the `vouched` ones are clean as well.
+    """Replace the entries that each group tiles, and record that the `vouched` entries are clean.
 
-    `note` is written unless a group or a vouched row was lost, or the replacements are not the `is_whole` job.
+    `note` is recorded unless a group or a vouched entry was lost, or the replacements are not the `is_whole` job.
 
-    `bound` is the offset below which the job took tombstones and markers away, or gave them the time after which they
-    go (I5; None: the bucket held no row, so there was nothing to take). Whether it still holds is looked at in the head
-    that is changed: raises Conflict when a row below it, or a view, may hold older records again. With `keeps_maker`
-    the rows have the very same records as those they replace, and whoever made those still did (`made_by`). Raises
-    InvalidRequest for groups that do not tile, or whose objects have the name of others.
+    `bound` is the offset below which the job removed tombstones and markers, or set their delete horizon (I5; None: the
+    bucket had no entry, so there was nothing to remove). The changed manifest must still allow it.
+
+    With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`.
+
+    Raises Conflict if an entry or a view below `bound` may hold older records again. Raises InvalidRequest if a group
+    does not tile, or its objects have the names of others.
     """
     for each in replacements:
         _check_neighbours(each.rows)
@@ -131,7 +136,7 @@ def replace_tiled(
 
 
 def fate_of(rows: Sequence[RemoteSegment], log_start_offset: int, group: Replacement) -> Fate:
-    """What a head with these `rows` (all that touch the group's offsets) makes of a group."""
+    """The outcome for a group in a manifest with these `rows` (all that overlap the group's offsets)."""
     there = {row.ulid: row for row in rows}
     left = [there[ulid] for ulid in group.ulids if ulid in there]
     if not left:
@@ -145,7 +150,7 @@ def fate_of(rows: Sequence[RemoteSegment], log_start_offset: int, group: Replace
 
 
 def lost_rows(head: Head, planned: Sequence[RemoteSegment], rows: Sequence[RemoteSegment]) -> list[RemoteSegment]:
-    """Those of the `planned` that are not among `rows` and did not expire: another writer or job replaced them."""
+    """The `planned` entries that are not in `rows` and did not expire: another process replaced them."""
     there = {row.ulid for row in rows}
     return [row for row in planned if row.ulid not in there and row.next_offset > head.log_start_offset]
 
@@ -153,11 +158,11 @@ def lost_rows(head: Head, planned: Sequence[RemoteSegment], rows: Sequence[Remot
 def _replaced(
     head: Head, replacements: Sequence[Replacement], fates: Sequence[Fate], note: JobNote, *, keeps_maker: bool
 ) -> tuple[list[RemoteSegment], list[UnlinkedObject]]:
-    """(the head's rows with those of the groups, what is to be deleted for it)."""
+    """(the manifest's entries after the replacement, the new pending deletes)."""
     at = {row.ulid: number for number, row in enumerate(head.segments)}
     known = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
     listed = {each.key for each in head.unlinked}
-    put: dict[int, tuple[RemoteSegment, ...]] = {}  # where rows are taken out, what is put there
+    put: dict[int, tuple[RemoteSegment, ...]] = {}  # position of a removed entry -> the entries in its place
     unlinked: list[UnlinkedObject] = []
 
     def unlink(rows: Sequence[RemoteSegment]) -> None:
@@ -200,7 +205,7 @@ def _check_neighbours(rows: Sequence[RemoteSegment]) -> None:
 
 
 def _check_tiled(old: Sequence[RemoteSegment], group: Replacement, note: JobNote) -> None:
-    """`old` are the group's rows, or the last of them where the others expired."""
+    """Raise InvalidRequest unless the group tiles `old`: its entries, or the unexpired rest of them."""
     is_same = tuple(row.ulid for row in old) == group.ulids[-len(old) :]
     is_neighbours = [row.next_offset for row in old[:-1]] == [row.base_offset for row in old[1:]]
     base = group.rows[0].base_offset

@@ -1,18 +1,19 @@
-"""Changing the keys of a topic's index: data keys are wrapped anew, manifests and pages are sealed. No object is read.
+"""Rotate the keys of a topic's index: wrap the data keys again, seal manifests and pages.
 
-The objects keep their data keys. So this is for a change of the key that people hold (its owner, its age, where it is
-kept); against somebody who got hold of data keys only new objects help.
+Reads no data object.
+
+The objects keep their data keys. So this covers a change of the key ring's key (its owner, its age, its storage). If an
+attacker has data keys, only new objects help.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
-| 1 | for each page of older entries a commit: entries wrapped anew, in a new, sealed page | both forms in use |
-| 2 | the same for the newest entries, and for those of views | all is done |
+| 1 | a commit for each page of older entries: entries wrapped again, in a new, sealed page | both forms in use |
+| 2 | the same for the newest entries, and for the entries of views | all is done |
 
-Each of these commits seals its manifest by the key, so the manifest is sealed from the first one on. Readers need the
-ring by then. A repeated run does what is left. Memory and manifests stay bounded. An entry's wrapped key is brought
-into the form of today (`remote.segments.encryption`), which binds it to topic, partition and entry. Old manifests and
-old pages keep the old form, until they are collected; `tiered gc` collects them. The old key can go when nothing of
-them is left.
+Each of these commits seals its manifest by the key, so the first commit already requires that readers have the ring. A
+repeated run does the remaining steps. Memory and manifests stay bounded. Each wrapped key gets the current form
+(`remote.segments.encryption`), which binds it to topic, partition and entry. Old manifests and old pages keep the old
+form until `tiered gc` deletes them. After that the old key can be removed.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from remote.segments.encryption import KeyRing, is_current
 
 
 def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) -> int:
-    """Wrap every data key by `key_id`, and seal manifest and pages by it; how many data keys were not so before.
+    """Wrap every data key by `key_id`, and seal manifest and pages by it.
 
-    Raises AccessDenied, before anything of a page is committed, where `keys` lacks a key, and what `commit` raises.
+    Returns how many data keys changed. Raises AccessDenied if `keys` lacks a key, before the page concerned is
+    committed, and the errors of `commit`.
     """
     if metadata.is_unsettled:
-        metadata.commit(settle(), now_ms)  # what may happen yet would bring rows as they were wrapped then
+        metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     head = metadata.refresh()
     change, changed = rewrap(keys, key_id, metadata.prefix), 0
     for start, end, is_unsealed in _stretches(head, key_id):
@@ -50,7 +52,7 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
 
 
 def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
-    """The change for the entries that a manifest holds itself, its views' too. It always makes a new manifest."""
+    """The change for the manifest's own entries, its views' included. It always makes a new manifest."""
     rewrapped = partial(rewrapped_row, keys, key_id, prefix)
 
     def change(head: Head) -> Head:
@@ -61,9 +63,9 @@ def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
 
 
 def rewrapped_row(keys: KeyRing, key_id: str, prefix: str, row: RemoteSegment) -> RemoteSegment:
-    """The entry of the partition at `prefix` with its data key wrapped by `key_id`, in the form of today.
+    """The entry with its data key wrapped by `key_id`, in the current form. `prefix` is its partition's.
 
-    The same where it is, or is not encrypted. Raises AccessDenied.
+    Returns `row` itself if it is current or not encrypted. Raises AccessDenied.
     """
     if row.key_id is None or not is_due(row, key_id):
         return row
@@ -73,17 +75,17 @@ def rewrapped_row(keys: KeyRing, key_id: str, prefix: str, row: RemoteSegment) -
 
 
 def is_due(row: RemoteSegment, key_id: str) -> bool:
-    """Whether the entry's data key is wrapped by another key than `key_id`, or in the form of before."""
+    """Whether the entry's data key is wrapped by another key than `key_id`, or in an older form."""
     return row.key_id is not None and (row.key_id != key_id or not is_current(row.wrapped_key))
 
 
 def seals_due(head: Head, key_id: str) -> int:
-    """How many objects of the index are not sealed by `key_id`: the manifest, and pages that it names."""
+    """How many objects of the index are not sealed by `key_id`: the manifest, and the pages that it names."""
     return (head.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in head.spills)
 
 
 def _stretches(head: Head, key_id: str) -> list[tuple[int, int, bool]]:
-    """Offsets page by page, and whether the page is not sealed by the key; then those of the newest entries."""
+    """Offset ranges of the pages, each with whether `key_id` does not seal it; then of the newest entries."""
     pages = [(page.base_offset, page.next_offset, page.seal_key_id != key_id) for page in head.spills]
     newest = [(head.segments[0].base_offset, head.segments[-1].next_offset, False)] if head.segments else []
     return pages + newest

@@ -1,9 +1,9 @@
-"""Lookups in a head and the pages that it names: which segment holds an offset, which may hold a timestamp.
+"""Lookups in a manifest and its pages: the segment that holds an offset, or that may hold a timestamp.
 
-`MetadataIndex` is one head's view, frozen like it. Sums, ranges and epochs are answered from the head alone; a row that
-lies in a page costs one GET the first time, for pages never change and are kept (`Pages`), those used last in one cache
-for all partitions of the process (`PageCache`). Readers that want the same page at once share one GET. A page that is
-not found any more was replaced since this head was the newest: NotFound; read the newest head and ask again.
+`MetadataIndex` is the frozen view of one manifest. It answers sums, ranges and epochs from the manifest alone. An entry
+in a page costs one GET the first time. Pages never change and are cached (`Pages`), the most recently used in one cache
+for all partitions of the process (`PageCache`). Concurrent readers of a page share one GET. A page that does not exist
+any more was replaced after this manifest was the newest: NotFound. Then read the newest manifest and ask again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remote.manifest.sealing import sealer_of
 from remote.segment_entry import RemoteSegment
 from remote.store import ObjectStore, read_named
 
-ROWS_KEPT = 32 * 4096  # of pages in memory, in the whole process: 1.2 kB each once made, some 150 MB at most
+ROWS_KEPT = 32 * 4096  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
 
 P = TypeVar("P", SpillRow, RemoteSegment)
 
@@ -34,12 +34,15 @@ _next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
 
 
-# Whose it is, its key, its size and checksum: a row that says something else of the same object is not answered by it.
+# Owner, key, size and checksum of a page: an entry that states other values for the same object does not match.
 PageName = tuple[int, str, int, int]
 
 
 class PageCache:
-    """The pages used last, of any number of partitions: at most `rows_max` rows, or one page. Thread safe."""
+    """The most recently used pages of any number of partitions. Thread safe.
+
+    At most `rows_max` entries, or one page.
+    """
 
     def __init__(self, rows_max: int = ROWS_KEPT) -> None:
         self._rows_max = rows_max
@@ -49,7 +52,7 @@ class PageCache:
 
     @property
     def rows(self) -> int:
-        """How many rows the kept pages have."""
+        """The number of entries in the cached pages."""
         return self._rows
 
     def get(self, name: PageName) -> Rows | None:
@@ -73,17 +76,17 @@ _owners = itertools.count()
 
 
 def new_owner() -> int:
-    """Whose pages are: those of another store, or of one that was put back, are others."""
+    """A new owner id for pages. Pages of another store, or of a restored one, have another owner."""
     return next(_owners)
 
 
 class Pages:
-    """The pages of one partition, read on first use and checked; those used last are kept. Thread safe."""
+    """The pages of one partition, read on first use, checked and cached. Thread safe."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, *, cache: PageCache = PROCESS_PAGES, copies: IndexCopies | None = None
     ) -> None:
-        """`copies` keep pages on a disk, too."""
+        """`copies` also caches pages on a disk."""
         self._copies = copies
         self._store = store
         self._prefix = prefix
@@ -94,9 +97,11 @@ class Pages:
         self._flights: dict[PageName, _Flight] = {}
 
     def rows(self, spill: SpillRow) -> Rows:
-        """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice.
+        """All entries of a page.
 
-        A reader that waited for another's GET which failed reads by itself, and waits for nobody again.
+        Raises NotFound if it does not exist, Corrupt if two reads differ from `spill`.
+
+        A reader that waited for another reader's failed GET sends its own GET, and does not wait again.
         """
         name = self._name(spill)
         with self._lock:
@@ -117,7 +122,7 @@ class Pages:
             mine.landed.set()
 
     def keep(self, spill: SpillRow, rows: Rows) -> None:
-        """Remember a page, for instance one just written."""
+        """Cache a page, for example one that was just written."""
         self._cache.keep(self._name(spill), rows)
 
     def _name(self, spill: SpillRow) -> PageName:
@@ -136,7 +141,7 @@ class Pages:
         try:
             return self._fetch(spill)
         except Corrupt:
-            pass  # the wire may have done it: once more
+            pass  # possibly damaged in transit: read again
         try:
             return self._fetch(spill)
         except Corrupt as error:
@@ -152,10 +157,11 @@ class Pages:
 
 
 class MetadataIndex:
-    """One head with the rows that it and its pages hold. Iterators may read pages; everything else says when it does.
+    """One manifest with its own entries and the entries of its pages.
 
-    Rows wholly below the log start, and those of a tier that was given up, are dead: they are passed over, not given.
-    Raises what `Pages.rows` raises, and Unavailable when the store cannot be reached.
+    Iterators may read pages; every other method says when it does. Entries wholly below the log start offset, and the
+    entries of a tier that was given up, are dead: they are skipped. Raises the errors of `Pages.rows`, and Unavailable
+    if the store cannot be reached.
     """
 
     def __init__(self, head: Head, rows_of: Callable[[SpillRow], Rows]) -> None:
@@ -163,11 +169,16 @@ class MetadataIndex:
         self._rows_of = rows_of
 
     def find_by_offset(self, offset: int) -> RemoteSegment | None:
-        """The row that holds `offset`, or the first row after it; None past the last. Reads at most one page."""
+        """The entry that holds `offset`, or the first entry after it; None past the last.
+
+        Reads at most one page.
+        """
         return next(self.rows(offset), None)
 
     def find_by_epoch(self, epoch: int, offset: int) -> RemoteSegment | None:
-        """The row that holds `offset` as one of leader epoch `epoch`; None where none does. Reads at most one page.
+        """The entry that holds `offset` in leader epoch `epoch`; None if there is none.
+
+        Reads at most one page.
 
         Source: KIP-405, `RemoteLogMetadataManager.remoteLogSegmentMetadata(tp, epoch, offset)`.
         """
@@ -177,10 +188,10 @@ class MetadataIndex:
         return row
 
     def highest_offset_for_epoch(self, epoch: int) -> int | None:
-        """The last offset (in) that a row holds of leader epoch `epoch`, dead or not; None where none has any of it.
+        """The last offset (inclusive) of leader epoch `epoch` in any entry, dead or not; None without one.
 
-        Kafka's keeps its value when segments are deleted; here what no row holds any more is not known. Reads at most
-        one page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
+        Kafka keeps this value after the deletion of segments; here it covers only existing entries. Reads at most one
+        page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
         """
         for part in reversed(self.head.parts):
             if not any(each == epoch for each, _ in part.epochs):
@@ -192,10 +203,10 @@ class MetadataIndex:
         return None
 
     def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> RemoteSegment | None:
-        """The first row of ``[start, end)`` with a record at or after `timestamp_ms`; None without one.
+        """The first entry of ``[start, end)`` with a record at or after `timestamp_ms`; None if there is none.
 
-        Timestamps need not ascend from row to row, so this looks at one after another, but into a page only when it
-        has such a row. A row whose largest timestamp is unknown is passed over.
+        Timestamps need not ascend from entry to entry, so this checks them in order, but reads a page only if it has
+        such an entry. Skips entries with an unknown largest timestamp.
         """
         for part in self.parts(start, end):
             if part.max_timestamp_ms is None or part.max_timestamp_ms < timestamp_ms:
@@ -207,7 +218,7 @@ class MetadataIndex:
         return None
 
     def rows(self, start: int = 0, end: int | None = None) -> Iterator[RemoteSegment]:
-        """The rows with offsets in ``[start, end)``, ascending; a page is read when the iteration gets there."""
+        """The entries with offsets in ``[start, end)``, ascending; reads a page when the iteration reaches it."""
         for part in self.parts(start, end):
             if isinstance(part, RemoteSegment):
                 yield part
@@ -215,30 +226,33 @@ class MetadataIndex:
                 yield from self._inside(part, start, end)
 
     def parts(self, start: int = 0, end: int | None = None) -> Iterator[SpillRow | RemoteSegment]:
-        """As `rows`, from the head alone: a page that touches the range stands for its rows, dead ones included."""
+        """As `rows`, from the manifest alone: an overlapping page stands for its entries, dead ones included."""
         wanted = max(start, self.head.readable_from)
         yield from _touching(self.head.spills, wanted, end)
         yield from _touching(self.head.segments, wanted, end)
 
     def last_row(self) -> RemoteSegment | None:
-        """The row with the highest offsets, dead or not; None without rows. Reads a page when the head holds no row."""
+        """The entry with the highest offsets, dead or not; None without entries. May read a page.
+
+        It reads a page only if the manifest has no entries of its own.
+        """
         if self.head.segments:
             return self.head.segments[-1]
         return self._rows_of(self.head.spills[-1])[-1] if self.head.spills else None
 
     def holds(self, row: RemoteSegment) -> bool:
-        """Whether this very row is still there, dead or not. Reads at most one page."""
+        """Whether this very entry still exists, dead or not. Reads at most one page."""
         return any(each.ulid == row.ulid for each in self.rows_with_dead(row.base_offset, row.next_offset))
 
     def rows_with_dead(self, start: int, end: int) -> Iterator[RemoteSegment]:
-        """The rows with offsets in ``[start, end)``, ascending, those below the log start too."""
+        """The entries with offsets in ``[start, end)``, ascending, dead ones included."""
         for spill in self.head.spills:
             if spill.base_offset < end and start < spill.next_offset:
                 yield from _touching(self._rows_of(spill), start, end)
         yield from _touching(self.head.segments, start, end)
 
     def page(self, spill: SpillRow) -> Rows:
-        """All rows that a page holds, dead or not. Reads it."""
+        """All entries of a page, dead or not. Reads the page."""
         return self._rows_of(spill)
 
     def _inside(self, spill: SpillRow, start: int, end: int | None) -> Iterable[RemoteSegment]:
@@ -253,7 +267,7 @@ class MetadataIndex:
 
 
 class _Flight:
-    """A page on its way. `rows` stays None when it failed."""
+    """A page that is being read. `rows` stays None if the read failed."""
 
     __slots__ = ("landed", "rows")
 
@@ -263,7 +277,7 @@ class _Flight:
 
 
 def _ranges(row: RemoteSegment, epoch: int) -> Iterator[tuple[int, int]]:
-    """The offsets of a row that are of one leader epoch, as ranges."""
+    """The offset ranges of an entry in one leader epoch."""
     starts = [start for _, start in row.epochs]
     for (each, start), end in zip(row.epochs, [*starts[1:], row.next_offset], strict=True):
         if each == epoch and start < end:
@@ -271,7 +285,10 @@ def _ranges(row: RemoteSegment, epoch: int) -> Iterator[tuple[int, int]]:
 
 
 def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
-    """Those with offsets in ``[start, end)``. They ascend and never overlap, so their ends ascend too."""
+    """The parts with offsets in ``[start, end)``.
+
+    Parts ascend and never overlap, so their ends ascend too.
+    """
     if isinstance(parts, PageRows):
         return parts.touching(start, end)
     first = bisect_right(parts, start, key=_next_offset)

@@ -1,17 +1,17 @@
-"""The newest heads as one look of this process found them, for the next look.
+"""In-memory cache of the newest manifests, for repeated read-only opens in one process.
 
-Whoever looks at many partitions again and again (``status --watch``, pages) has nothing between two looks but this. The
-next look begins at the head that the last one found instead of with a listing:
+A process that opens many partitions repeatedly (``status --watch``, pages) keeps only this cache between two opens. The
+next open starts at the cached manifest instead of with a listing:
 
-* For the next number alone is asked, a 404 where nothing is new: one small request. Whatever was committed since is
-  seen, but where so very much was that the next number has been collected already (`remote.gc.old_manifests` keeps a
-  few hundred).
-* So once in SURE_MS it is made sure of: that the bucket still has the very head under the very name (it may have been
-  put back to an earlier state), and that no boundary of collected heads has passed it. Three small requests.
-* A head that is there no more, or that the next one does not follow, is forgotten: all begins with a listing.
+* It requests only the next number, a 404 if nothing is new: one small request. It sees every later commit, unless GC
+  has deleted the next number already (`remote.gc.old_manifests` keeps a few hundred).
+* So once in SURE_MS it verifies the cached manifest: the bucket still has the very manifest under the very name (the
+  bucket may have been restored to an earlier state), and no GC boundary has passed it. Three small requests.
+* If the manifest is missing, or the next one does not follow it, the cache entry is discarded and the open starts with
+  a listing.
 
-So a look may miss only what happened within the last SURE_MS, and only where hundreds of commits were made in that
-time, or the bucket was put back. Nothing is decided by such a look: a manager that writes has no part in this.
+So an open may miss only events of the last SURE_MS, and only after hundreds of commits in that time, or after a restore
+of the bucket. No decision depends on such an open: a manager that writes does not use this cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KNOWN_MAX = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`sure_ms` is when it was made sure of; `owner` is whose its pages are (`remote.manifest.manifest_lookup`)."""
+    """A cached manifest. `sure_ms` is the time of the last verification, `owner` the owner of its pages."""
 
     head: Head
     sure_ms: int
@@ -44,10 +44,10 @@ class _Known:
 
 
 class KnownHeads:
-    """Of any number of partitions. Thread safe for different partitions."""
+    """Cached manifests of any number of partitions. Thread safe for different partitions."""
 
     def __init__(self, counted_ms: Callable[[], int], *, heads_max: int = KNOWN_MAX) -> None:
-        """`counted_ms` counts on whatever is set. At most `heads_max` are kept, those used last."""
+        """`counted_ms` is a monotonic clock. At most `heads_max` manifests are cached, the most recently used."""
         self._counted_ms, self._heads_max = counted_ms, heads_max
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
@@ -64,17 +64,20 @@ class KnownHeads:
         *,
         exact: bool = False,
     ) -> tuple[Head | None, int]:
-        """The newest head (`HeadChain.newest`), and whose its pages are; `begin` finds it where nothing is known.
+        """The newest manifest (`HeadChain.newest`) and the owner of its pages.
 
-        `exact` makes sure now. Raises as `HeadChain.newest`. A boundary that `chain` learned of from another history
-        lies below the head known of that, and so below the head of the same number that does not follow it.
+        `begin` finds it without a cached one.
+
+        `exact` verifies now. Raises as `HeadChain.newest`. `chain` may have learned a boundary from another history.
+        That boundary is below the manifest known of that history, and so below the manifest of the same number that
+        does not follow it.
         """
         name, now_ms = (store.url, prefix), self._counted_ms()
         with self._lock:
             known = self._known.get(name)
         if known is not None:
             is_due = exact or not 0 <= now_ms - known.sure_ms < SURE_MS
-            with suppress(Corrupt):  # the bucket's history is another; what is damaged in it is met below
+            with suppress(Corrupt):  # the bucket has another history; real damage is found below
                 if not is_due or is_same_head(store, prefix, known.head):
                     found = chain.newest(known.head, exact=is_due)
                     return self._keep(name, found, now_ms if is_due else known.sure_ms, known.owner)
@@ -97,9 +100,9 @@ class KnownHeads:
 
 
 def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
-    """Raises Corrupt where a sealed head was seen before, and the bucket has an older, another or no sealed one now.
+    """Raise Corrupt if a sealed manifest was seen and the bucket has an older, another or no sealed one.
 
-    Heads that are not sealed prove nothing: a bucket of those may have been put back from a backup.
+    Unsealed manifests prove nothing: such a bucket may have been restored from a backup.
     """
     if known.seal_key_id is not None:
         step = "if the bucket was put back on purpose, restart the reader without its cache directory"
@@ -107,7 +110,10 @@ def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
 
 
 def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str) -> None:
-    """Raises Corrupt, with `step` to do, unless `found` is the sealed head `seen` (sequence, commit id) or newer."""
+    """Raise Corrupt, with next step `step`, unless `found` is the manifest `seen` or newer, and sealed.
+
+    `seen` is (sequence, commit id).
+    """
     if found is not None and found.seal_key_id is not None:
         is_newer = found.sequence > seen[0]
         if is_newer or (found.sequence, found.commit_id) == seen:
@@ -120,9 +126,9 @@ def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str
 
 
 def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:
-    """Whether the bucket has this very head, by its first line, which has the checksum of the rest; one small GET.
+    """Whether the bucket has this very manifest, by its first line; one small GET.
 
-    `body` are its bytes, where they are at hand.
+    The first line has the checksum of the rest. `body` are its bytes, if the caller has them.
     """
     body = encode_again(head, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]

@@ -1,11 +1,11 @@
-"""A spill: a page of index rows that lies beside the head, as Parquet, written once and never changed.
+"""A manifest page (spill): an immutable Parquet object with the older entries of a manifest.
 
-One row of the table is one `RemoteSegment`, one column one of its fields, under its name, so that DuckDB, Spark and
-pandas read it as it is: numbers are int64, `epochs` a list of lists, `indexes` a map of structs. Compressed with zstd.
-What type a column has follows from the field's annotation, so a page of today and one of tomorrow agree where they
-have a field in common. The bytes are checked against the size and the CRC32C in the head's `SpillRow`.
+A row of the table is one `RemoteSegment`, and a column is one of its fields, under its name. So DuckDB, Spark and
+pandas read it directly: numbers are int64, `epochs` is a list of lists, `indexes` a map of structs. Compressed with
+zstd. The type of a column follows from the field's annotation, so pages of different versions agree in their common
+fields. The bytes are checked against the size and the CRC32C in the manifest's `SpillRow`.
 
-pyarrow is imported when a page is written or read, and nowhere else in this package.
+pyarrow is imported only when a page is written or read, and nowhere else in this package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[RemoteSegment]
 
-LATER = ("indexes_bytes", "other_classes")  # fields of a head's row that came after the first release
+LATER = ("indexes_bytes", "other_classes")  # fields of `SpillRow` that came after the first release
 _NAME, _VERSION = b"tiered.spill", b"1"
 _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 
@@ -42,9 +42,9 @@ _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 def encode_page(
     rows: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
 ) -> tuple[SpillRow, bytes]:
-    """The page's bytes, sealed by `seal_key_id`, and the row that stands for it in a head.
+    """The page's bytes, sealed by `seal_key_id`, and its entry for a manifest.
 
-    `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied without the key to seal with.
+    `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied if the sealing key is missing.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -61,9 +61,9 @@ def encode_page(
 
 
 def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
-    """The first field in which a head's row for a page differs from what the page's rows say; None when none does.
+    """The first field of a page's entry that differs from the page's rows; None if there is none.
 
-    What a head of before did not say yet (`LATER`) is no contradiction.
+    A field that older manifests did not have (`LATER`) may be None.
     """
     name = parse_spill_key(spill.key)
     if name is None:
@@ -78,9 +78,9 @@ def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
 
 
 def decode_page(spill: SpillRow, body: Body, sealer: Sealer | None = None) -> PageRows:
-    """The rows of a page, ascending.
+    """The entries of a page, ascending.
 
-    Raises Corrupt when it is not the one that `spill` stands for, AccessDenied without the key of its seal.
+    Raises Corrupt if it is not the page of `spill`, AccessDenied if the key of its seal is missing.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -140,14 +140,14 @@ def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: in
 
 
 def gaps_between(rows: Rows) -> tuple[tuple[int, int], ...]:
-    """The offset ranges between neighbours that no row holds."""
+    """The offset ranges between neighbours that no entry holds."""
     return tuple(
         (one.next_offset, other.base_offset) for one, other in pairwise(rows) if one.next_offset < other.base_offset
     )
 
 
 def _other_classes(rows: Rows) -> tuple[tuple[str, int, int], ...]:
-    """Name, rows and stored bytes of each storage class that rows name."""
+    """(name, entries, stored bytes) of each storage class that entries name."""
     sizes: dict[str, list[int]] = {}
     for row in rows:
         if row.storage_class is not None:
@@ -156,7 +156,7 @@ def _other_classes(rows: Rows) -> tuple[tuple[str, int, int], ...]:
 
 
 def _first_starts(rows: Rows) -> tuple[tuple[int, int], ...]:
-    """Each epoch of the rows once, with its lowest start: the others say nothing more about the page as a whole."""
+    """Each leader epoch of the entries once, with its lowest start offset."""
     starts: dict[int, int] = {}
     for epoch, start in (entry for row in rows for entry in row.epochs):
         starts[epoch] = min(start, starts.get(epoch, start))
@@ -182,7 +182,7 @@ def _fields_of(kind: type) -> list[pa.Field[Any]]:
 
 
 def _arrow_type(hint: Any) -> pa.DataType:  # noqa: ANN401 - an annotation is anything
-    """The column type of an annotation; `None` beside it changes nothing, every column may hold nulls."""
+    """The column type of an annotation. Ignores `None` in a union: every column may hold nulls."""
     import pyarrow as pa
 
     arguments = [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
