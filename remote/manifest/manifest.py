@@ -385,7 +385,7 @@ def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None 
 
 
 def lacks_seal(head: Head) -> bool:
-    """Whether an encrypted topic's manifest is not sealed: written by an older version or before encryption."""
+    """Whether an encrypted topic's manifest is not sealed: of an older version, or from before encryption."""
     if head.seal_key_id is not None:
         return False
     return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_rows))

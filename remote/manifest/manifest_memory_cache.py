@@ -5,8 +5,8 @@ next open starts at the cached manifest instead of with a listing:
 
 * It requests only the next number, a 404 if nothing is new: one small request. It sees every later commit, unless GC
   has deleted the next number already (`remote.gc.old_manifests` keeps a few hundred).
-* So once in SURE_MS it verifies the cached manifest: the bucket still has the very manifest under the very name (the
-  bucket may have been restored to an earlier state), and no GC boundary has passed it. Three small requests.
+* So once in SURE_MS it verifies the cached manifest by three small requests: the bucket still has the very manifest
+  under the very name, and no GC boundary has passed it. The bucket may have been restored to an earlier state.
 * If the manifest is missing, or the next one does not follow it, the cache entry is discarded and the open starts with
   a listing.
 

@@ -1,20 +1,21 @@
-"""Validation of a manifest: what contradicts its bounds, its names or its own entries. Pure; no store is known here.
+"""Validation of a manifest: contradictions to its bounds, its names or its own entries.
 
-The decoder checks the bounds of every number (`remote.number_bounds`). This module checks what a number alone cannot
-say:
+Pure; uses no store.
+
+The decoder checks the bounds of every number (`remote.number_bounds`). This module checks the relations between fields:
 
 | part | rule |
 |---|---|
-| identity | topic, topic id and partition are legal, and those of the prefix that the manifest lies under |
-| segment entry | its two keys are one object name of this form: offsets, ULID, codec and encryption as the entry says |
+| identity | topic, topic id and partition are legal, and match the prefix of the manifest's object |
+| segment entry | its two keys are one object name of this form: offsets, ULID, codec and encryption as in the entry |
 | leader epochs, indexes, gaps | inside the offsets, or the object, of their entry; ascending |
 | entries among themselves | no object is named twice; ranges ascend and never overlap (`remote.manifest.manifest`) |
-| manifest page | its key says its offsets; it holds no more entries than offsets |
+| manifest page | its key has its offsets; it holds no more entries than offsets |
 | pending delete | its key names a segment object or a page of this form, and no entry names the object |
-| compacted view | a legal name; its entries lie in its own folder |
+| compacted view | a legal name; its entries' objects are in its own folder |
 
-`decode_head` runs it on every load and `encode_head` before every write, so readers and writers have one verdict. A
-manifest that breaks a rule is Corrupt as a whole: nothing of it is served, written to a checkpoint or deleted.
+`decode_head` runs it on every load and `encode_head` before every write, so readers and writers agree. A manifest that
+breaks a rule is Corrupt as a whole: nothing of it is served, written to a checkpoint or deleted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """`part` and `index` are the place in the manifest, `key` the object that it concerns; None where there is none."""
+    """A broken rule. `part` and `index` are its place, `key` its object; None if it has none."""
 
     part: Part
     what: str
@@ -85,7 +86,7 @@ class Contradiction:
 
     @property
     def place(self) -> str:
-        """As in JSON: ``segments[3]``."""
+        """The place as in JSON: ``segments[3]``."""
         return self.part.value if self.index is None else f"{self.part.value}[{self.index}]"
 
     def facts(self) -> dict[str, object]:
@@ -95,7 +96,7 @@ class Contradiction:
 
 
 def contradictions(head: Head, prefix: str | None = None) -> Iterator[Contradiction]:
-    """Every rule of the module text that `head` breaks; `prefix` is where it lies, None where that is unknown."""
+    """Every rule of the module text that `head` breaks; `prefix` is its partition prefix, None if unknown."""
     if (wrong := identity_contradiction(head.topic, head.topic_id, head.partition, prefix)) is not None:
         yield Contradiction(part=Part.TOPIC, what=wrong)
     named: set[str] = set()
@@ -113,7 +114,7 @@ def contradictions(head: Head, prefix: str | None = None) -> Iterator[Contradict
 
 
 def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: str | None) -> str | None:
-    """Why a manifest of this partition cannot lie under `prefix`; None when it can."""
+    """The reason why a manifest of this partition cannot be under `prefix`; None if it can."""
     try:
         expected = partition_prefix(topic, topic_id, partition)
     except InvalidRequest as error:
@@ -124,9 +125,9 @@ def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: st
 
 
 def row_contradiction(row: RemoteSegment, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
-    """What in a segment entry contradicts itself; None when it is sound.
+    """The first contradiction within a segment entry; None if there is none.
 
-    `view` is the compacted view that the entry is of; `epoch_max` the epoch of its manifest, None where it is unknown.
+    `view` is the entry's compacted view, None for the log. `epoch_max` is its manifest's epoch, None if unknown.
     """
     if row.state is not SegmentState.COPY_FINISHED or not row.base_offset < row.next_offset:
         return f"a segment is not finished, or empty: state={row.state.name}"
@@ -145,7 +146,7 @@ def row_contradiction(row: RemoteSegment, *, view: str | None = None, epoch_max:
 
 
 def page_contradiction(spill: SpillRow) -> str | None:
-    """What in the entry of a manifest page contradicts itself; None when it is sound."""
+    """The first contradiction within the entry of a manifest page; None if there is none."""
     name = parse_spill_key(spill.key)
     if name is None:
         return "its key is not that of a manifest page"
@@ -165,7 +166,7 @@ def page_contradiction(spill: SpillRow) -> str | None:
 
 
 def pending_delete_contradiction(key: str) -> str | None:
-    """Why `key` cannot be a pending delete; None when it can."""
+    """The reason why `key` cannot be a pending delete; None if it can."""
     own = own_part(key)
     if is_foreign(key) and not _is_home(key):
         return "its key is not that of another partition's object"
@@ -175,7 +176,7 @@ def pending_delete_contradiction(key: str) -> str | None:
 
 
 def _name_contradiction(row: RemoteSegment, suffix: str, folder: str, epoch_max: int | None) -> str | None:
-    """A segment's two objects have one stem, and it says the entry's offsets and ULID."""
+    """Check that a segment's two objects have one stem with the entry's offsets and ULID."""
     stem, dot, ending = row.data_key.partition(DATA_SUFFIX)
     name = stem
     if stem.startswith("/"):
@@ -206,7 +207,7 @@ def _epochs_contradiction(epochs: tuple[tuple[int, int], ...], base_offset: int,
 
 
 def _named_twice(row: RemoteSegment, named: set[str]) -> str | None:
-    """Notes both keys in `named`. The two objects share a stem, so one key stands for both."""
+    """Add both keys to `named`. The two objects share a stem, so one key stands for both."""
     if row.data_key in named:
         return "another entry names the same object"
     named.add(row.data_key)
@@ -215,7 +216,10 @@ def _named_twice(row: RemoteSegment, named: set[str]) -> str | None:
 
 
 def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> Iterator[Contradiction]:
-    """The first contradiction of a view: it is one unit, and an entry less would be another view."""
+    """The first contradiction of a view.
+
+    Only the first: a view is one unit, without any entry it is another view.
+    """
     try:
         check_view(view.name)
     except InvalidRequest as error:
@@ -256,7 +260,7 @@ def _from_later(head: Head, epoch: int, sequence: int) -> str | None:
 
 
 def _is_home(key: str) -> bool:
-    """Whether a foreign key begins with the prefix of a partition."""
+    """Whether another partition's key begins with the prefix of a partition."""
     return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
 
 

@@ -1,8 +1,8 @@
-"""The rows of a page, made when somebody looks at them: a lookup wants one of thousands.
+"""The entries of a page, decoded on demand: a lookup needs one of thousands.
 
-A page is columns. Which rows touch a range of offsets, and which have a late enough timestamp, is told by two or three
-of them; objects are made for the rows that are given out, a block of neighbours at a time, and kept. Making all of a
-page's takes forty times as long as reading its columns.
+A page is columns. Two or three of them determine which entries overlap an offset range, and which have a late enough
+timestamp. Only requested entries are decoded, a block of neighbours at a time, and cached. Decoding all entries of a
+page takes forty times as long as reading its columns.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 32
 _ROWS = tuple[RemoteSegment, ...]
-# What msgspec knows of rows is made at import: made in two threads at once it ends the process (0.22).
+# msgspec's type information for rows, created at import: creation in two threads at once ends the process (0.22).
 msgspec.json.Decoder(_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContradiction:
-    """A row of a page that readers refuse: its number, the offsets of its columns, and why."""
+    """An entry of a page that readers refuse: its row number, the offsets in its columns, and the reason."""
 
     row: int
     offsets: tuple[int, int]
@@ -39,10 +39,13 @@ class PageContradiction:
 
 
 class PageRows(Sequence[RemoteSegment]):
-    """All rows of a page, ascending. Thread safe. What gives a row raises Corrupt when its columns hold none."""
+    """All entries of a page, ascending. Thread safe.
+
+    Methods that return an entry raise Corrupt if its columns hold no valid entry.
+    """
 
     def __init__(self, key: str, table: pa.Table) -> None:
-        """`key` is the page's. Raises Corrupt when the columns that are searched are not there."""
+        """`key` is the page's. Raises Corrupt if a searched column is missing."""
         self._key = key
         self._table = table
         self._base_offsets, self._next_offsets = self._offsets("base_offset"), self._offsets("next_offset")
@@ -72,12 +75,15 @@ class PageRows(Sequence[RemoteSegment]):
         return int(self._base_offsets[0]), int(self._next_offsets[-1])
 
     def touching(self, start: int, end: int | None) -> Iterator[RemoteSegment]:
-        """Those with offsets in ``[start, end)``, made one block after the other."""
+        """The entries with offsets in ``[start, end)``, decoded block by block."""
         first, last = self._range(start, end)
         return (self[at] for at in range(first, last))
 
     def first_at(self, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
-        """The first of those with a record at or after `timestamp_ms`; a row that does not tell has none."""
+        """The first entry in ``[start, end)`` with a record at or after `timestamp_ms`.
+
+        Skips entries with an unknown largest timestamp.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -87,7 +93,7 @@ class PageRows(Sequence[RemoteSegment]):
         return self[first + late] if late >= 0 else None
 
     def salvaged(self) -> tuple[list[RemoteSegment], list[PageContradiction]]:
-        """The sound rows, and what is wrong with each of the others: for a scrub, which goes on after damage."""
+        """The sound entries, and the error of each other entry: for a scrub, which continues after damage."""
         rows: list[RemoteSegment] = []
         found: list[PageContradiction] = []
         for number in range(len(self._blocks)):
@@ -104,14 +110,17 @@ class PageRows(Sequence[RemoteSegment]):
         return rows, found
 
     def _check_columns(self) -> None:
-        """The offsets of all rows, without making a row. Raises Corrupt."""
+        """Check the offsets of all entries without decoding one. Raises Corrupt."""
         bases, ends = self._base_offsets, self._next_offsets
         is_sound = bases[0] >= 0 and bool((bases < ends).all()) and bool((ends[:-1] <= bases[1:]).all())
         if not is_sound:
             raise Corrupt("reading a page of rows, its rows overlap or run backwards", key=self._key)
 
     def _range(self, start: int, end: int | None) -> tuple[int, int]:
-        """They never overlap, so their ends ascend too."""
+        """Row numbers ``[first, last)`` that overlap the offsets.
+
+        Entries never overlap, so their ends ascend too.
+        """
         first = bisect_right(self._next_offsets, start)
         return first, len(self) if end is None else bisect_right(self._base_offsets, end - 1)
 
@@ -148,7 +157,7 @@ class PageRows(Sequence[RemoteSegment]):
 
 
 def _plain_rows(table: pa.Table) -> list[dict[str, object]]:
-    """Column by column, and maps by hand: a tenth of the time of pyarrow's own way to rows."""
+    """Rows as dicts. Converts by column, and maps by hand: a tenth of the time of pyarrow's conversion."""
     import pyarrow as pa
 
     columns = []

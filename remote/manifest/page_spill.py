@@ -1,16 +1,21 @@
-"""What goes from a head into pages beside it, and back into the head to be changed. No store is known here.
+"""Move entries from a manifest into pages, and back into the manifest for changes. Uses no store.
 
-A head keeps its newest rows itself. When its bytes pass `SpillRule.head_bytes_max`, the oldest of them go into a page
-(`remote.manifest.manifest_page`), and one `SpillRow` stands for them. Pages never change. To change rows inside one,
-the page is opened: its rows come back into the head, the page is listed as unlinked, the change is made, and what must
-not stay is spilled anew. So a change (`remote.manifest.manifest_changes`) only ever sees rows, and stays a pure
-function of a head.
+A manifest holds its newest entries itself. When its size exceeds `SpillRule.head_bytes_max`, the oldest of them move
+into a page (`remote.manifest.manifest_page`), and one `SpillRow` stands for them. Pages never change.
 
-The order of effects is the caller's (`remote.manifest.commit_protocol`): a page is written before the head that names
-it, and it leaves the store like every object, by `unlinked` and the grace time. A page whose head never came is named
-by nobody.
+To change entries in a page:
 
-An opened head may hold rows below a spill; no encoded one does (`spill_between` sees to that).
+1. The page is opened: its entries return to the manifest, and the page is unlinked.
+2. The change is made.
+3. Surplus entries are written to a new page.
+
+So a change (`remote.manifest.manifest_changes`) only ever sees entries, and stays a pure function of a manifest.
+
+`remote.manifest.commit_protocol` defines the order of effects: a page is written before the manifest that names it. It
+is deleted like every object, as a pending delete after the grace period. A page without a committed manifest is an
+orphan.
+
+An opened manifest may hold entries below a spill; an encoded manifest never does (`spill_between` ensures this).
 """
 
 from __future__ import annotations
@@ -35,15 +40,20 @@ _base_offset = attrgetter("base_offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillRule:
-    """`head_bytes_max` is what a head may take as an object before rows leave it; `page_rows_max` go into one page.
+    """Limits for the sizes of manifests and pages.
 
-    `kept_rows_min` newest rows stay in any case: a commit that is tried again after its answer was lost finds its own
-    row among them. Fewer than `page_rows_min` rows beyond those are not worth a page: a head that is large for another
-    reason (objects that wait for deletion) is left so. `gaps_max` and `epochs_max` bound what a `SpillRow` says about
-    holes and about leader epochs: one more begins another page.
+    | field | meaning |
+    |---|---|
+    | `head_bytes_max` | size of the manifest object above which entries move to pages |
+    | `page_rows_max` | entries in one page |
+    | `page_rows_min` | fewer surplus entries are not worth a page |
+    | `kept_rows_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
+    | `gaps_max`, `epochs_max` | gaps and leader epochs of one `SpillRow`; one more starts another page |
 
-    With these numbers a head has room for some 2,600 rows; a page takes 2,300 of them and 310 kB, a million segments
-    are some 400 pages (docs/reference/benchmarks.md).
+    A manifest that is large for another reason (pending deletes) stays large.
+
+    With these numbers a manifest has room for some 2,600 entries. A page takes 2,300 of them and 310 kB, and a million
+    segments are some 400 pages (docs/reference/benchmarks.md).
     """
 
     head_bytes_max: int = 256 << 10
@@ -55,9 +65,9 @@ class SpillRule:
 
 
 def opened(head: Head, start: int, end: int, rows_of: RowsOf) -> Head:
-    """`head` with the rows of every page that touches ``[start, end)`` in its own rows; `head` itself where none does.
+    """`head` with the entries of every page that overlaps ``[start, end)``; `head` itself without one.
 
-    The pages go on the list of unlinked objects, as of `head.committed_ms`.
+    The pages become pending deletes, as of `head.committed_ms`.
     """
     pages = [spill for spill in head.spills if spill.base_offset < end and start < spill.next_offset]
     if not pages:
@@ -72,19 +82,19 @@ def opened(head: Head, start: int, end: int, rows_of: RowsOf) -> Head:
 
 
 def spill_between(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
-    """`head` with all rows below its last spill in pages again; `head` itself where none is there."""
+    """`head` with all entries below its last spill moved to pages again; `head` itself if there are none."""
     if not head.spills or not head.segments or head.segments[0].base_offset >= head.spills[-1].next_offset:
         return head
     at = bisect_right(head.segments, head.spills[-1].base_offset, key=_base_offset)
     below, above = head.segments[:at], head.segments[at:]
-    # What was opened is one range of offsets, so all of `below` lies between two neighbouring spills.
+    # Opened pages are one range of offsets, so all of `below` is between two neighbouring spills.
     made = _pages(below, rule, new_page)
     spills = sorted((*head.spills, *made), key=_base_offset)
     return replace(head, spills=tuple(spills), segments=above)
 
 
 def spill_oldest(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
-    """`head` with its oldest rows in one more page; `head` itself when it has none to spare."""
+    """`head` with its oldest entries moved to one more page; `head` itself if it has too few entries."""
     spare = len(head.segments) - rule.kept_rows_min
     if spare < rule.page_rows_min:
         return head
@@ -93,11 +103,11 @@ def spill_oldest(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
 
 
 def lost_object(old: Head, new: Head, rows_of: RowsOf) -> str | None:
-    """The key of an object that `old` answers for and `new` does not; None when there is none.
+    """The key of an object that `old` names and `new` does not; None if there is none.
 
-    A head answers for what its rows, the rows of its pages, its pages and its lists of unlinked objects and pages name;
-    of what waits on a list in `old` nothing counts here, for striking off is what the lists are for. Pages that both
-    name are the same and are not read.
+    A manifest names the objects of its entries and of its pages' entries, its pages, and its pending deletes. The
+    pending deletes of `old` do not count here, because removing them is the purpose of the lists. Pages that both
+    manifests name are equal and are not read.
     """
     before, after = set(old.spills), {*new.spills, *(each.spill for each in new.unlinked_pages)}
     after -= {each.spill for each in old.unlinked_pages}
@@ -113,7 +123,10 @@ def lost_object(old: Head, new: Head, rows_of: RowsOf) -> str | None:
 
 
 def named_keys(head: Head, rows_of: RowsOf) -> set[str]:
-    """The objects of a head's rows, of its views, of its pages' rows, and the pages. Reads every page."""
+    """The objects of a manifest's entries, of its views, of its pages' entries, and the pages.
+
+    Reads every page.
+    """
     named = {*keys_of(_own_rows(head)), *(spill.key for spill in head.spills)}
     for spill in head.spills:
         named.update(keys_of(rows_of(spill)))
@@ -121,30 +134,32 @@ def named_keys(head: Head, rows_of: RowsOf) -> set[str]:
 
 
 def waiting_keys(head: Head, rows_of: RowsOf) -> Iterator[str]:
-    """What left the index and waits for its deletion: objects, pages, and the objects of the rows of those."""
+    """The pending deletes: objects, pages, and the objects of these pages' entries."""
     for each in head.unlinked:
         yield each.key
     for page in head.unlinked_pages:
-        with suppress(NotFound):  # it goes last, so nothing of it is left
+        with suppress(NotFound):  # a page is deleted last, so its objects are deleted too
             yield from keys_of(rows_of(page.spill))
         yield page.spill.key
 
 
 def named_by(head: Head, rows_of: RowsOf) -> set[str]:
-    """Every key that a head names: rows, those of its pages and views, pages, all that waits for its deletion.
+    """Every key that a manifest names: of entries, pages, pages' and views' entries, pending deletes.
 
-    Raises what `rows_of` raises for a page that cannot be read: then nothing may be called nobody's.
+    Raises the errors of `rows_of` for a page that cannot be read: then no object may be called an orphan.
     """
     return named_keys(head, rows_of) | set(waiting_keys(head, rows_of))
 
 
 def rows_unless_deleted(newest: Head, rows_of: RowsOf) -> RowsOf:
-    """Read pages of older manifests. A deleted page has no rows; a lost one raises what `rows_of` raises.
+    """Read pages of older manifests.
 
-    1. A page leaves the lists of pending deletes only after it was deleted. So a page that is not there was deleted if
-       `newest` neither names nor lists it, and was lost otherwise.
-    2. A page is deleted only when no pin holds it. So a pin of the older manifest has lapsed, or came too late.
-    3. No reader relies on such a pin, and `newest` names or lists every object of the page's rows that is needed.
+    A deleted page has no entries; a lost page raises the error of `rows_of`.
+
+    1. A page leaves the pending deletes only after its deletion. So a missing page was deleted if `newest` neither
+       names nor lists it, and was lost otherwise.
+    2. A page is deleted only when no pin holds it. So a pin of the older manifest has expired, or was too late.
+    3. No reader relies on such a pin, and `newest` names or lists every needed object of the page's entries.
     """
     expected = {spill.key for spill in newest.spills} | {each.key for each in newest.unlinked}
     expected |= {page.spill.key for page in newest.unlinked_pages}
@@ -161,14 +176,14 @@ def rows_unless_deleted(newest: Head, rows_of: RowsOf) -> RowsOf:
 
 
 def _own_rows(head: Head) -> Iterator[RemoteSegment]:
-    """Everything with objects that the head names itself: the newest rows and the views'."""
+    """The entries with objects that the manifest holds itself: its newest entries and the views' entries."""
     yield from head.segments
     for view in head.views:
         yield from view.rows
 
 
 def keys_of(rows: Iterable[RemoteSegment]) -> list[str]:
-    """The objects of rows: two of each."""
+    """The objects of entries: two for each."""
     return [key for row in rows for key in (row.data_key, row.indexes_key)]
 
 
@@ -182,7 +197,7 @@ def _pages(rows: tuple[RemoteSegment, ...], rule: SpillRule, new_page: NewPage) 
 
 
 def _page_end(rows: tuple[RemoteSegment, ...], rule: SpillRule) -> int:
-    """How many of `rows` one page takes: up to the first gap, or leader epoch, too many. Never none."""
+    """The number of `rows` for one page: up to the first excess gap or leader epoch. At least one."""
     gaps, epochs = 0, {epoch for epoch, _ in rows[0].epochs}
     for count in range(1, min(len(rows), rule.page_rows_max)):
         gaps += rows[count - 1].next_offset < rows[count].base_offset

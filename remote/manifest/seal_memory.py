@@ -1,9 +1,10 @@
-"""What a node remembers of sealed manifests, over restarts: the newest sequence and commit of each partition.
+"""A node's record of sealed manifests over restarts: newest sequence and commit id by partition.
 
-In ``sealed-manifests`` of a log directory: JSON, by the partition's prefix the sequence and the commit id. A bucket
-that has no manifest of that sequence and commit, and no newer sealed one, was rolled back or forged. The first sealed
-manifest of a partition is noted at once. Later ones are noted at most every KEEP_INTERVAL_MS, and when the node closes:
-what is noted is a lower bound. A disk that refuses is a line in the log; no commit and no read fails for it.
+File ``sealed-manifests`` in a log directory: JSON, from the partition's prefix to sequence and commit id. A bucket
+without a manifest of that sequence and commit id, and without a newer sealed one, was rolled back or forged.
+
+The first sealed manifest of a partition is written at once. Later ones are written at most every KEEP_INTERVAL_MS, and
+when the node closes. So the file is a lower bound. A disk error only causes a log line; no commit and no read fails.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Place = tuple[Storage, str]  # a disk, and the log directory on it
 
 
 class SealMemory:
-    """Of all partitions of a node. Thread safe."""
+    """The record for all partitions of a node. Thread safe."""
 
     def __init__(self, places: Iterable[Place], first: Callable[[], Place], *, is_writer: bool) -> None:
-        """What `places` hold counts; it is written to `first`, where the caller `is_writer`."""
+        """Load the files of all `places`. Writes to the place of `first`, if the caller `is_writer`."""
         self._first, self._is_writer = first, is_writer
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[int, str]] = {}
@@ -40,11 +41,11 @@ class SealMemory:
                 self._seen[prefix] = max(seen, self._seen.get(prefix, seen))
 
     def seen(self, prefix: str) -> tuple[int, str] | None:
-        """Sequence and commit id of the newest sealed manifest that is known of; None without one."""
+        """Sequence and commit id of the newest known sealed manifest; None without one."""
         return self._seen.get(prefix)
 
     def note(self, prefix: str, head: Head) -> None:
-        """A manifest that was read or committed; only sealed ones count."""
+        """Record a manifest that was read or committed; ignores unsealed ones."""
         if head.seal_key_id is None:
             return
         with self._lock:
@@ -57,7 +58,7 @@ class SealMemory:
                 self._write()
 
     def keep(self, now_ms: int | None = None) -> None:
-        """Write what was noted; at a time only where the last one is long enough ago, without one at once."""
+        """Write the record. With `now_ms`, only KEEP_INTERVAL_MS after the last write; with None at once."""
         with self._lock:
             if self._is_written or (now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS):
                 return

@@ -1,4 +1,4 @@
-"""Sealed manifests and pages: of an encrypted topic they are encrypted and authenticated as a whole.
+"""Sealed manifests and pages: encrypted and authenticated as a whole, for an encrypted topic.
 
 An object of the index of an encrypted topic is an envelope around the bytes that a plain topic would store:
 
@@ -7,22 +7,22 @@ An object of the index of an encrypted topic is an envelope around the bytes tha
 | line | ``tiered-sealed 1 <key id> <key> <CRC32C of the body, 8 lower-case hex digits> <its length>\\n`` |
 | body | nonce of 12 bytes, ciphertext, tag of 16 bytes: AES-256-GCM |
 
-* `key` is the object's, relative to the partition's prefix.
+* `key` is the object's key, relative to the partition's prefix.
 * Encryption key: HKDF-SHA256 of the ring's key, info ``tiered manifest 1``.
-* Associated data: ``tiered manifest 1 <name> <key id>``. `name` is the object's from its topic's directory on
-  (`remote.keys.object_identity`): topic, topic id, partition, and the sequence of a manifest or the name of a page.
+* Associated data: ``tiered manifest 1 <name> <key id>``. `name` is the object's name, starting with its topic's
+  directory (`remote.keys.object_identity`): topic, topic id, partition, and the sequence of a manifest or the name of a
+  page.
 * Nonce: the first 12 bytes of HMAC-SHA256 over associated data and content, under a third key (HKDF-SHA256, info
-  ``tiered manifest nonce 1``). The same manifest is the same bytes whenever it is made, so a commit that is sent again
-  and a copy on a disk compare equal; two contents never share a nonce but by a collision of 96 bits.
+  ``tiered manifest nonce 1``). Sealing is deterministic, so a commit that is sent again and a copy on a disk compare
+  equal. Two contents share a nonce only by a collision of 96 bits.
 
-A manifest names its parent's commit id, and a commit id is new for every commit. So the tags make a keyed MAC over the
-chain of commits: without a key of the ring no manifest, no page and no order of manifests can be made that a reader
-takes. `seal_key_id` in a manifest says by which key it is sealed, and its successors; in a page's entry, that the page
-is. A chain that is sealed once stays sealed. What an attacker can still do stands in
-docs/how-to/encrypt-the-bucket.md.
+A manifest names its parent's commit id, and a commit id is new for every commit. So the tags form a keyed MAC over the
+chain of commits. Without a key of the ring an attacker cannot make a manifest, a page or an order of manifests that a
+reader accepts. `seal_key_id` in a manifest is the key that seals it and its successors; in a page's entry, the key that
+seals the page. A chain that is sealed once stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
 
-The CRC-32C in the line tells damage from forgery; it is over what the store has anyway. `KeyedStore` brings the key
-ring to every place that reads or writes manifests.
+The CRC-32C in the line distinguishes damage from forgery; it covers only bytes that the store has anyway. `KeyedStore`
+brings the key ring to every reader and writer of manifests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINE = re.compile(rb"tiered-sealed 1 ([A-Za-z0-9._-]{1,64}) (meta/[!-~]{1,200})
 
 
 class Opened(NamedTuple):
-    """Content of an object of the index; `key_id` and `key` are its seal's, None where it is not sealed."""
+    """Content of an object of the index; `key_id` and `key` are from its seal, None if it is not sealed."""
 
     key_id: str | None
     key: str | None
@@ -55,7 +55,7 @@ class Sealer:
     """Seals and opens the manifests and pages of one partition. Thread safe."""
 
     def __init__(self, prefix: str, keys: KeyRing = NO_KEYS) -> None:
-        """`prefix` is the partition's, `remote.keys.partition_prefix`."""
+        """`prefix` is the partition's prefix, `remote.keys.partition_prefix`."""
         self._prefix, self.keys = prefix, keys
 
     @property
@@ -66,9 +66,9 @@ class Sealer:
         return self.keys.requires(parsed[0] if parsed is not None else directory)
 
     def seal(self, key: str, body: bytes, key_id: str | None) -> bytes:
-        """The object's bytes under `key`, relative to the prefix; `body` itself where `key_id` is None.
+        """The object's bytes under `key`, relative to the prefix; `body` itself if `key_id` is None.
 
-        Raises AccessDenied where the ring lacks the key.
+        Raises AccessDenied if the ring lacks the key.
         """
         if key_id is None:
             return body
@@ -80,7 +80,8 @@ class Sealer:
     def open(self, data: Body) -> Opened:
         """The inverse.
 
-        Raises Corrupt for damage and for what was not sealed under its name, AccessDenied without the key.
+        Raises Corrupt for damage and for bytes that were not sealed under their name, AccessDenied if the key is
+        missing.
         """
         view = memoryview(data)
         if bytes(view[: len(MAGIC)]) != MAGIC:
@@ -120,7 +121,7 @@ class Sealer:
 
 
 def sealed_size(key: str, size_bytes: int, key_id: str | None) -> int:
-    """How many bytes the object under `key` has whose content has `size_bytes`."""
+    """Size of the object under `key` with content of `size_bytes`."""
     if key_id is None:
         return size_bytes
     sealed = bytes(NONCE_BYTES + size_bytes + TAG_BYTES)
@@ -128,12 +129,12 @@ def sealed_size(key: str, size_bytes: int, key_id: str | None) -> int:
 
 
 def is_sealed(data: Body) -> bool:
-    """By the first bytes."""
+    """Whether the object is sealed, by its first bytes."""
     return bytes(memoryview(data)[: len(MAGIC)]) == MAGIC
 
 
 class KeyedStore:
-    """A store, and the key ring that manifests in it are sealed and opened with. All verbs are the inner store's."""
+    """A store with the key ring for its manifests. All verbs are the inner store's."""
 
     def __init__(self, inner: ObjectStore, keys: KeyRing) -> None:
         self._inner = inner
@@ -184,12 +185,12 @@ class KeyedStore:
 
 
 def keyed(store: ObjectStore, keys: KeyRing) -> ObjectStore:
-    """The store with this key ring; the same where the ring is empty, or is the store's already."""
+    """The store with this key ring; the store itself if the ring is empty or is the store's already."""
     return KeyedStore(store, keys) if keys and key_ring_of(store) is not keys else store
 
 
 def key_ring_of(store: ObjectStore) -> KeyRing:
-    """The ring that a store, or one inside it, was keyed with; an empty one without."""
+    """The key ring of a store, or of a store inside it; an empty ring if there is none."""
     inner: object = store
     while inner is not None:
         if isinstance(inner, KeyedStore):
@@ -199,7 +200,7 @@ def key_ring_of(store: ObjectStore) -> KeyRing:
 
 
 def sealer_of(store: ObjectStore, prefix: str) -> Sealer:
-    """For the partition at `prefix`, with the store's key ring."""
+    """A sealer for the partition at `prefix`, with the store's key ring."""
     return Sealer(prefix, key_ring_of(store))
 
 

@@ -1,13 +1,13 @@
-"""Below which offset a tombstone may leave the log: the one rule (I5), asked by the local cleaner and by jobs.
+"""The offset below which tombstones may be removed: one rule (I5) for the local cleaner and for jobs.
 
-A tombstone at offset T may leave when no older record of its key can be read any more. Two places can hold one:
+A tombstone at offset T may be removed when no reader can reach an older record of its key. Two places can hold one:
 
 | place | may hold an older record of T's key |
 |---|---|
 | a segment entry that begins below T | yes, unless it is clean through T: its records were compared with T |
 | a segment entry that begins at T or above | no: its records are newer |
-| an entry wholly below the log start | no: no reader reaches it |
-| a compacted view that was built | yes, unless T lies below its horizon: the view has taken T up |
+| an entry wholly below the log start offset | no: no reader reaches it |
+| a compacted view that was built | yes, unless T is below its horizon: the view includes T already |
 | a compacted view that was never built | yes: its first run may be reading an older manifest now |
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def clean_upto(parts: Iterable[SpillRow | RemoteSegment], readable_from: int = 0) -> int | None:
-    """The offset below which every readable record was compared with all newer ones below it; None without parts.
+    """The offset below which every readable record was compared with all newer ones below it.
 
-    `parts` are segment entries and pages of them, in any order. The `cleaned_through` of a page is the least of its
-    entries: the result is then at most the one that the entries themselves would give.
+    None without parts. `parts` are segment entries and pages, in any order. The `cleaned_through` of a page is the
+    least of its entries. So the result is at most the result for the entries themselves.
     """
     readable = (part for part in parts if part.next_offset > readable_from)
     return min((max(part.cleaned_through or 0, part.base_offset) for part in readable), default=None)
@@ -36,9 +36,9 @@ def clean_upto(parts: Iterable[SpillRow | RemoteSegment], readable_from: int = 0
 def tombstone_bound(
     parts: Iterable[SpillRow | RemoteSegment], views: Iterable[CompactedView], readable_from: int
 ) -> int | None:
-    """Below which offset tombstones and markers may be removed (module text); None for no bound, 0 for none at all.
+    """The offset below which tombstones and markers may be removed (module text).
 
-    `readable_from` is the log start offset.
+    None: no bound; 0: no removal. `readable_from` is the log start offset.
     """
     bounds = [view.horizon_offset if view.is_built else 0 for view in views]
     cleaned = clean_upto(parts, readable_from)

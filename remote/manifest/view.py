@@ -1,20 +1,20 @@
-"""A compacted view: the newest value of every key below a horizon, kept beside a log that stays as it is.
+"""A compacted view: the newest value of every key below a horizon; the log itself stays unchanged.
 
-Pulsar's mode of compaction. A view is data of its own in the bucket, ``view/<name>/...`` (`remote.keys`): the same
-bytes as a segment, batches with their original offsets, and rows of the same type. It lies in the head, so one commit
-switches horizon and rows together, and whoever reads has all of the old view or all of the new one.
+This is Pulsar's mode of compaction. A view has objects of its own in the bucket, ``view/<name>/...`` (`remote.keys`):
+the same bytes as a segment, batches with their original offsets, and entries of the same type. The manifest holds the
+view, so one commit switches horizon and entries together. A reader sees all of the old view or all of the new one.
 
 | fact | meaning |
 |---|---|
-| ``horizon_offset`` | everything the log held in ``[start_offset, horizon_offset)`` is represented; nothing above is |
+| ``horizon_offset`` | the view represents all that the log held in ``[start_offset, horizon_offset)``, nothing above |
 | ``rows`` | ascending, below the horizon; an offset in none of them has no record in the view |
-| ``lost`` | ranges that the log no longer had when the view would have taken them up, as somebody agreed to |
+| ``lost`` | ranges that the log had lost before the view could include them, as an operator accepted |
 
-The horizon never lies above what the bucket holds of the log: after the loss of a disk the log begins anew there, and
-the same offsets are given to other records.
+The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
+offsets are assigned to other records.
 
-What became of the last run is kept as well: when, how long, how much; or the error. A run that a crash ended is seen by
-its epoch: only the writer of that epoch could still be at it.
+The view also records its last run: when, how long, how much; or the error. The epoch shows a run that a crash ended:
+only the writer of that epoch could still execute it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from remote.segment_entry import RemoteSegment, SegmentState
 
 DEFAULT_VIEW = "compacted"
 VIEWS_MAX = 16
-VIEW_ROWS_MAX = 512  # of one view; at some 700 bytes a row a view takes a third of a megabyte of every head
+VIEW_ROWS_MAX = 512  # of one view; at some 700 bytes an entry a view takes a third of a megabyte of every manifest
 
 
 class ViewState(Enum):
-    """How a view stands. Pulsar's words for a compaction's status, and what a crash adds."""
+    """State of a view: Pulsar's words for a compaction's status, plus the state after a crash."""
 
     NEVER_RUN = "never run"
     RUNNING = "running"
@@ -43,10 +43,10 @@ class ViewState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewRun:
-    """A run that came to its end. Times in ms, offsets half open, bytes of batches.
+    """A completed run. Times in ms, offsets half open, bytes of batches.
 
-    Records came in from the old view and from ``[from_offset, upto_offset)`` of the log; markers count. `key_ranges` is
-    into how many parts the keys were split so that each fitted the buffer.
+    Input records come from the old view and from ``[from_offset, upto_offset)`` of the log; markers count. `key_ranges`
+    is the number of parts into which the keys were split so that each fits the buffer.
     """
 
     started_ms: ClockMs
@@ -62,7 +62,7 @@ class ViewRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStart:
-    """A run under way, by the writer of that epoch."""
+    """A run in progress, by the writer of that epoch."""
 
     started_ms: ClockMs
     epoch: WriterEpoch
@@ -70,7 +70,7 @@ class ViewStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewFailure:
-    """Why the last run left the view as it was."""
+    """The reason why the last run did not change the view."""
 
     failed_ms: ClockMs
     error: str
@@ -78,8 +78,10 @@ class ViewFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedView:
-    """See the module text. `source_sequence` is the head that the last run read the log by; `record_count` includes
-    records without a key, where the view keeps them."""
+    """See the module text. `source_sequence` is the manifest from which the last run read the log.
+
+    `record_count` includes records without a key, if the view keeps them.
+    """
 
     name: str
     start_offset: Offset = 0
@@ -95,7 +97,7 @@ class CompactedView:
 
     @property
     def is_built(self) -> bool:
-        """Whether there is something to read: a run came to its end once."""
+        """Whether the view is readable: at least one run was completed."""
         return self.last_run is not None
 
     @property
@@ -103,7 +105,7 @@ class CompactedView:
         return sum(row.size_bytes for row in self.rows)
 
     def state(self, epoch: int) -> ViewState:
-        """How it stands in a head of `epoch`."""
+        """The view's state in a manifest of writer epoch `epoch`."""
         if self.under_way is not None:
             return ViewState.RUNNING if self.under_way.epoch == epoch else ViewState.INTERRUPTED
         if self.failure is not None:
@@ -111,7 +113,7 @@ class CompactedView:
         return ViewState.SUCCESS if self.is_built else ViewState.NEVER_RUN
 
     def gap(self, log_start_offset: int) -> tuple[int, int] | None:
-        """The offsets between the view and a log that begins at `log_start_offset`: in neither. None: they touch."""
+        """The offsets between the view and a log that starts at `log_start_offset`; None if there is no gap."""
         return (self.horizon_offset, log_start_offset) if log_start_offset > self.horizon_offset else None
 
 
@@ -120,11 +122,11 @@ def find_view(views: Sequence[CompactedView], name: str) -> CompactedView | None
 
 
 def view_contradiction(views: Sequence[CompactedView], *, upto_offset: int) -> str | None:
-    """What in the views of one head contradicts itself; None when they are sound. The log is known `upto_offset`."""
+    """The first contradiction in the views of one manifest, None if sound. The log ends at `upto_offset`."""
     if len({view.name for view in views}) < len(views) or len(views) > VIEWS_MAX:
         return f"views share a name, or are more than {VIEWS_MAX}"
     for view in views:
-        reached = 0  # the first batch may begin below the start
+        reached = 0  # the first batch may start below the start offset
         if not 0 <= view.start_offset <= view.horizon_offset <= upto_offset:
             return f"the view {view.name!r} does not lie within the log, horizon_offset={view.horizon_offset}"
         for row in view.rows:

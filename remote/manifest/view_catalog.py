@@ -1,12 +1,11 @@
-"""The compacted views of a partition that has no remote tier: one small file in the partition's directory.
+"""View catalog: a file with the compacted views of a partition without a remote tier.
 
-In a bucket the views lie in the manifest. Without a bucket there is no manifest, so what a manifest says of views lies
-in a file of its own, ``view-catalog``: the same `CompactedView`, and the parts that no view names any more and that
-wait for their deletion. Keys are relative to the partition's directory. The bytes are a line with format, CRC-32C and
-length, then JSON.
+In a bucket the manifest holds the views. Without a bucket there is no manifest, so the file ``view-catalog`` holds the
+same `CompactedView`, and the pending deletes: parts that no view names any more. Keys are relative to the partition's
+directory. The bytes are a line with format, CRC-32C and length, then JSON.
 
-`epoch` is raised by every process that opens the partition for writing and changes the catalog. A run that an earlier
-epoch began was interrupted.
+Every process that opens the partition for writing and changes the catalog raises `epoch`. A run of an earlier epoch was
+interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LINE_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewCatalog:
-    """See the module text. `views` are by name; `unlinked` are parts that wait for their deletion."""
+    """See the module text. `views` are ordered by name; `unlinked` are pending deletes."""
 
     epoch: WriterEpoch = 1
     views: tuple[CompactedView, ...] = ()
@@ -41,13 +40,13 @@ class ViewCatalog:
 
     @property
     def named_keys(self) -> frozenset[str]:
-        """Every file that the catalog names, those that wait for their deletion included."""
+        """Every file that the catalog names, pending deletes included."""
         rows = (row for view in self.views for row in view.rows)
         named = {key for row in rows for key in (row.data_key, row.indexes_key)}
         return frozenset(named | {each.key for each in self.unlinked})
 
 
-_DECODER = msgspec.json.Decoder(ViewCatalog)  # made at import, as in `remote.manifest.manifest`
+_DECODER = msgspec.json.Decoder(ViewCatalog)  # created at import, as in `remote.manifest.manifest`
 
 
 def encode_catalog(catalog: ViewCatalog) -> bytes:
@@ -57,7 +56,7 @@ def encode_catalog(catalog: ViewCatalog) -> bytes:
 
 
 def decode_catalog(data: bytes, *, path: str) -> ViewCatalog:
-    """The inverse. Raises Corrupt for anything off, naming the file."""
+    """The inverse. Raises Corrupt for any defect, naming the file."""
     line = _LINE.match(data[:_LINE_BYTES_MAX])
     if line is None or int(line[1]) != _VERSION:
         raise Corrupt("reading a view catalog, it has no line of this format at its start", path=path)

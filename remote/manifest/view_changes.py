@@ -1,12 +1,11 @@
-"""The changes that concern a compacted view: begun, switched, failed, dropped. As in
-`remote.manifest.manifest_changes`.
+"""Changes of compacted views: start, switch, fail, drop.
 
-Each is a change of a manifest, and of the catalog of a partition whose views lie beside its log
-(`remote.manifest.view_catalog`).
+Pure functions, as in `remote.manifest.manifest_changes`.
 
-`switch_view` is the one that readers see: horizon, rows and figures change together, and the objects of rows that the
-new view does not take over go on the list of those to delete. They stay for the grace time, for whoever reads by an
-older head.
+Each is a change of a manifest, or of the catalog of a partition without a remote tier (`remote.manifest.view_catalog`).
+
+Readers see only `switch_view`: horizon, entries and figures change together. Objects of entries that the new view does
+not contain become pending deletes. They stay for the grace period, for readers of an older manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ Holder = TypeVar("Holder", Head, ViewCatalog)
 
 
 def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
-    """Note views that are to be built here and lie elsewhere until then: tombstones wait for them from now on."""
+    """Record views that will be built here and exist elsewhere until then.
+
+    From now on tombstones wait for them.
+    """
 
     def change(head: Holder) -> Holder:
         for name in names:
@@ -38,7 +40,7 @@ def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
 
 
 def begin_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
-    """Note that a run of this view is under way, so that everybody sees it; what there is stays readable."""
+    """Record that a run of this view is in progress, visible to all readers; the old view stays readable."""
     check_view(name)
 
     def change(head: Holder) -> Holder:
@@ -49,7 +51,7 @@ def begin_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
 
 
 def fail_view(name: str, error: str, *, now_ms: int) -> Callable[[Holder], Holder]:
-    """Keep why a run came to nothing; the view stays what it was."""
+    """Record why a run failed; the view stays unchanged."""
     failure = ViewFailure(failed_ms=now_ms, error=error)
 
     def change(head: Holder) -> Holder:
@@ -59,7 +61,7 @@ def fail_view(name: str, error: str, *, now_ms: int) -> Callable[[Holder], Holde
 
 
 def switch_view(built: CompactedView, *, replaces: CompactedView | None, now_ms: int) -> Callable[[Holder], Holder]:
-    """Put a new view in the place of the one that it was made of. Raises Conflict where that one is gone."""
+    """Replace a view by the one that was built from it. Raises Conflict if the view has changed since."""
 
     def change(head: Holder) -> Holder:
         known = find_view(head.views, built.name)
@@ -74,7 +76,7 @@ def switch_view(built: CompactedView, *, replaces: CompactedView | None, now_ms:
 
 
 def drop_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
-    """Take a view out of the head; its objects go after the grace time."""
+    """Remove a view from the manifest; its objects become pending deletes."""
 
     def change(head: Holder) -> Holder:
         view = find_view(head.views, name)
@@ -87,7 +89,7 @@ def drop_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
 
 
 def cut_views(offset: int, *, now_ms: int) -> Callable[[Holder], Holder]:
-    """The log ends at `offset` again: views that know records from there on are void, and say why."""
+    """Follow a truncation of the log to `offset`: void views with a horizon above it, with the reason."""
 
     def change(head: Holder) -> Holder:
         void = [each for each in head.views if each.horizon_offset > offset]
@@ -105,7 +107,7 @@ def _voided(view: CompactedView, offset: int, now_ms: int) -> CompactedView:
 
 
 def _altered(head: Holder, name: str, alter: Callable[[CompactedView], CompactedView]) -> Holder:
-    """The head with the view as `alter` makes it, a new one where there is none; the same head if nothing changes."""
+    """The manifest with the altered or new view; the same manifest if nothing changes."""
     known = find_view(head.views, name)
     altered = alter(CompactedView(name=check_view(name)) if known is None else known)
     if altered == known:
