@@ -1,10 +1,10 @@
 """The time of a manager while the machine's clock jumps, or was wrong at the start.
 
-Retention and grace periods use the wall clock. A clock set a month ahead (a dead battery, a typing error, a wrong time
-server) would expire everything and delete it before an operator notices. So every maintenance run compares the wall
-clock with a monotonic one, which also counts while the machine is suspended. A start compares it with the time in the
-last process's report (`tiered.node.work_report`). If the two differ, a store with its own clock is asked for the time
-(`tiered.stores.store_clock`).
+Retention and grace periods use the wall clock. A clock set a month ahead would expire everything and delete it before
+an operator notices. Causes are a dead battery, a typing error or a wrong time server. So every maintenance run compares
+the wall clock with a monotonic one, which also counts while the machine is suspended. A start compares it with the time
+in the last process's report (`tiered.node.work_report`). If the two differ, a store with its own clock is asked for the
+time (`tiered.stores.store_clock`).
 
 | the wall clock | the time used |
 |---|---|

@@ -26,8 +26,7 @@ def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
     """The ring of this process; `path` is the configuration's. Empty if none is configured.
 
     Raises NotFound for a missing file. Raises InvalidRequest for a file that is no key ring, or that other users may
-    read.
-    No error shows a key.
+    read. No error shows a key.
     """
     if keys := environ.get(KEYS_VARIABLE):
         return parse_key_ring(keys.split(";"), KEYS_VARIABLE)

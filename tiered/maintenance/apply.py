@@ -3,9 +3,8 @@
 Any prefix of a plan is safe, so a failure leaves the rest for the next maintenance. Order of effects of each decision:
 
 * copy: read and check the bytes → upload data and indexes → verify → **commit the manifest** (only now the copy
-  exists).
-  A copy that fails ends the copies of its run: an entry committed past a missing one would be a permanent hole.
-  `tiered.maintenance.upload_and_commit` groups commits, replaces entries and confirms them.
+  exists). A copy that fails ends the copies of its run: an entry committed past a missing one would be a permanent
+  hole. `tiered.maintenance.upload_and_commit` groups commits, replaces entries and confirms them.
 * local drop: check the newest committed manifest → hide from readers → rename → delete after the delay.
 * view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
@@ -101,7 +100,7 @@ class Applied:
 class _Round:
     """State of one application of decisions. `where` is called under the partition's lock.
 
-    A partition may move between two decisions. `rules` are those by which the decisions were made or checked.
+    A partition may move between two decisions. `rules` are the rules of the plan or of its last check.
     """
 
     partition: Partition

@@ -21,7 +21,7 @@ A task holds the partition's `tier_lock` from start to end. It holds `lock` only
 during an upload. Its segments are marked (`Partition.copying`): they are not dropped. The log is not cleaned during the
 copy, nor while a commit is in doubt.
 
-| concurrent event, or a crash at any moment | effect | what is left |
+| concurrent event, or a crash at any moment | effect | remains |
 |---|---|---|
 | maintenance of the same partition | flushes, rolls, drops committed and unmarked segments; cleans later | |
 | a second task of it | impossible: `Copiers` has one turn for a key, `tier_lock` for all others | |

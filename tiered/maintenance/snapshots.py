@@ -31,7 +31,7 @@ class Snapshots(ABC):
     def _forget(self, name: TopicPartition) -> None: ...
 
     def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """The open partitions whose disk is online, by name."""
+        """The open partitions with an online disk, by name."""
         return self._held(topics)
 
     def snapshots(
@@ -40,13 +40,12 @@ class Snapshots(ABC):
         """Both tiers of every partition (or of some topics') at this moment.
 
         Partitions that could not be opened or read (an index that the disk does not return) are left out and in
-        `problems`.
-        With `for_figures` less is read (`Partition.snapshot`); such snapshots must not be planned on.
+        `problems`. With `for_figures` less is read (`Partition.snapshot`); such snapshots must not be planned on.
         """
         return self._looked_at(self._held(topics), now_ms, for_figures=for_figures)
 
     def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """The open partitions whose disk is online, in order; a copy, as others may be added concurrently."""
+        """The open partitions with an online disk, in order; a copy, as others may be added concurrently."""
         wanted = None if topics is None else set(topics)
         open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]

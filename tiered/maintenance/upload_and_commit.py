@@ -13,7 +13,7 @@ continues with the next segment later.
 
 **A replacement** puts one uploaded segment's entry in the place of the entries that it tiles, in one commit.
 
-| a crash, or an error, after | leaves | what happens to it |
+| a crash, or an error, after | leaves | later effect |
 |---|---|---|
 | some uploads | objects that no manifest names | this process continues with them; after a restart they are orphans |
 | that, and their segment was cleaned again | the same | the next commit unlinks them |
@@ -252,7 +252,7 @@ def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
 
 
 def _is_still_due(ways: _Ways, decision: ReplaceRemote | RaiseCleaned) -> bool:
-    """Whether the policy would decide it now, for entries in the manifest itself; those in pages stay."""
+    """Whether the policy would decide it now, for entries in the manifest itself; entries in pages stay."""
     known = {row.ulid for row in ways.head.segments}
     due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
     return known.issuperset(decision.ulids) and any(
@@ -294,7 +294,7 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
 
 
 def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None:
-    """Commit `change`, and unlink uploads whose segments no longer exist."""
+    """Commit `change`, and unlink uploads of segments that no longer exist."""
     partition = ways.partition
     used = {partition.log.segment(info.base_offset) for info in infos}
     lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}

@@ -302,9 +302,9 @@ class LogManager(
     ) -> dict[TopicPartition, DeletedRecords]:
         """Delete the records below each offset (-1: all): readers lose them at once, files follow later.
 
-        Raises, before any deletion, OffsetOutOfRange above a log's end, InvalidRequest for a topic that only compacts,
-        and an error if this manager may not write to a partition. `tiered.maintenance.delete_records` has order and
-        crashes.
+        All checks come before any deletion. Raises OffsetOutOfRange above a log's end, and InvalidRequest for a topic
+        that only compacts. Raises an error if this manager may not write to a partition.
+        `tiered.maintenance.delete_records` has order and crashes.
         """
         from tiered.maintenance.delete_records import delete_records
 

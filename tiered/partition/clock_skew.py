@@ -1,10 +1,10 @@
-"""Grace period of pending deletes whose unlink time is in the future.
+"""Grace period of pending deletes with an unlink time in the future.
 
 The clock of the writer that unlinked them was ahead.
 
 Without this rule the objects stay in the bucket, and cost money, until the stamped time: a month or ten years ahead.
 A stamp ahead by more than `JUMP_MS` is therefore replaced: the grace period runs from the moment at which this process
-first saw the object. Only the monotonic clock counts it, which no command sets:
+first saw the object. Only a monotonic clock counts it:
 
 | stamp of an object | end of its grace period |
 |---|---|

@@ -17,7 +17,10 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction without its marker. `first_offset` is that of its first record."""
+    """A transaction without its marker. A field of -1 means none, as in Kafka.
+
+    `first_offset` is the offset of its first record.
+    """
 
     partition: TopicPartition
     producer_id: int

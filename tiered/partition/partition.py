@@ -66,17 +66,17 @@ class Partition:
     | `is_tiered` | the bucket may hold objects of this partition |
     | `is_owned` | this manager is the partition's writer, and the two tiers agree |
     | `has_agreed` | the two tiers agreed at least once |
-    | `stopped` | why it may not write any more: fenced, diverged or its bucket lost; nothing is changed any more |
+    | `stopped` | the error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None |
     | `at_rest` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
-    | `ahead` | pending deletes whose grace period starts in the future |
+    | `ahead` | pending deletes with a grace period that starts in the future |
     | `uploaded`, `shrunk` | the notes of `tiered.maintenance.upload_and_commit` |
     | `copying` | base offsets of the segments being copied, which must stay unchanged |
     | `is_deleted` | its topic was deleted; a copied segment that no manifest names is useless |
     | `opened_upto` | log end offset when the log was opened; None for an empty log |
     | `forgot_tried` | an upload in doubt was removed from `uploaded`; a manifest may name it |
     | `is_noted` | the disk records that appends came before this manager was the writer |
-    | `local_views` | the compacted views kept on the disk (`tiered.read.local_views`) |
+    | `local_views` | the compacted views on the disk (`tiered.read.local_views`) |
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
     (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
@@ -112,7 +112,7 @@ class Partition:
 
     @property
     def keeps_views_on_disk(self) -> bool:
-        """Whether its compacted views are kept on the disk.
+        """Whether its compacted views are stored on the disk.
 
         True without a remote tier, or if the tier was disabled and the manifest counts no entries and names no views.
         """

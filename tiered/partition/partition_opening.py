@@ -261,8 +261,8 @@ class Opener:
     def is_waiting(self, held: Partition) -> bool:
         """Whether a tiered partition still has something to do in the bucket.
 
-        True if this process is not its writer, a commit is in doubt, or the manifest lacks current settings of the
-        topic or views kept on the disk.
+        True in three cases: this process is not its writer, a commit is in doubt, or the manifest is out of date. An
+        out-of-date manifest lacks current settings of the topic or views on the disk.
         """
         head = held.head()
         if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
@@ -299,7 +299,7 @@ class Opener:
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():
-                held.stopped = error  # the bucket accepts other writes, so the problem is this partition's
+                held.stopped = error  # the bucket accepts this writer's commits: a problem of this partition
             case Unavailable():
                 pass
             case _ if self._store is not None:
@@ -452,14 +452,16 @@ class Opener:
 
 
 def _is_deletion_alone(head: Head, error: Fenced) -> bool:
-    """Whether only a job that deletes objects came after this writer. It gives no offset and keeps no log, so this log
-    stays the last one that gives offsets."""
+    """Whether the only later writer is a job that deletes objects.
+
+    Such a job gives no offset and has no log, so this log stays the last one that gives offsets.
+    """
     ours = error.facts.get("ours")
     return head.writer_id.startswith(DELETION) and isinstance(ours, int) and error.facts.get("epoch") == ours + 1
 
 
 def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Head | None:
-    """Before the first copy, commit the names of the views kept on the disk. None if there are none."""
+    """Before the first copy, commit the names of the views on the disk. None if there are none."""
     names = unannounced(held)
     return metadata.commit(announce_views(names), now_ms) if names else None
 

@@ -2,12 +2,12 @@
 
 Every open, for writing or read-only, asks this module. docs/explanation/diverged-logs.md lists each relation and the
 actions it allows. The newest manifest is authoritative for the committed offsets. A local log that ends before the
-bucket starts over at the bucket's end (`reconcile`), but only if the bucket provably had all of its records.
+bucket starts over at the bucket's end (`reconcile`). The bucket must provably have had all of its records.
 
-Leader epochs distinguish two histories. They fail if both histories have one epoch: a disk was restored from an old
-copy of itself and took records while the bucket was unavailable, at offsets where the bucket has other records. So
-`check_same_records` compares the batches at the last common offset by their CRC32C. The CRC32C covers everything but
-offset and leader epoch, and a copy has the same bytes.
+Leader epochs distinguish two histories. They fail if both histories have one epoch. In that case a disk was restored
+from an old copy of itself. It then took records while the bucket was unavailable, at offsets where the bucket has other
+records. So `check_same_records` compares the batches at the last common offset by their CRC32C. The CRC32C covers
+everything but offset and leader epoch, and a copy has the same bytes.
 
 Batches cannot be compared in three cases:
 

@@ -1,8 +1,8 @@
 """Collect from a closed local segment the facts that the remote tier needs.
 
 The facts of a segment entry (record count, timestamps, offsets) come from the bytes during the upload, never from
-memory or an index. A segment is refused before any commit if its bytes do not decode, contradict its place in the log,
-or contradict its indexes (KAFKA-15401 tiered such segments). Its objects already in the store are deleted.
+memory or an index. A segment is refused before any commit if its bytes do not decode, or contradict its place in the
+log or its indexes. KAFKA-15401 tiered such segments. Its objects already in the store are deleted.
 
 An index that contradicts the bytes is never copied:
 

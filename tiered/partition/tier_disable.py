@@ -45,9 +45,9 @@ def is_given_up(topic: Topic, values: Mapping[str, str]) -> bool:
 def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
     """Steps 2 and 3; False if the request no longer applies. The caller holds `tier_lock`.
 
-    The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit its
-    segments are marked as being copied, so no segment that the new manifest relies on is deleted from the disk. `where`
-    is called under the lock, because the partition may move.
+    The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit
+    `copying` holds `offset`, so no local segment that ends above it is dropped. `where` is called under the lock,
+    because the partition may move.
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:

@@ -36,8 +36,7 @@ class Told:
     """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
 
     Without `has_all_epochs`, `epochs` are those of the first batch alone. `is_begun`: the epoch of the first batch was
-    read.
-    `is_verified`: the epochs of all batches were read.
+    read. `is_verified`: the epochs of all batches were read.
     """
 
     segment: ForeignSegment
@@ -130,8 +129,7 @@ def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: i
     """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
 
     `indexes` has the size of each existing index. A transaction index that starts at -1 must be rebuilt from the
-    batches.
-    The record count is unknown: 0.
+    batches. The record count is unknown: 0.
     """
     segment = told.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}

@@ -1,4 +1,4 @@
-"""Compacted views of a partition kept on the disk, for a topic without a remote tier.
+"""Compacted views of a partition on the disk, for a topic without a remote tier.
 
 Layout, in the partition's directory:
 
@@ -8,7 +8,7 @@ Layout, in the partition's directory:
 | ``view/<name>/<stem>.log``, ``.indexes`` | the parts, as in a bucket (`tiered.read.view_files`) |
 | ``view/~aside/<ulid>`` | a part that is being written |
 
-Order of effects of a run (`tiered.views.view_building`), and what a crash after each step leaves:
+Order of effects of a run (`tiered.views.view_building`), and the state after a crash:
 
 | step | effect | a crash after it leaves | removed by |
 |---|---|---|---|
@@ -18,7 +18,7 @@ Order of effects of a run (`tiered.views.view_building`), and what a crash after
 | 4 | the catalog: written aside, synced, renamed | old or new view, whole; files without a name | `open` |
 | 5 | the partition's directory is synced | new view, durable; old parts listed in it | step 6 |
 | 6 | `file.delete.delay.ms` later: old parts deleted, directory synced | new view, names of no files | step 6 again |
-| 7 | the catalog is replaced by one without those names | new view | |
+| 7 | the catalog is replaced by one without these names | new view | |
 
 No file is deleted because of a catalog that may not be durable: before the first deletion of `open` and of step 6 the
 partition's directory is synced. So a power cut never restores a catalog that names a deleted part.

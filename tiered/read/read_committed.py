@@ -2,9 +2,8 @@
 
 A segment is copied once it is below the last stable offset, so every transaction with records in it is decided. The
 deciding marker may be in a later segment, on either tier. So the aborted transactions of a range are searched in its
-entry, in the following entries, and then in the local log, until an index entry shows that all of the range was
-decided.
-A segment entry records that it has no aborted transactions: nothing is fetched for it.
+entry, in the following entries, and then in the local log. The search ends when an index entry shows that all of the
+range was decided. A segment entry records that it has no aborted transactions: nothing is fetched for it.
 
 In the bucket alone, the last stable offset is the start of the earliest transaction that was open at the end of the
 last entry. The producer snapshot of that entry has it. Its marker was not copied yet.

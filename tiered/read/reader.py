@@ -45,7 +45,7 @@ class TieredReader:
     """Reads any partition that `source_of` knows. Thread safe; an iterator belongs to one thread.
 
     Under READ_COMMITTED a stream ends at the last stable offset, and records and columns omit aborted ones
-    (`tiered.read.read_committed`). Batches come whole; `aborted_transactions` gives those to leave out.
+    (`tiered.read.read_committed`). Batches come whole; `aborted_transactions` gives the batches to leave out.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
         for each in workers[: len(things)]:
             each.start()
         for each in workers[: len(things)]:
-            while each.is_alive():  # CPython misses a signal that comes just before an unlimited wait
+            while each.is_alive():  # CPython delays a signal that comes just before an unlimited wait
                 each.join(LOOK_S)
     finally:
         waiting.clear()

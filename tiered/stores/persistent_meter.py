@@ -135,7 +135,7 @@ class KeptMeter(MeteredStore):
         self._is_written = True
 
     def history(self) -> RequestHistory:
-        """The recorded counts and those since. For a read-only open only the counts in the file."""
+        """The recorded counts and later ones. For a read-only open only the counts in the file."""
         return self._begun() if self._read_only else self._with(self.counts_by_topic())
 
     def close(self) -> None:

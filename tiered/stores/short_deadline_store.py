@@ -63,7 +63,7 @@ class HastyStore:
 
     @property
     def as_store(self) -> ObjectStore:
-        """This store as the protocol: its methods are those of the inner store."""
+        """This store as the protocol: it forwards every method to the inner store."""
         return cast(ObjectStore, self)
 
     @contextmanager
@@ -131,7 +131,7 @@ class BriefStore:
 
     @property
     def as_store(self) -> ObjectStore:
-        """This store as the protocol: its methods are those of the inner store."""
+        """This store as the protocol: it forwards every method to the inner store."""
         return cast(ObjectStore, self)
 
     @property

@@ -45,7 +45,7 @@ class StoreCheck:
         is_single_writer: bool,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """`place` returns the log directory that records the answer; `options` are those of the opened store."""
+        """`place` returns the log directory that records the answer; `options` are the opened store's."""
         self._place = place
         self._is_single_writer = is_single_writer
         self._options = dict(options or {})

@@ -45,7 +45,7 @@ class KnowsDeleted:
         return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
 
     def deleted_partitions(self) -> list[DeletedPartition]:
-        """Their partitions, by deletion time; reads the manifest of each from the store."""
+        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store."""
         store: ObjectStore | None = getattr(self, "_store", None)
         if store is None:
             return []

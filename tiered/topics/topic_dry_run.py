@@ -1,4 +1,4 @@
-"""Effects of creating, altering or deleting a topic, without a change and beside a running manager.
+"""Effects of creating, altering or deleting a topic, without a change, also while a manager runs.
 
 The checks are those of the real operation, so they refuse the same requests with the same error. The loss of a deletion
 is counted from both tiers. The report includes the pins of readers, and forks, which keep the objects that they name.
@@ -38,7 +38,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSetting:
-    """An effective setting of a topic whose value or origin would change."""
+    """An effective setting of a topic that would change in value or origin."""
 
     before: Setting
     after: Setting

@@ -5,7 +5,7 @@ merged part of the log again. `tiered.read.view_places` defines the place of vie
 reads. For a topic with a remote tier a run reads the bucket even where the disk has the same offsets. The disk may have
 less of a compacted log: newer records of a key, which only the disk has, superseded older ones there.
 
-Order of effects, and what a crash after each step leaves (on a disk: `tiered.read.local_views` has the files):
+Order of effects, and the state after a crash (on a disk: `tiered.read.local_views` has the files):
 
 | step | effect | after a crash here |
 |---|---|---|
@@ -17,7 +17,7 @@ Order of effects, and what a crash after each step leaves (on a disk: `tiered.re
 An error before step 4 is committed as the view's failure, and raised. After an error in step 4 the commit is in doubt;
 then nothing is deleted.
 
-The new horizon is never above what is certain:
+The new horizon covers only records that cannot be lost:
 
 - In a bucket it is the start of the earliest transaction whose end the bucket does not have, else the end of the last
   entry. Records and markers only on this disk may be lost with it. Then other records get those offsets, and the view

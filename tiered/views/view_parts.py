@@ -2,7 +2,7 @@
 
 A part is a segment like any other: whole batches with their indexes, named by its offsets. It is written to the disk
 first, because an upload must be able to read it twice. Its name is that of a segment being cleaned (``.cleaned``), so
-the next start deletes what a crash leaves of it. One part at a time, so the disk needs room for one. Uploaded parts
+the next start deletes its remains after a crash. One part at a time, so the disk needs room for one. Uploaded parts
 that no manifest names are deleted after an error; after a crash they remain as objects of an older epoch.
 
 A batch with survivors keeps its offsets, times, headers, codec, leader epoch and producer. Only its transaction flag is
