@@ -1,24 +1,24 @@
-"""From the files of a partition directory to its segments: what `Log.open` finds, recovers, refuses.
+"""Load the segments of a partition directory: find, recover or refuse them.
 
-| segment | trusted | what is done |
+| segment | trusted | action |
 |---|---|---|
-| below the recovery point, or a clean shutdown before | its bytes are durable | indexes as in the next table |
-| reaching beyond the recovery point | up to it | every CRC checked; the tail beyond is cut where it is torn or wrong |
+| below the recovery point, or after a clean shutdown | its bytes are durable | indexes as in the next table |
+| reaching beyond the recovery point | up to it | every CRC checked; a torn or wrong tail beyond it is cut |
 | reaching past the base of an empty last one (below) | up to it | the same |
 
-Of a directory of any size only a listing is read: file sizes and times. So the indexes of trusted segments are
+Opening reads only a listing of the directory, with file sizes and times. The indexes of trusted segments are:
 
-| segment | checked | when off |
+| segment | checked | if unsound |
 |---|---|---|
-| the last one, to be appended to | at once, whole | rebuilt at once |
-| an older one | at once: both files are there and hold whole entries | rebuilt at once |
-| | their contents when first used (`local.index.sealed_indexes`) | rebuilt then |
+| the last one, for appends | at once, whole | rebuilt at once |
+| an older one | at once: both files exist and hold whole entries | rebuilt at once |
+| | their contents at first use (`local.index.sealed_indexes`) | rebuilt then |
 | any with a ``.txnindex`` | that at once, whole | rebuilt at once |
 
-Bytes that were vouched for are never cut: damage there is Corrupt, naming file and byte, and the files stay as they are
-for repair. Beyond the recovery point the first bad batch ends the log and later segments go, as nothing after a hole
-was acknowledged as durable. A segment that begins inside the one before it is a roll that failed half way: it goes when
-it is empty, and is Corrupt otherwise.
+- Trusted bytes are never cut. Damage in them is Corrupt, naming file and byte, and the files stay for repair.
+- Beyond the recovery point the first bad batch ends the log, and later segments are removed. No record after a hole
+  was acknowledged as durable.
+- A segment that begins inside the previous one is left by a failed roll. It is removed if empty, else Corrupt.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from local.storage import FileFacts, Storage, join
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a start looks at: `files` as listed once, the `bases` of the segments, ascending."""
+    """The inputs of a start: `files` as listed once, and the `bases` of the segments, ascending."""
 
     storage: Storage
     directory: str
@@ -58,7 +58,10 @@ class _Place:
 
 @dataclass(slots=True)
 class _Found:
-    """What has been found so far: `known_ends` of segments that were read to their end, producers from there on."""
+    """The results so far.
+
+    `known_ends` has the ends of fully read segments, `producers` the state after them.
+    """
 
     segments: list[Segment]
     epochs: LeaderEpochs
@@ -76,7 +79,7 @@ def load(
     *,
     recovery_point: int | None,
 ) -> LoadedLog:
-    """Every segment, recovered where it must be; `recovery_point` None trusts all of it (a clean shutdown).
+    """Load every segment and recover as needed. `recovery_point` None trusts all (a clean shutdown).
 
     Raises Corrupt for damage below the recovery point.
     """
@@ -107,10 +110,12 @@ def load(
 
 
 def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
-    """The producers of a log that begins anew at its start: no segment is there, or all of them end below it.
+    """Return the producers of a log that restarts empty: no segments, or all of them below its start.
 
-    Records that were deleted were promised, and so was that their retries are known. So what the segments tell is
-    written down, durably, before they go; a crash after that leaves no segment, and this snapshot to begin with.
+    Deleted records were acknowledged, and a retry of them must still be known as a duplicate.
+
+    1. The state from the segments is written as a snapshot, durably.
+    2. The caller deletes the segments. After a crash from here on, the next start reads this snapshot.
     """
     if loaded.segments:
         if len(loaded.producers):
@@ -120,9 +125,10 @@ def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offs
 
 
 def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found | None:
-    """Every segment, oldest first; those behind a cut are gone. A crash in between leaves what the next start does.
+    """Load every segment, oldest first. Later segments are removed after a cut.
 
-    None after a segment was split or renamed: begin again with another listing.
+    A crash in between leaves a state that the next start handles. Returns None after a segment was split or renamed:
+    the caller must list the directory again.
     """
     found = _Found([], epochs)
     for at, base in enumerate(place.bases):
@@ -145,9 +151,9 @@ def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int
 
 
 def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool:
-    """Add the segment `at`, whose bytes are vouched for; False after it was split or renamed.
+    """Add the trusted segment `at`. Return False after a split or a rename.
 
-    That its offsets do not fit its name is told by the next one's name, and by the ends of the log.
+    The next segment's name and the ends of the log reveal offsets that do not fit the segment's name.
     """
     base = place.bases[at]
     is_suspect = end - base - 1 > RELATIVE_OFFSET_MAX if end is not None else False
@@ -168,7 +174,7 @@ def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool
 
 
 def _begins_below(place: _Place, base: int) -> bool:
-    """Whether the first batch of a segment begins below its name. Damage is left to who reads the batch."""
+    """Return whether the first batch of a segment begins below its name. Reading the batch reports damage."""
     path = join(place.directory, names.segment_file(base, names.LOG))
     with suppress(Corrupt):
         header = read_header(place.storage.read(path, 0, HEADER_BYTES))
@@ -177,7 +183,7 @@ def _begins_below(place: _Place, base: int) -> bool:
 
 
 def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
-    """See `local.log.splitting`. `found` has the segments before `at`."""
+    """Do `local.log.splitting.put_right`. `found` holds the segments before `at`."""
     from local.log import splitting
 
     bases, end_before = place.bases, None
@@ -192,7 +198,7 @@ def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -
 
 
 def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
-    """Add the segment `at`, looked through beyond the recovery point; whether it was cut."""
+    """Add the segment `at`, checked beyond the recovery point. Return whether it was cut."""
     base = place.bases[at]
     if found.producers is None:
         found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
@@ -213,9 +219,9 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
 
 
 def _settled(place: _Place, found: _Found) -> list[Segment]:
-    """The segments without what a failed roll left behind; the log end is that of the last one."""
+    """Return the segments without the rest of a failed roll. The log end is that of the last one."""
     if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
-        # The last one may be what a failed roll left behind; its predecessor went on being written to.
+        # The last segment may be left from a failed roll; then appends to its predecessor continued.
         before = found.segments[-2]
         found.known_ends[before.base_offset] = end_of(before)
     kept = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
@@ -225,7 +231,7 @@ def _settled(place: _Place, found: _Found) -> list[Segment]:
 
 
 def _trusted(place: _Place, at: int) -> Segment:
-    """The segment `at`, whose log is vouched for: its indexes as the module's second table says."""
+    """Return the trusted segment `at`, with its indexes treated as in the module's second table."""
     storage, directory, bases = place.storage, place.directory, place.bases
     base = bases[at]
     has_aborted = names.segment_file(base, names.TXN_INDEX) in place.files
@@ -239,9 +245,9 @@ def _trusted(place: _Place, at: int) -> Segment:
 
 
 def _outgrew(place: _Place, base: int) -> bool:
-    """Whether the empty last segment is what a failed roll left behind: the one before it went on past its base.
+    """Return whether the last segment is left from a failed roll: empty, and `base` grew past its name.
 
-    Then its base is nobody's end, and the recovery point may lie anywhere in the one before it.
+    Its base is then not the end of the predecessor, and the recovery point may be anywhere inside the predecessor.
     """
     bases, files = place.bases, place.files
     if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
@@ -253,7 +259,10 @@ def _outgrew(place: _Place, base: int) -> bool:
 
 
 def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
-    """The producers before the last of `bases`, written down so that a crash in here need not find them again."""
+    """Return the producers before the last of `bases`.
+
+    A missing snapshot is written, so that a start after a crash need not compute the state again.
+    """
     *before, base = bases
     producers = snapshots.state_at(base, before)
     if before:
@@ -264,9 +273,10 @@ def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerStat
 def _trusted_producers(
     snapshots: ProducerFiles, bases: list[int], next_offset: int, *, had_snapshots: bool
 ) -> ProducerState:
-    """After a clean shutdown: the newest snapshot. Without any, nobody knew of producers: written down, nothing read.
+    """Return the producers after a clean shutdown, from the newest snapshot.
 
-    Source: kafka `UnifiedLog.rebuildProducerState`.
+    Without any snapshot the log had no producers: empty snapshots are written, and no batch is read. Source: kafka
+    `UnifiedLog.rebuildProducerState`.
     """
     if had_snapshots or not bases:
         return snapshots.state_at(next_offset, bases)
@@ -278,7 +288,7 @@ def _trusted_producers(
 
 
 def load_moved(storage: Storage, directory: str, old: Sequence[Segment], *, interval_bytes: int) -> list[Segment]:
-    """The sealed segments `old` as they are in another directory, of the same age, the last one active again."""
+    """Load the closed segments `old` in another directory, with their age. Activate the last one."""
     segments = []
     for before in old:
         segments.append(Segment.load(storage, directory, before.base_offset, interval_bytes=interval_bytes))
@@ -298,7 +308,7 @@ def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> No
 
 
 def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:
-    """What a listing tells: an index is missing, or ends inside an entry."""
+    """Return whether the listing shows that an index is missing or ends inside an entry."""
     offsets = files.get(names.segment_file(base, names.OFFSET_INDEX))
     times = files.get(names.segment_file(base, names.TIME_INDEX))
     if offsets is None or times is None:

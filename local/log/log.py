@@ -1,21 +1,29 @@
-"""One partition's log on a disk: append, roll, read, drop, recover. Kafka's format, Kafka's promises.
+"""One partition's log on a disk: append, roll, read, drop, recover. Kafka's format and guarantees.
 
-Concurrency: one lock serialises writers; readers take a frozen `LogView` (the segment list and the offsets) and never
-wait. A reader whose segment is dropped or replaced under it gets the next view and starts over, so it never sees a
-hole. Offsets: ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end offset.
+**Concurrency.** One lock serialises writers. Readers take an immutable `LogView` (the segment list and the offsets)
+and never wait. If a segment is dropped or replaced during a read, the reader repeats it with the next view and never
+sees a hole. Offsets: ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end
+offset.
 
-Durability: an append with `Durability.MEMORY` is where Kafka's own default leaves it (in the page cache, lost with
-the power); with `Durability.FLUSHED` it is on the platter. A sealed segment always is. Those who wait for the platter
-wait without the lock and share their fsyncs (`local.log.group_commit`). A record is readable as soon as it is written,
-so a reader may see one whose append has not returned yet and, after a power cut, never will; `recovery_point` is what
-has reached the platter for certain.
+**Durability.**
 
-This module is longer than its neighbours because it is everything that happens under the log's one lock; what needs no
-lock lies beside it (`log_reading`, `log_view`, `loading`, `encoding`).
+| records | are |
+|---|---|
+| appended with `Durability.MEMORY` (Kafka's default) | in the page cache, lost at a power cut |
+| appended with `Durability.FLUSHED` | on the disk |
+| in a closed segment, or below `recovery_point` | on the disk |
 
-A write that fails leaves the active segment in an unknown state. For want of room it is cut back to what it was, and
-the log takes records again as soon as there is room; after another failure it is recovered in place from its own bytes;
-if that fails too, the log refuses everything until it is reopened.
+Threads wait for the disk without the lock and share their fsyncs (`local.log.group_commit`). A record is readable once
+it is written. A reader may therefore see a record before its append returns, and a power cut may remove this record.
+
+**Failures.** A failed write leaves the active segment in an unknown state:
+
+1. If the disk is full, the segment is cut back to its earlier state. The log accepts records again once there is room.
+2. After another failure the segment is recovered in place from its own bytes.
+3. If this fails too, the log refuses everything until it is reopened.
+
+This module is long because it holds everything that happens under the log's one lock. Code that needs no lock is in
+`log_reading`, `log_view`, `loading` and `encoding`.
 """
 
 from __future__ import annotations
@@ -46,7 +54,7 @@ __all__ = ["AppendResult", "Durability", "Log"]
 
 
 class Log(ShrinkableLog):
-    """See the module text; reads and lookups are in `local.log.log_reading`. Build one with `Log.open`."""
+    """One partition's log, see the module. Open it with `Log.open`. `local.log.log_reading` has the reads."""
 
     def __init__(
         self,
@@ -78,12 +86,12 @@ class Log(ShrinkableLog):
         read_only: bool = False,
         draw: Draw = random.randrange,
     ) -> Log:
-        """Load what is there, recover what needs it, and end with an active segment; all durable on return.
+        """Open a log: load its files, recover as needed, activate the last segment. All is durable on return.
 
-        `log_start_offset` is the checkpointed one. With `is_tiered` it is taken as it is, although the local files
-        may begin later; without, the first local segment's base is its lower bound. With `read_only` nothing is
-        written: a torn tail is left alone and not shown, and the log refuses every change. `draw` is chance for the
-        jitter of rolling.
+        - `log_start_offset` is the checkpointed one. With `is_tiered` it is used unchanged, although the local files
+          may begin later. Otherwise the first local segment's base is its lower bound.
+        - `read_only`: nothing is written, a torn tail is left out, and the log refuses every change.
+        - `draw` is the random source for the jitter of rolling.
         """
         log = cls(storage, directory, partition, settings, draw)
         if read_only:
@@ -125,19 +133,20 @@ class Log(ShrinkableLog):
         durability: Durability = Durability.MEMORY,
         producer: Producer | None = None,
     ) -> AppendResult:
-        """Encode `records` into as many batches as `batch_bytes` asks for and add them in order.
+        """Encode `records` into batches of about `batch_bytes` and append them in order.
 
-        With a `producer` they are one batch, and the same call may be repeated: it is answered as a duplicate.
+        With a `producer` they are one batch, and a repeated call returns the same offsets as a duplicate. Raises:
 
-        Raises InvalidRequest (nothing was added) for an empty call and for records that are too large, lack the key
-        that a compacted topic asks for, or have times that the topic does not allow; DiskFailed when the disk refuses
-        (some of the records may have been added, none was acknowledged); with a producer also as `append_batch`.
+        - InvalidRequest, with nothing appended, for no records, for too large records, for a missing key in a
+          compacted topic, or for times that the topic does not allow;
+        - DiskFailed for a disk error: some records may be in the log, none was acknowledged;
+        - with a producer also the errors of `append_batch`.
         """
         batches = self.encode(records, now_ms=now_ms, producer=producer)
         return self.append_encoded(batches, now_ms=now_ms, durability=durability)
 
     def encode(self, records: Sequence[Record], *, now_ms: int, producer: Producer | None = None) -> list[bytearray]:
-        """The records as batches for `append_encoded`, with everything checked; adds nothing. Raises as `append`."""
+        """Check and encode records as batches for `append_encoded`; append nothing. Raises as `append`."""
         from local.log.encoding import encode_batches
 
         return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms, producer=producer)
@@ -145,15 +154,18 @@ class Log(ShrinkableLog):
     def append_columns(
         self, columns: object, *, now_ms: int, durability: Durability = Durability.MEMORY
     ) -> AppendResult:
-        """Add records that are columns already: `Columns` of another log, or Arrow: key, value[, timestamp, headers].
+        """Append columns: `Columns` of another log, or Arrow with key, value[, timestamp, headers].
 
-        No record becomes a Python object (`local.records.record_columns`). Raises as `append`, and InvalidRequest for a
-        table that holds no records.
+        No record becomes a Python object (`local.records.record_columns`). Raises as `append`, and InvalidRequest for
+        a table that holds no records.
         """
         return self.append_encoded(self.encode_columns(columns, now_ms=now_ms), now_ms=now_ms, durability=durability)
 
     def encode_columns(self, columns: object, *, now_ms: int) -> Iterable[memoryview]:
-        """The same as batches for `append_encoded`, once, all checked; adds nothing. Raises as `append_columns`."""
+        """Check and encode columns for `append_encoded`, to iterate once; append nothing.
+
+        Raises as `append_columns`.
+        """
         from local.log.column_encoding import encode_column_batches
         from local.records.record_columns import record_columns
 
@@ -163,19 +175,22 @@ class Log(ShrinkableLog):
     def append_encoded(
         self, batches: Iterable[bytearray | memoryview], *, now_ms: int, durability: Durability = Durability.MEMORY
     ) -> AppendResult:
-        """Add what `encode` made, once: the batches are given their offsets in place. Raises DiskFailed."""
+        """Append the batches of `encode`, which get their offsets in place: use them once. Raises DiskFailed."""
         with self._lock:
             result, position = self._append_all(batches, now_ms, durability)
         self._commit.wait_for(position)
         return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Add one ready-made v2 batch: checked whole, given its offsets and, where they are the log's, its times.
+        """Append one ready-made v2 batch after a whole check.
 
-        A batch of a producer that was added before is answered with the offsets it has. Raises Corrupt for what a
-        recovery or a reader would refuse, InvalidRequest for what does not belong here (`local.log.append_validation`;
-        control batches are `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.log.producer_state`
-        tells.
+        It gets its offsets and, under LogAppendTime, its times. A repeated batch of a producer returns its first
+        offsets. Raises:
+
+        - Corrupt for bytes that a recovery or a reader would refuse;
+        - InvalidRequest for a batch that does not belong here (`local.log.append_validation`), such as a control
+          batch, which `append_marker` writes;
+        - OutOfOrderSequence and ProducerFenced as in `local.log.producer_state`.
         """
         from local.log.append_validation import validate_batch
 
@@ -193,12 +208,15 @@ class Log(ShrinkableLog):
         now_ms: int,
         durability: Durability = Durability.MEMORY,
     ) -> AppendResult:
-        """End the producer's transaction here: the only way in for a control batch, and the coordinator's to call. With
-        `first_offset` only the one that began there: who has looked at it does not end the next (NotFound).
+        """End the producer's transaction with a marker, for the transaction coordinator.
 
-        Legal without an open transaction (Kafka's coordinator may repeat itself). Order of effects: the marker, then,
-        for an abort, the entry of the transaction index; a crash in between leaves the marker, and recovery makes the
-        entry from it. Raises ProducerFenced for an old epoch of either, DiskFailed.
+        No other method appends a control batch. With `first_offset` only the transaction that began there is ended, so
+        that a caller never ends the next one by mistake (NotFound). Legal without an open transaction, because Kafka's
+        coordinator may repeat the call.
+
+        Order of effects: the marker, then, for an abort, the entry of the transaction index. A crash in between leaves
+        the marker, and recovery builds the entry from it. Raises ProducerFenced for an old producer or coordinator
+        epoch, DiskFailed.
         """
         marker = encode_marker(
             base_offset=0,
@@ -215,7 +233,7 @@ class Log(ShrinkableLog):
         return result
 
     def flush(self) -> None:
-        """Everything appended before the call is durable when this returns, and below the recovery point."""
+        """Make everything appended before the call durable, and below the recovery point."""
         with self._lock:
             self._check_usable()
             written = self._written_bytes
@@ -226,14 +244,14 @@ class Log(ShrinkableLog):
         return self._look_again is not None
 
     def look_again(self) -> None:
-        """A read-only log: see the directory as it is now (another process writes, drops and cleans there)."""
+        """Load the directory of a read-only log again: another process writes, drops and cleans there."""
         if self._look_again is not None:
             self._look_again()
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush when the oldest record that no sync has taken up has waited for `flush_ms`; True when it did.
+        """Flush if the oldest unsynced record has waited for `flush_ms`. Return whether it flushed.
 
-        Kafka counts from the last flush instead: the same bound on what a power cut takes, with more fsyncs.
+        Kafka counts from the last flush: the same bound on the loss at a power cut, with more fsyncs.
         """
         since, limit = self._unflushed_since_ms, self.settings.flush_ms
         if limit is None or since is None or 0 <= now_ms - since < limit:  # a clock that was set back delays nothing
@@ -242,16 +260,16 @@ class Log(ShrinkableLog):
         return True
 
     def expire_producers(self, now_ms: int) -> None:
-        """Forget producers that were silent for too long; looks every ten minutes and is free to call in between."""
+        """Remove producers that were silent for too long. Checks every ten minutes; other calls cost nothing."""
         with self._lock:
             if now_ms >= self._expire_producers_at_ms:
                 self._producers.expire(now_ms, self.settings.producer_id_expiration_ms)
                 self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
 
     def roll(self, *, now_ms: int) -> bool:
-        """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed).
+        """Close the active segment and create a new one. Return False if it is empty: it then stays.
 
-        The snapshot of the producers at the new base comes last and is not synced: it can be made again.
+        The producer snapshot at the new base is written last and not synced, because it can be computed again.
         """
         with self._lock:
             self._check_may_change()
@@ -264,9 +282,10 @@ class Log(ShrinkableLog):
             return True
 
     def producer_snapshot(self, offset: int) -> bytes:
-        """A ``.snapshot`` of the producers before `offset`, a segment's base or the log end; made again if it is gone.
+        """Return a ``.snapshot`` of the producers before `offset`, a segment's base or the log end.
 
-        Nobody waits for it. Raises NotFound above the log end, Corrupt as reading the log does.
+        A missing one is computed again. No append waits for that. Raises NotFound above the log end, Corrupt as
+        reading the log does.
         """
 
         def made(view: LogView) -> bytes:
@@ -277,24 +296,24 @@ class Log(ShrinkableLog):
         while True:
             cuts = self._cuts
             snapshot = self._retrying(made)
-            with self._lock:  # a truncation under way, and what was appended after it, may be half in it
+            with self._lock:  # a concurrent truncation, and appends after it, may be partly in the result
                 if cuts == self._cuts:
                     return snapshot
 
     def begin_epoch(self, epoch: int) -> None:
-        """Batches appended from now on carry `epoch`; its start is written down with the first of them."""
+        """Use `epoch` for batches from now on. Its start is written down with the first of them."""
         with self._lock:
             self.leader_epoch = max(epoch, self.leader_epoch)
 
     def cover_epochs(self) -> None:
-        """Write down that records before the first known leader epoch are of epoch 0; such are those of old formats."""
+        """Write epoch 0 for the records before the first known epoch, such as those of old formats."""
         with self._lock:
             self._save_epochs(self.epochs.covering(self.local_log_start_offset))
 
     def close(self) -> bool:
-        """Make everything durable and close the files; False when the next start has to recover the log.
+        """Make everything durable and close the files. Return False if the next start must recover the log.
 
-        `has_unwritten` says then whether records may be missing, or only what a clean shutdown vouches for.
+        `has_unwritten` then says whether records may be missing, or only the proof of a clean shutdown.
         """
         with self._lock:
             is_whole = not self._failed
@@ -307,13 +326,13 @@ class Log(ShrinkableLog):
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether records were appended that are not known to be durable."""
+        """Whether the log has records that are not known to be durable."""
         return self.recovery_point < self.next_offset
 
     def release(self) -> None:
-        """Let go of the files without writing anything; the log has to be reopened."""
+        """Close the files without writing. The log must be reopened."""
         with self._lock:
-            # Whoever still waits for a sync is told before the files go.
+            # Threads that wait for a sync get the error before the files are closed.
             self._fail(DiskFailed("using a log that was let go of, reopen it", partition=self.partition))
             for segment in self._view.segments:
                 segment.close()
@@ -321,7 +340,7 @@ class Log(ShrinkableLog):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _look(self, log_start_offset: int, *, is_tiered: bool) -> None:
-        """What is on the disk at this moment; every change is refused from here on."""
+        """Load the current files for a read-only open; every change is refused from here on."""
         if self._look_again is not None and self.size_bytes and not self._storage.exists(self.directory):
             raise NotFound("looking at a log again, it was moved or deleted", path=self.directory)
         self._failed = True
@@ -335,7 +354,7 @@ class Log(ShrinkableLog):
             self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
             bases = [segment.base_offset for segment in loaded.segments]
             onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
-            # Before the view that they are asked about.
+            # Before the view, whose readers call them.
             self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
             self._find_closed_producers = partial(onlooker.state_at, bases[-1], bases, may_vanish=True)
             self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
@@ -344,7 +363,7 @@ class Log(ShrinkableLog):
     def _append_all(
         self, batches: Iterable[bytearray | memoryview], now_ms: int, durability: Durability
     ) -> tuple[AppendResult, int]:
-        """The answer, and the position to wait for, without the lock, before it may be told."""
+        """Append under the lock. Return the result, and the position to wait for before acknowledging it."""
         self._check_may_change()
         base_offset = next_offset = self.next_offset
         for batch in batches:
@@ -361,9 +380,10 @@ class Log(ShrinkableLog):
         return given, self._position_for(given, durability)
 
     def _position_for(self, given: AppendResult, durability: Durability) -> int:
-        """What has to be durable before `given` is told; 0 for nothing. A retry may ask for more than its first try.
+        """Return the position that must be durable before `given` is acknowledged; 0 for none.
 
-        Kafka's `flush.messages` counts the records past the recovery point; the append that reaches it waits.
+        A retry may ask for more than its first try. Kafka's `flush.messages` counts the records past the recovery
+        point; the append that reaches it waits.
         """
         limit = self.settings.flush_messages
         is_due = limit is not None and self.next_offset - self.recovery_point >= limit
@@ -386,7 +406,7 @@ class Log(ShrinkableLog):
         except LogError as error:
             self._take_back(active, mark, error, has_producer=header.producer_id >= 0)
             raise
-        except BaseException as error:  # interrupted: nobody knows what of it is in the files
+        except BaseException as error:  # interrupted: it is unknown which bytes are in the files
             self._fail(error)
             raise
         active.modified_ms = now_ms
@@ -397,19 +417,22 @@ class Log(ShrinkableLog):
         return last_offset + 1
 
     def _take_back(self, active: Segment, mark: Mark, error: LogError, *, has_producer: bool) -> None:
-        """After a write that failed half way. Where only room was lacking the segment is cut back to what it was, which
-        needs none, and the log goes on; after anything else it is recovered."""
+        """Undo a failed write.
+
+        If the disk is full, the segment is cut back to its earlier state, which needs no room, and the log continues.
+        After another failure the segment is recovered.
+        """
         if isinstance(error, DiskFailed) and error.lacks_room:
             with suppress(LogError):
                 active.cut_back(mark)
-                self._cuts += 1  # whoever copies the segment may have seen what is gone
+                self._cuts += 1  # a copy of the segment may include the removed bytes
                 if has_producer:
                     self._producers = self._snapshots.state_at(self.next_offset, self._view.bases)
                 return
         self._recover_active()
 
     def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
-        """The batch that `header` repeats; None for one to be added. Raises for one that may not be."""
+        """Return the batch that `header` repeats, None for a new one. Raises for a batch that is refused."""
         self.expire_producers(now_ms)
         return None if header.is_control else self._producers.check(header)
 
@@ -429,7 +452,7 @@ class Log(ShrinkableLog):
             self._save_epochs(self.epochs.assign(self.leader_epoch, offset))
 
     def _seal(self, active: Segment) -> None:
-        """Where the disk has no room for the last entry of an index, the segment stays as it was, and active."""
+        """Close the active segment. Without room for the last index entry it stays unchanged and active."""
         mark = active.mark()
         try:
             active.write_last_entry()
@@ -441,7 +464,7 @@ class Log(ShrinkableLog):
         self._all_durable()
 
     def _next_segment(self, view: LogView, now_ms: int) -> Segment:
-        """A fresh active segment; when it cannot be made the sealed one is opened again, and the log goes on."""
+        """Create an active segment. If this fails, the closed one is activated again and the log continues."""
         try:
             return Segment.create(self._storage, self.directory, view.next_offset, created_ms=now_ms)
         except LogError:
@@ -450,10 +473,10 @@ class Log(ShrinkableLog):
             raise
 
     def _recover_active(self) -> None:
-        """After a write that failed half way: rebuild the active segment from its own bytes, all durable afterwards.
+        """Recover the active segment from its own bytes after a failed write; all is durable afterwards.
 
-        Every batch that was written whole is found again; when the disk gives back less, or had failed to sync them,
-        somebody may be waiting for what is lost, and the log is unusable.
+        Every whole batch is found again. If the disk returns less, or a sync of it failed before, a thread may wait
+        for the lost bytes. The log is then unusable.
         """
         from local.log import recovery
 
@@ -486,7 +509,10 @@ class Log(ShrinkableLog):
         self._all_durable()
 
     def _sealed_at_close(self, active: Segment) -> bool:
-        """Where there is no room for an index entry or a snapshot the records are durable all the same."""
+        """Close the active segment.
+
+        Without room for an index entry or a snapshot, records are still made durable.
+        """
         try:
             self._seal(active)
             self._snapshot_at_close()
@@ -499,7 +525,7 @@ class Log(ShrinkableLog):
         return True
 
     def _snapshot_at_close(self) -> None:
-        """What a clean shutdown vouches for is durable; of no producers there is nothing to lose."""
+        """Write the producer snapshot of a clean shutdown, durably unless there are no producers."""
         if self.next_offset > self._view.bases[0]:
             with self._failing():
                 self._snapshots.write(self.next_offset, self._producers, is_durable=len(self._producers) > 0)

@@ -1,7 +1,8 @@
-"""The side of a log that takes away, and the state that all changes share: `local.log.log.Log` adds what appends.
+"""The removing side of a log, and the state that all changes share.
 
-Everything here happens under the log's one lock. Each method says in which order it works and what a crash leaves.
-What makes the log end earlier first sends the cleaner away (`local.log.cleaning_state`), before it takes the lock.
+`local.log.log.Log` adds the appends. All methods work under the log's one lock and state their order of effects and
+the result of a crash. A method that lowers the log end first pauses the cleaner (`local.log.cleaning_state`), before
+it takes the lock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Deleted(NamedTuple):
-    """A file that waits to be removed, since when, and for how long."""
+    """A file to delete `delay_ms` after `since_ms`."""
 
     since_ms: int
     delay_ms: int
@@ -41,7 +42,7 @@ class _Deleted(NamedTuple):
 
 
 class ShrinkableLog(ReadableLog):
-    """See the module text."""
+    """The removing side of a log, see the module."""
 
     def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
         super().__init__(partition)
@@ -49,15 +50,16 @@ class ShrinkableLog(ReadableLog):
         self.directory = directory
         self._open_before, self._mend_transactions = self._open_transactions, self._mend_index
         self.recovery_point = 0
-        self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
-        # Called before the log ends at an offset again that is lower, with the time: what lies beside the log and says
-        # something of records from there on must not outlive them (`tiered.read.local_views`).
+        self.write_checkpoints: Callable[[], None] = lambda: None  # set by the owner of this log's checkpoints
+        # Called with (offset, time) before the log end is lowered to an offset. Files next to the log that describe
+        # records from there on must not outlive the records (`tiered.read.local_views`).
         self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
         self.cleaning = CleaningGate(partition)
         self._storage = storage
         self._snapshots = ProducerFiles(storage, directory)
         self._deleted: list[_Deleted] = []
-        # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
+        # Positions for the group commit: bytes written since the log was opened. Cuts: how often the log end was
+        # lowered.
         self._written_bytes = 0
         self._cuts = 0
         self._commit = GroupCommit(self._sync_written)
@@ -67,11 +69,14 @@ class ShrinkableLog(ReadableLog):
 
     @property
     def place(self) -> tuple[Storage, str]:
-        """The storage and the directory that the log lies in now; a move changes both."""
+        """The storage and the directory of the log now; a move changes both."""
         return self._storage, self.directory
 
     def raise_log_start(self, offset: int) -> None:
-        """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
+        """Raise the log start: readers no longer see records below `offset`.
+
+        Raises OffsetOutOfRange above the log end.
+        """
         with self._lock:
             self._check_may_change()
             if offset > self.next_offset:
@@ -82,13 +87,19 @@ class ShrinkableLog(ReadableLog):
                 self._forget_old_epochs()
 
     def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
-        """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
+        """Drop closed segments wholly below `offset` and return their number.
 
-        Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
-        segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
-        go. A crash after any step leaves segments that the next round drops. Where the directory has no room for the
-        other name, a file goes at once. Where a rename fails otherwise the log is unusable until it is reopened: were
-        the next round to go on behind it, a start would find a hole.
+        Files are deleted `delay_ms` later. Order of effects:
+
+        1. The producer snapshot after each of these segments becomes durable.
+        2. The start offset and the segment list are published: no new reader uses these segments.
+        3. The files of each segment are renamed to ``.deleted``, durably, then its producer snapshot; the oldest
+           segment first.
+        4. Later, `remove_deleted` deletes the files.
+
+        A crash after any step leaves segments that the next maintenance drops. If the directory has no room for a new
+        name, the file is deleted at once. If a rename fails otherwise, the log is unusable until it is reopened:
+        continuing after the failed segment would leave a hole for the next start.
         """
         with self._lock:
             self._check_may_change()
@@ -107,14 +118,14 @@ class ShrinkableLog(ReadableLog):
                     # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
                     self._mark_deleted(segment, now_ms, delay_ms)
                     self._storage.sync_directory(self.directory)
-                    # Its snapshot only then: a segment that comes back needs the state it begins with.
+                    # Its snapshot comes later: a segment that reappears after a crash needs the state at its base.
                     self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
             return len(doomed)
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Unlink the ``.deleted`` files that are due; returns how many.
+        """Delete the ``.deleted`` files that are due; return their number.
 
-        One that was marked at a time which is still to come waits its delay from now on: the clock was wrong then.
+        A file with a mark in the future waits its delay from now on: the clock was wrong at the mark.
         """
         with self._lock:
             self._deleted = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._deleted]
@@ -125,13 +136,19 @@ class ShrinkableLog(ReadableLog):
             return len(due)
 
     def truncate_to(self, offset: int, *, now_ms: int) -> int:
-        """Records at or above `offset` never were: what they said of producers and epochs goes with them.
+        """Truncate the log to `offset`: remove the records at or above it.
 
-        The log ends at `offset` then, as Kafka's does, also where the last batch that stays ends below it: an offset
-        that was given once is never given again. The batch that holds `offset` is truncated whole. Below the first
-        local record nothing is left, and the log start is lowered with the end. What the remote tier holds is for the
-        caller to know. The answer is the log end: `offset`, or lower where it was lower before. Order of effects and
-        crashes: `local.log.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
+        Their effects on producers and leader epochs are removed with them.
+
+        - The log then ends at `offset`, as Kafka's does, even if the last remaining batch ends below. Offsets below
+          `offset` are never assigned again.
+        - The batch that holds `offset` is removed whole.
+        - If `offset` is below the first local record, no local record is left, and the log start is lowered with the
+          end.
+        - The caller must know what the remote tier holds.
+
+        Returns the log end: `offset`, or lower if it was lower before. Order of effects and crashes:
+        `local.log.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
         """
         from local.log import truncation
 
@@ -157,7 +174,8 @@ class ShrinkableLog(ReadableLog):
                 self._producers = self._snapshots.state_at(offset, bases)
                 if not active.is_active:
                     active.activate()
-            # Nothing local is left below `offset`: a start finds this log start too, from the name of the segment.
+            # With no local record left below `offset`, the next start finds the same log start in the name of the
+            # segment.
             start = self.log_start_offset
             is_empty = not sealed and active.base_offset == offset and start >= cut.segment.base_offset
             self._publish([*sealed, active], next_offset=offset, log_start_offset=offset if is_empty else start)
@@ -173,16 +191,22 @@ class ShrinkableLog(ReadableLog):
         producers: ProducerState | None = None,
         ends_at: int | None = None,
     ) -> None:
-        """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
+        """Remove every local record and continue at `offset`, with the leader epochs `epochs` below it.
 
-        For a log whose records below `offset` are all in the remote tier, which also knows its `producers`: sequences,
-        and transactions whose end this log has yet to see. None of them are known otherwise.
+        For a log whose records below `offset` are all in the remote tier. The remote tier also knows its `producers`:
+        sequences, and transactions that are open at `offset`. Without them no producer is known.
 
-        Order of effects: what vouches for more goes first, then the files, the producers' snapshot, synced, for nothing
-        else tells of them, then the empty segment, the lineage, a log start above `offset` last: a crash before that
-        leaves an empty log, which restarts at the old log start. Raises DiskFailed; once files may be gone the log is
-        then unusable. Raises Conflict, with nothing done, where the log does not end at `ends_at`: it has got records
-        that the caller did not look at.
+        Order of effects:
+
+        1. The recovery point and cleaner offset are lowered, and checkpoints written.
+        2. The segments and producer snapshots are deleted.
+        3. The snapshot of `producers` is written and synced, because it is the only source for them.
+        4. The empty segment is created, then the epochs are written.
+        5. A log start above `offset` is lowered. A crash before this leaves an empty log, which restarts at the old
+           log start.
+
+        Raises DiskFailed; from step 2 on the log is then unusable. Raises Conflict, with nothing done, if the log does
+        not end at `ends_at`: it has records that the caller does not know.
         """
         from local.log import loading
 
@@ -208,12 +232,13 @@ class ShrinkableLog(ReadableLog):
                 self.write_checkpoints()
 
     def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
-        """Steps 2 to 6 of `local.segment.swap`: the cleaned segment takes the place of neighbouring sealed `old` ones.
+        """Do steps 2 to 6 of `local.segment.swap`: replace the neighbouring closed `old` by the cleaned one.
 
-        Raises Conflict, and throws it away, when one of those was dropped or truncated while it was written: announced,
-        it would bring back what is gone. A directory without room for its name throws it away too, and the log goes on
-        with the old ones. When the disk fails in between, the log is unusable until it is reopened, which finishes or
-        undoes the swap.
+        | event | result |
+        |---|---|
+        | one of `old` was dropped or truncated since it was read | Conflict; the cleaned segment is deleted |
+        | the directory has no room for a name | DiskFailed; the cleaned segment is deleted, `old` stays |
+        | the disk fails otherwise | DiskFailed; unusable until reopened, which finishes or undoes the swap |
         """
         with self._lock:
             self._check_may_change()
@@ -242,8 +267,10 @@ class ShrinkableLog(ReadableLog):
     # -- transactions ---------------------------------------------------------------------------------------------
 
     def aborted_again(self, base_offset: int, problem: str) -> bytes:
-        """The ``.txnindex`` bytes of that segment made again, on the disk too; `problem` is why. Raises Corrupt,
-        NotFound."""
+        """Rebuild the ``.txnindex`` of a segment, on disk too, and return its bytes.
+
+        `problem` is the reason. Raises Corrupt, NotFound.
+        """
         view = self._view
         self._mend_index(view, base_offset, problem)
         return txn_index.encode(self.segment(base_offset).aborted())
@@ -255,7 +282,10 @@ class ShrinkableLog(ReadableLog):
         return {e.producer_id: e.transaction_first_offset for e in entries if e.transaction_first_offset >= 0}
 
     def _mend_index(self, view: LogView, base_offset: int, problem: str) -> None:
-        """On the disk where this process writes there, else in memory: a disk that is full does not end a read."""
+        """Rebuild the index, on disk if this process writes the log, else in memory.
+
+        A full disk does not fail a read.
+        """
         from local.log.txn_repair import entries_again
 
         segment = view.segment(base_offset)
@@ -263,7 +293,7 @@ class ShrinkableLog(ReadableLog):
             raise NotFound("rebuilding a transaction index, no such segment", base_offset=base_offset)
         with self._lock:
             if segment.is_retired:
-                return  # the next view has another one
+                return  # the next view has its replacement
             before = [each for each in view.bases if each < base_offset]
             entries = entries_again(self._storage, self.directory, segment, before)
             _log.warning("a transaction index is wrong: path=%s cause=%s", segment.path(names.TXN_INDEX), problem)
@@ -278,21 +308,23 @@ class ShrinkableLog(ReadableLog):
 
     @property
     def has_unconfirmed_appends(self) -> bool:
-        """Whether records came while the remote tier was out of reach, and nothing has compared them with it since."""
+        """Whether records were appended without contact to the remote tier and not compared with it since."""
         return self._storage.exists(self._path(names.UNCONFIRMED_APPENDS))
 
     @property
     def unconfirmed_from(self) -> int | None:
-        """The log end before the first of these records, None without any. 0 where the file does not say it."""
+        """The log end before the first unconfirmed record, None without one; 0 if the file does not say it."""
         if not self.has_unconfirmed_appends:
             return None
         body = self._storage.read(self._path(names.UNCONFIRMED_APPENDS)).strip()
         return int(body) if body.isdigit() and len(body) < 20 else 0
 
     def mark_unconfirmed(self, from_offset: int | None = None) -> None:
-        """Note, durably, that records come while the remote tier is out of reach. Another log may hold other records at
-        these offsets in the same leader epoch, so the next open has to compare the records themselves. The first note
-        stays until the records are confirmed. `from_offset`: None for the log end."""
+        """Note, durably, that records are appended without contact to the remote tier.
+
+        Another log may hold other records at these offsets in the same leader epoch. The next open therefore compares
+        the records themselves. The first note stays until the records are confirmed. `from_offset` None: the log end.
+        """
         with self._lock:
             self._check_may_change()
             if not self.has_unconfirmed_appends:
@@ -300,8 +332,10 @@ class ShrinkableLog(ReadableLog):
                 replace_file(self._storage, self._path(names.UNCONFIRMED_APPENDS), b"%d\n" % first)
 
     def confirm_appends(self) -> None:
-        """The records were compared with the remote tier. Durable on return: a note that came back after records were
-        copied would contradict them. Idempotent."""
+        """Remove the note after the records were compared with the remote tier. Durable on return. Idempotent.
+
+        A note that reappeared after the records were copied would contradict them.
+        """
         with self._lock:
             if self.has_unconfirmed_appends:
                 self._storage.unlink(self._path(names.UNCONFIRMED_APPENDS))
@@ -309,7 +343,7 @@ class ShrinkableLog(ReadableLog):
 
     @property
     def fenced_by(self) -> str | None:
-        """The writer that fenced this log, "unknown" where the note does not say it; None where none is noted."""
+        """The writer that fenced this log, "unknown" if the note is empty; None without a note."""
         try:
             noted = self._storage.read(self._path(names.FENCED_BY))
         except NotFound:
@@ -317,14 +351,14 @@ class ShrinkableLog(ReadableLog):
         return noted.decode("utf-8", "replace").strip() or "unknown"
 
     def mark_fenced(self, by: str) -> None:
-        """Note, durably, that another writer took over. The first note stays until this log is the writer again."""
+        """Note, durably, that another writer took over. The first note stays until `clear_fenced`."""
         with self._lock:
             self._check_may_change()
             if not self._storage.exists(self._path(names.FENCED_BY)):
                 replace_file(self._storage, self._path(names.FENCED_BY), f"{by}\n".encode())
 
     def clear_fenced(self) -> None:
-        """This log is the writer again. Durable on return. Idempotent."""
+        """Remove the note: this log is the writer again. Durable on return. Idempotent."""
         with self._lock:
             if self._storage.exists(self._path(names.FENCED_BY)):
                 self._storage.unlink(self._path(names.FENCED_BY))
@@ -333,16 +367,17 @@ class ShrinkableLog(ReadableLog):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _settle(self, offset: int, bases: Sequence[int]) -> None:
-        """The snapshot is durable. Where there is no room for it the log is as before."""
+        """Make the producer snapshot at `offset` durable. Without room on the disk the log is unchanged."""
         with self._failing_unless_full():
             self._snapshots.settle(offset, bases)
 
     def _sync_written(self) -> int:
-        """The group commit's sync, without the lock: the position up to which everything is durable now.
+        """Sync for the group commit, without the lock. Return the position up to which everything is durable.
 
-        Only the active segment needs it, as a sealed one is durable. When the segment is sealed or recovered meanwhile,
-        that made the same bytes durable. A cut meanwhile (`_cuts`) may have been followed by other records at the same
-        offsets, which this sync has not seen: then the recovery point stays.
+        - Only the active segment needs a sync; closed ones are durable. If the segment is closed or recovered during
+          the sync, that made the same bytes durable.
+        - A truncation during the sync (`_cuts`) may have been followed by other records at the same offsets, which
+          this sync does not cover. The recovery point then stays.
         """
         with self._lock:
             self._check_usable()
@@ -358,9 +393,9 @@ class ShrinkableLog(ReadableLog):
         return written
 
     def _vouch_no_further_than(self, offset: int) -> None:
-        """Before records go: what start-up trusts, in memory and in the checkpoints.
+        """Lower the offsets trusted at start-up, in memory and in the checkpoints, before records are removed.
 
-        Where they cannot be written nothing was lowered, so that the next try writes them.
+        If the checkpoints cannot be written, the values in memory are restored, so that the next try writes them.
         """
         told = self.recovery_point, self.cleaner_offset, self.cleaner_reach
         self.cleaner_reach = min(self.cleaner_reach, offset)
@@ -378,15 +413,16 @@ class ShrinkableLog(ReadableLog):
         return join(self.directory, name)
 
     def _save_epochs(self, epochs: LeaderEpochs) -> None:
-        # Known only once it is written: after a write that failed the next append has to try again.
+        # In memory only after the write: if the write fails, the next append tries again.
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
         self.epochs = epochs
 
     def _settle_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
-        """At the start: what the log's ends leave of `epochs`. It is written where the file says something else, and
-        where it may not be durable as it is read: who wrote it may have been killed before it synced the name. A file
-        that is missing says that there are none, as that of a new log does. A full disk is no reason not to open a log
-        that was closed cleanly.
+        """At start-up, set the epochs that fit the log's ends, and write them if needed.
+
+        They are written if the file differs, and after an unclean shutdown if the file exists: the process that wrote
+        it may have been killed before it synced the name. A missing file means no epochs, as for a new log. After a
+        clean shutdown an unchanged file is not written, so that a full disk does not prevent the open.
         """
         kept = epochs.truncate_from_start(self.first_known_offset)
         if kept != written or not (was_clean or not self._storage.exists(self._path(names.LEADER_EPOCHS))):
@@ -395,22 +431,24 @@ class ShrinkableLog(ReadableLog):
             self.epochs = kept
 
     def _forget_old_epochs(self) -> None:
-        """The lineage begins where the records do, as `LeaderEpochFileCache.truncateFromStart` has it.
+        """Start the epochs where the records start, as `LeaderEpochFileCache.truncateFromStart` does.
 
-        Written with the next epoch and at every start; a longer lineage in the file does no harm until then.
+        The file is written with the next epoch and at every start; until then extra epochs in it do no harm.
         """
         self.epochs = self.epochs.truncate_from_start(self.first_known_offset)
 
     def _all_durable(self) -> None:
-        """Under the lock: everything that was written is durable, and whoever waits for it may go on."""
+        """Record, under the lock, that all written bytes are durable; waiting threads return."""
         self.recovery_point = self.next_offset
         self._unflushed_since_ms = None
         self._commit.cover(self._written_bytes)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
-        unusable, and vouches for nothing more, until it is reopened and recovered. An interrupted one counts as failed.
+        """Make the log unusable after any error inside the context, until it is reopened and recovered.
+
+        A failed fsync is never retried, because the kernel may have dropped the pages and cleared the error. The log
+        then confirms nothing more. An interrupted fsync counts as failed.
         """
         try:
             yield
@@ -420,7 +458,7 @@ class ShrinkableLog(ReadableLog):
 
     @contextmanager
     def _failing_unless_full(self) -> Iterator[None]:
-        """As `_failing`, around what leaves everything as it was where only room is lacking."""
+        """Do `_failing`, except for a lack of room. The code inside must then leave everything unchanged."""
         try:
             yield
         except BaseException as error:
@@ -465,8 +503,11 @@ class ShrinkableLog(ReadableLog):
             self._mark(path, now_ms, delay_ms)
 
     def _mark(self, path: str, now_ms: int, delay_ms: int) -> None:
-        """The file waits under another name. A full disk, on which files go to make room, may have none for a name:
-        then it does not wait. Whoever has it open keeps it; whoever has not meets what he meets when the delay is 0."""
+        """Rename a file to ``.deleted``. If a full disk has no room for the name, delete the file at once.
+
+        A full disk needs the deletion most. Open descriptors stay valid; other readers see the same as with a delay of
+        0.
+        """
         try:
             self._storage.rename(path, path + names.DELETED)
         except DiskFailed as error:
@@ -478,7 +519,7 @@ class ShrinkableLog(ReadableLog):
 
 
 def _bases(old: LogView, chosen: tuple[Segment, ...]) -> tuple[int, ...]:
-    """Their base offsets. A roll adds one segment: those of thousands before it are not asked again."""
+    """Return the base offsets of `chosen`. A roll adds one segment, and the old bases are reused."""
     if chosen and chosen[:-1] == old.segments:
         return (*old.bases, chosen[-1].base_offset)
     return tuple(segment.base_offset for segment in chosen)
