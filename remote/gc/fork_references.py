@@ -2,7 +2,7 @@
 
 A fork is a topic with entries that name another topic's objects. A fork copies no data. It has manifests, pages and an
 epoch of its own. The keys in its entries begin with a slash (`remote.keys.foreign_key`). The **home** of a fork is the
-partition under whose prefix the objects are.
+partition that holds the objects under its prefix.
 
 - The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
   fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.

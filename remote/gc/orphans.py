@@ -8,12 +8,12 @@ The rule needs no clock and no writer role:
    newly name an object of an epoch below E.
 4. An object of such an epoch is an orphan for good if that manifest, its pages, its views and its pending deletes do
    not name it. Any process may delete it, not only the writer.
-5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are never orphans.
+5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are left alone.
 
 Manifests, boundaries, pins and probes follow other rules (`remote.gc.old_manifests`, `remote.store.probe`). An object
 whose name does not parse belongs to other software and is never touched.
 
-The grace period before a deletion is not needed for safety. It is for people who look, and for a broken rule.
+The grace period before a deletion is not needed for safety. It leaves time for operators, and if a rule was broken.
 
 Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
 """

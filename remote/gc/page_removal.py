@@ -3,7 +3,7 @@
 | step | effect | a crash after it leaves |
 |---|---|---|
 | 1 | delete the objects of the page's entries | the page, and the manifest's pending delete: repeat from here |
-| 2 | delete the page object | a pending delete whose objects are all deleted |
+| 2 | delete the page object | a pending delete without any object left |
 | 3 | commit a manifest without the pending delete | nothing |
 
 Before step 1 come the conditions of every deletion (`remote.gc.delayed_delete`): the grace period is over, no pin holds

@@ -1,7 +1,7 @@
 """Cache of a partition's pins in its writer, so that the writer seldom lists them.
 
 Bytes may be deleted only if no pin holds them (`remote.gc.pins`). A listing for each due object would be a listing in a
-steady loop: in every maintenance run while a pin holds what is due, and in a log with retention at the end of every
+steady loop: in every maintenance run while a pin holds due objects, and in a log with retention at the end of every
 segment's grace period. Two facts make most of these listings unnecessary. Neither depends on a clock, except for the
 end of a pin.
 
@@ -15,15 +15,15 @@ end of a pin.
 
 A pin that was seen can be released, expire, or be renewed. One GET of its name shows which.
 
-A pin that expired by our clock may still be renewed: by a holder whose clock is behind, or whose renewal started in
-time. It holds nothing while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an
-immutable bucket another pin may replace it under another name (`remote.gc.pins`), so an expiry causes one more listing.
+A pin that expired by our clock may still be renewed: the holder's clock may be behind, or the renewal started in time.
+It holds nothing while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an immutable
+bucket another pin may replace it under another name (`remote.gc.pins`), so an expiry causes one more listing.
 
 **Fact 2: not deleting is always safe.** While the oldest pin that was seen is valid, no object that was unlinked after
 it is deleted, regardless of other pins. So no request is sent before that pin may have expired. To notice an early
 release, the pin is read again RECHECK_MS after its last read.
 
-| what is due | requests to the store |
+| due objects | requests to the store |
 |---|---|
 | unlinked before the last listing of pins, no pin is valid | none |
 | unlinked before the last listing, older pins are valid | a GET of the oldest of them, every RECHECK_MS |
@@ -35,11 +35,11 @@ Pins announce forks too (`remote.gc.fork_references`), and fact 1 holds for them
 the manifest still named the object. If a listing showed no fork, forks are not looked up again for the objects that
 the listing covers.
 
-With a grace period of a day, a log whose segments expire all the time costs one listing a day. A listing does not cover
-objects that were unlinked less than LISTING_LAG_MS before it. So a store with lagging listings is listed again when the
-object is due, a grace period after it was unlinked. The entries of a deleted partition are unlinked after the grace
-period and are due at once. Their unlink time is the time of the deletion, after which no reader gets a pin. The proof
-that the writer is still the last follows after all this (`remote.manifest.commit_protocol`).
+With a grace period of a day, a log with steady expiry costs one listing a day. A listing does not cover objects that
+were unlinked less than LISTING_LAG_MS before it. So a store with lagging listings is listed again when the object is
+due, a grace period after it was unlinked. The entries of a deleted partition are unlinked after the grace period and
+are due at once. Their unlink time is the time of the deletion, after which no reader gets a pin. The proof that the
+writer is still the last follows after all this (`remote.manifest.commit_protocol`).
 
 The knowledge is in memory only: a new process starts without it, and lists.
 """

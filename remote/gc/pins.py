@@ -211,7 +211,7 @@ def _put_in_its_place(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) ->
 
 
 def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    """The pin or one of its replacements (`renews`): the one whose sure expiry is last. One listing."""
+    """The pin or one of its replacements (`renews`): the one with the latest sure expiry. One listing."""
     first = pin.renews or pin.key
     others = [each for each in list_pins(store, prefix) if each.renews == first]
     return max([pin, *others], key=lambda each: each.sure_until_ms)

@@ -62,7 +62,7 @@ class HeadChain:
         first = self._first_listed
         return first is not None and first > self.void_upto + 1 and not self.is_void(first - 1)
 
-    # --- heads -------------------------------------------------------------------------------------------------------
+    # --- manifests ---------------------------------------------------------------------------------------------------
 
     def newest(self, known: Head | None, *, exact: bool = False) -> Head | None:
         """The newest manifest of the store, never older than `known`; None if there is none.

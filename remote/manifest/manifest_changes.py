@@ -222,7 +222,7 @@ def settle() -> Change:
 
 
 def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
-    """The first loss of information from `old` to `new`; None if every object is still named.
+    """The first fact of `old` that `new` must keep and does not: an object, a mark, an offset; else None.
 
     `rows_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
     """

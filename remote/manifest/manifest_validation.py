@@ -216,10 +216,7 @@ def _named_twice(row: RemoteSegment, named: set[str]) -> str | None:
 
 
 def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> Iterator[Contradiction]:
-    """The first contradiction of a view.
-
-    Only the first: a view is one unit, without any entry it is another view.
-    """
+    """The first contradiction of a view. A view is one unit: one contradiction voids all its entries."""
     try:
         check_view(view.name)
     except InvalidRequest as error:

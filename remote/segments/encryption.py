@@ -148,7 +148,7 @@ class KeyRing:
         return ObjectCipher(data_key, name), self._wrapped(key_id, name, BINDING, data_key)
 
     def open_object(self, key_id: str, wrapped: str, name: str) -> ObjectCipher:
-        """The cipher of a segment. Raises AccessDenied if the key is missing or is not the one that wrapped."""
+        """The cipher of a segment. Raises AccessDenied if the ring's key is missing or is the wrong key."""
         binding, data_key = self._unwrapped(key_id, wrapped, name)
         return ObjectCipher(data_key, name, binding)
 

@@ -205,9 +205,9 @@ class _Copy:
             left_behind(self._store).end()
 
     def _send(self, key: str, act: Callable[[str], object]) -> None:
-        """Run `act`, remembering that `key` may exist.
+        """Run `act` and record that an object under `key` may exist.
 
-        A permanent refusal creates no object; no reply leaves it open.
+        After a permanent refusal (AccessDenied) no object exists. After a missing reply one may exist.
         """
         key = self._prefix + key
         self._may_be.append(key)
