@@ -40,9 +40,10 @@ def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
 
 
 def _check_private(path: str, mode: int) -> None:
-    """Raises InvalidRequest for a file that others may read or change, or its group may change.
+    """Check the permissions of a key ring.
 
-    The group may read it: platforms that mount secrets give them to a service by its group.
+    Raises InvalidRequest if other users may read or change the file, or its group may change it. The group may read it:
+    platforms that mount secrets give them to a service by its group.
     """
     if mode & _OPEN_BITS:
         step = f"run chmod 600 {shlex.quote(path)}, and replace the keys if another user may have read them"

@@ -18,7 +18,10 @@ _HINT = "use AWS_* environment variables or options = { profile = ... }"
 
 
 def check_no_secret(url: str | None, options: Mapping[str, object], file: str | None) -> None:
-    """Raises InvalidRequest for a secret in the url or the options, naming the option and never its value."""
+    """Refuse a secret in the url or the options.
+
+    Raises InvalidRequest, naming the option and never its value.
+    """
     if url is not None and "@" in split_url(url).netloc and not url.startswith("hdfs://"):
         raise InvalidRequest(f"reading the configuration, the url holds credentials; {_HINT}", file=file)
     if is_loopback(options):

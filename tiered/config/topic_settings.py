@@ -116,7 +116,7 @@ def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
 
 
 def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) -> None:
-    """Raises InvalidRequest, naming both keys, if two settings contradict each other.
+    """Check that no two settings contradict each other. Raises InvalidRequest, naming both keys.
 
     `may_tier`: these are defaults of future tiered topics, whatever ``remote.storage.enable`` is here.
     """

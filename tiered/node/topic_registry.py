@@ -89,7 +89,7 @@ class TopicRegistry:
         return self._topics[name]
 
     def check_new(self, topic: Topic) -> None:
-        """Raises InvalidRequest if the name is taken or the partition count is out of range."""
+        """Check a new topic. Raises InvalidRequest for a taken name or an invalid partition count."""
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(

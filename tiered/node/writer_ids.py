@@ -17,10 +17,10 @@ from local.log.checkpoints import read_meta_properties
 from local.storage import Storage
 
 INGEST = "ingest-"  # before the job's id
-AFTER_INGEST = f"{INGEST}deletion-"  # deletion of an ingest's partition, which has no writer afterwards
+AFTER_INGEST = f"{INGEST}deletion-"  # a deletion job after an ingest: the partition then has no writer
 ADOPT = "adopt beside "  # before the machine and the process; no machine's name has a blank
 COPY = "copy of "  # before the source's url
-DELETION = "deletion-"  # deletion of any other partition
+DELETION = "deletion-"  # a deletion job after any other writer
 RESTORE = "restore-"  # a directory that was restored to become the writer
 _MANAGER = re.compile(r".+-([0-9a-f]{8})-[0-9a-f]{8}")
 

@@ -8,7 +8,10 @@ from local.names import TopicPartition
 
 
 def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
-    """Raises DiskFailed (enospc) if the partition's log directory has less than `least_bytes` free."""
+    """Check the free room of the partition's log directory.
+
+    Raises DiskFailed (enospc) if it has less than `least_bytes` free.
+    """
     directory = directories.of(partition)
     space = directory.storage.space(directory.root)
     if space is not None and space.free_bytes < least_bytes:

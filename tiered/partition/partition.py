@@ -172,19 +172,21 @@ class Partition:
         return self.pause is not None
 
     def check_may_shrink(self) -> None:
-        """Raises `stopped` or Fenced: a diverged or fenced log is never dropped from, truncated or cleaned.
+        """Check that local segments may be dropped, truncated or cleaned.
 
-        The caller holds `lock` and calls this before it deletes anything from the disk.
+        Raises `stopped` or Fenced: a diverged or fenced log loses nothing. The caller holds `lock` and calls this
+        before it deletes anything from the disk.
         """
         if self.stopped is not None:
             raise self.stopped
         self.check_not_fenced()
 
     def check_not_fenced(self) -> None:
-        """Raises Fenced if the newest manifest seen is another writer's; a reader may have seen it first.
+        """Check that the newest manifest seen is not another writer's.
 
-        The entries and the log start of such a manifest say nothing about this disk. The caller holds `lock` and calls
-        this before it deletes anything from the disk.
+        Raises Fenced if it is. A reader may have seen that manifest first. The entries and the log start of such a
+        manifest say nothing about this disk. The caller holds `lock` and calls this before it deletes anything from the
+        disk.
         """
         if self.metadata is not None:
             self.metadata.check_not_fenced()
@@ -221,9 +223,10 @@ class Partition:
         return tell
 
     def check_appendable(self) -> None:
-        """Raises `stopped`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide.
+        """Check that records may be appended.
 
-        The offsets of an append could collide with offsets in the bucket in two cases:
+        Raises `stopped`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide. The offsets of
+        an append could collide with offsets in the bucket in two cases:
 
         - The log holds no record (a fresh disk, or a log that starts over at the bucket's end) and is not reconciled.
         - The log ends below the manifest with which it has not been reconciled.

@@ -149,7 +149,10 @@ class Opener:
         return not topic.was_tiered and self._store is not None and wants_tier(self._values(topic))
 
     def check_settings(self, topic: Topic) -> None:
-        """Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve."""
+        """Check the settings of a topic.
+
+        Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve.
+        """
         values = self._values(topic)
         resolve_rules(values), log_settings(values), encoding_of(values, self._keys)
         if wants_tier(values) and self._store is None:
@@ -180,7 +183,7 @@ class Opener:
         return after, self.begins_tiering(after)
 
     def _check_not_switched_off(self, before: Topic, after: Topic) -> None:
-        """Raises InvalidRequest if `after` disables the tier of a topic that has records in the bucket."""
+        """Refuse to disable the tier of a topic that has records in the bucket. Raises InvalidRequest."""
         values = self._values(after)
         if not before.was_tiered or wants_tier(values) or is_given_up(after, values):
             return
@@ -193,7 +196,10 @@ class Opener:
             )
 
     def check_reachable(self, topic: Topic) -> None:
-        """Raises the store's error if the bucket is unavailable, before a topic that needs it is registered."""
+        """Check that the bucket answers, before a topic that needs it is registered.
+
+        Raises the error of the store.
+        """
         if self._store is not None:
             MetadataLog(self._store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
@@ -219,7 +225,7 @@ class Opener:
     # -- logs ----------------------------------------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Raises DiskFailed if no log directory can take a new partition."""
+        """Check that a log directory can take a new partition. Raises DiskFailed if none can."""
         self._choose(self._directory.facts())
 
     def place(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
@@ -402,13 +408,13 @@ class Opener:
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _refuse_deleted(self, held: Partition, head: Head) -> None:
-        """Raises Conflict for a deleted topic, which no writer may take over. A read-only open raises nothing."""
+        """Refuse to take a deleted topic over, except in a read-only open. Raises Conflict."""
         if not self._directory.read_only:
             facts = {"partition": held.name, "deleted_ms": head.deleted_ms}
             raise Conflict("taking the writer role, the topic was deleted", **facts)
 
     def _look(self, held: Partition, known: Head | None) -> None:
-        """Raises as `check_agreement` if a read-only open finds that the tiers do not agree.
+        """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
 
         The disk was scanned first, and its writer may be at work. A refusal is therefore checked once more against
         fresh state of both tiers.

@@ -196,9 +196,9 @@ def lineage(head: Head) -> LeaderEpochs:
 
 
 def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, is_unconfirmed: bool = False) -> None:
-    """Raises Diverged if the bucket has another batch at the last common offset, and Unavailable.
+    """Check that both tiers hold the same batch at the last common offset.
 
-    Called for two kinds of logs; any other log is not worth the read:
+    Raises Diverged if they differ, and Unavailable. Called for two kinds of logs; any other log is not worth the read:
 
     - a log that held records and was behind `head` when it was opened
     - a log that took records while the bucket was unavailable (`is_unconfirmed`)

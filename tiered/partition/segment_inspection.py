@@ -213,7 +213,10 @@ class SegmentWatch:
             return error.attempt
 
     def _check_places(self, table: BatchTable) -> None:
-        """Raises for batches of an old format, out of order, outside the segment or of another leader epoch."""
+        """Check the format, order, offsets and leader epochs of these batches.
+
+        Raises InvalidRequest for an old format, Corrupt for any other fault.
+        """
         if table.has_legacy:
             at = int(table.positions[(table.magics != MAGIC).argmax()])
             raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)

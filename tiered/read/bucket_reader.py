@@ -217,7 +217,7 @@ class RemoteLog(Readable):
             return list(self._ids[topic])
 
     def _format(self) -> ForeignFormat | None:
-        """None for this project's layout."""
+        """The external layout of the bucket; None for this project's layout."""
         if self._foreign is None and not self._layout.is_ours:
             from remote.external.layout_detection import foreign_format
 

@@ -321,7 +321,10 @@ def _read_row(
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
-    """None if the segment was dropped since the check: then it is in the newest manifest (I2)."""
+    """One local read; None if the segment was dropped since the check.
+
+    A dropped segment is in the newest manifest (I2).
+    """
     try:
         return log.read(offset, FETCH_BYTES, isolation=isolation)
     except OffsetOutOfRange:

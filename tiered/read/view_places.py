@@ -98,7 +98,7 @@ class BucketPlace:
     """Views in the manifest."""
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
-        """Raises InvalidRequest for a partition without the writer role in a bucket."""
+        """Use this partition. Raises InvalidRequest without the writer role in a bucket."""
         if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_owned:
             raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
         self.store, self.prefix, self.at_rest = store, held.prefix, held.at_rest

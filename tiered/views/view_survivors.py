@@ -220,7 +220,7 @@ class _Passing:
                 check()
 
     def end(self) -> None:
-        """Raises Conflict if another pass over this stream read other batches."""
+        """End the pass. Raises Conflict if another pass over this stream read other batches."""
         stream, met = self._stream, (self._offsets_crc, self._counts_crc)
         if stream.fingerprint not in (None, met):
             raise Conflict("building a view, the log changed while it was read", records=self._next)
