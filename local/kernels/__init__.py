@@ -1,7 +1,6 @@
-"""The hot loops, compiled, with a twin in plain Python.
+"""The hot loops: compiled, and in plain Python with the same results.
 
-`dispatch` chooses: the compiled module where it was built, `pure_kernels` otherwise. Both give the same answers.
-Callers import the functions from this package.
+`dispatch` uses the compiled module if it was built, `pure_kernels` otherwise. Callers import from this package.
 """
 
 from local.format.compression import INFLATED_BYTES_MAX

@@ -1,20 +1,23 @@
-"""The one door to the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
+"""The entry points of the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
 
-Picks the compiled `local.kernels._kernels` where it was built and `local.kernels.pure_kernels` otherwise, or where the
-environment says
-``TIERED_PURE_KERNELS=1``. Both know plain batches only; inflating and compressing happen here, around them, and so
-does turning messages of formats 0 and 1 into what they know (`local.format.legacy`).
+Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`. With
+``TIERED_PURE_KERNELS=1`` in the environment it always uses `pure_kernels`. Both implementations process uncompressed
+batches of format 2 only. This module decompresses and compresses around them, and converts messages of formats 0 and 1
+(`local.format.legacy`).
 
-What arrives from a disk or a store is hostile until checked: CRC, then structure, each count and length against the
-bytes that are there. Raises Corrupt and InvalidRequest, nothing else.
+Bytes from a disk or a store are untrusted until checked: first the CRC, then the structure, then each count and length
+against the available bytes. Raises only Corrupt and InvalidRequest.
 
-Memory: a kilobyte can hold a gigabyte, in an attack and in honest data. One compressed batch may inflate to
-INFLATED_BYTES_MAX and hold PACKED_RECORDS_MAX records, above which it is Corrupt: two gibibytes at the very worst, with
-its columns. Many batches of one call are not: `decode_in_steps` reads any number of them in steps of about STEP_BYTES,
-and `decode_columns`, which gives all at once, refuses more than the caller allows. Plain batches need columns of eight
-times their own bytes at most (56 for a record of 7).
+Memory: a kilobyte can decompress to a gigabyte, in hostile and in legal data.
 
-Every function may be called from several threads at once; the compiled loops let go of the interpreter.
+| input | limit |
+|---|---|
+| one compressed batch | INFLATED_BYTES_MAX bytes, PACKED_RECORDS_MAX records, else Corrupt; 2 GiB with columns |
+| many batches, `decode_in_steps` | steps of about STEP_BYTES, for any number of batches |
+| many batches, `decode_columns` | refuses more than the caller allows |
+| uncompressed batches | columns of at most eight times their bytes (56 bytes for a record of 7 bytes) |
+
+All functions are thread safe; the compiled loops release the GIL.
 """
 
 from __future__ import annotations
@@ -60,27 +63,27 @@ else:
         try:
             from local.kernels import _kernels as _chosen
             from local.kernels._kernels import KeyMap as KeyMap
-        except ImportError:  # built without a compiler; `implementation` tells, and so does `tiered doctor`
+        except ImportError:  # built without a compiler; `implementation` and `tiered doctor` report it
             _chosen = pure_kernels
 
-DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # of all batches of one `decode_columns`; never below that of one batch
+DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # for all batches of one `decode_columns`; not less than for one batch
 STEP_BYTES = 64 << 20
-REBUILT_PART_BYTES = 1 << 20  # small enough to be in the processor's cache still when it is written out
-PACKED_RECORDS_MAX = 1 << 24  # of one compressed batch, some 940 MB of columns; a batch of Kafka's size has thousands
+REBUILT_PART_BYTES = 1 << 20  # fits the CPU cache until it is written to the file
+PACKED_RECORDS_MAX = 1 << 24  # of one compressed batch: about 940 MB of columns; typical batches have thousands
 _ARENA_BYTES_MIN = 1 << 20
-_ARENA_RATIO = 4  # first guess of inflated over compressed
+_ARENA_RATIO = 4  # first estimate of decompressed size over compressed size
 
 
 def implementation() -> Literal["compiled", "pure"]:
-    """Which of the twins runs."""
+    """The implementation in use."""
     return "pure" if _chosen is pure_kernels else "compiled"
 
 
 def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
-    """The consecutive batches from byte `position`; stops at the first that is torn or wrong, without raising.
+    """Scan consecutive batches from byte `position`; stop at a torn or wrong batch, without raising.
 
-    Messages of formats 0 and 1 are rows too, a wrapper with the offsets and the number of the records inside it.
-    With `verify` every CRC is checked. Raises InvalidRequest when `position` lies outside `data`.
+    Messages of formats 0 and 1 are rows too; the row of a wrapper has the offsets and the number of the records inside.
+    `verify` checks every CRC. Raises InvalidRequest if `position` is outside `data`.
     """
     view = _bytes_of(data)
     return _with_legacy(view, _chosen.scan_batches(view, verify=verify, position=position), verify, verify)
@@ -94,12 +97,12 @@ def decode_columns(
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
     table: BatchTable | None = None,
 ) -> Columns:
-    """The records of the whole batches in `data`, which may end in a partial one: that is left out.
+    """Decode the records of the whole batches in `data`; ignore a partial batch at the end.
 
-    `table` spares the scan when the caller has one of this very `data`. Without `verify` CRCs are not looked at, the
-    structure always is. Records of control batches are left out unless `include_control`; their rows in the table
-    stay. Raises Corrupt with ``at`` and ``base_offset``, and InvalidRequest when compressed batches and the plain ones
-    beside them take more than `decompressed_bytes_max` inflated: what may be that much is read by `decode_in_steps`.
+    With a `table` of the same `data` the scan is skipped. Without `verify` CRCs are not checked; the structure always
+    is. Records of control batches are left out unless `include_control` is set; their rows stay in the table. Raises
+    Corrupt with ``at`` and ``base_offset``. Raises InvalidRequest if compressed batches, together with the uncompressed
+    batches of the call, decompress to more than `decompressed_bytes_max`: use `decode_in_steps` then.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
@@ -110,7 +113,7 @@ def decode_columns(
         _verify(view, table)
     arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max, verify=verify)
     done = len(ends)
-    # Counts are the header's own word; no more records are made than there is room for in the bytes.
+    # Record counts come from untrusted headers: never allocate more rows than the bytes can hold.
     rows = np.minimum(table.record_counts[:done], (ends - starts) // RECORD_BYTES_MIN)[packed[:done]].sum()
     if ends[-1] > decompressed_bytes_max or rows * COLUMNS_ROW_BYTES > max(decompressed_bytes_max, _ARENA_BYTES_MIN):
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
@@ -131,12 +134,12 @@ def decode_in_steps(
     step_bytes: int = STEP_BYTES,
     table: BatchTable | None = None,
 ) -> Iterator[Columns]:
-    """The records of `decode_columns`, a run of whole batches at a time, however much they inflate to.
+    """Decode as `decode_columns`, but in steps of whole batches, for any decompressed size.
 
-    A step has one batch at least, and ends with the batch that takes its inflated bytes past `step_bytes`, or before
-    the one that would take its columns there. Its table holds its own batches: `positions` are bytes of `data`,
-    `valid_bytes` and `problem` are those of all of it. No whole batch, no step. Each step's memory is free as soon as
-    the caller lets go of it. Raises as `decode_columns` does, some steps may have been given before.
+    A step has at least one batch. It ends with the batch that takes its decompressed bytes past `step_bytes`, or before
+    the batch that would take its columns past it. Its table holds its own batches: `positions` are bytes of `data`, but
+    `valid_bytes` and `problem` describe all of `data`. Without a whole batch there is no step. The memory of a step is
+    free once the caller drops its references. Raises as `decode_columns`, possibly after some steps.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
@@ -146,7 +149,7 @@ def decode_in_steps(
         _verify(view, table)
         verify = False
     skipped = (table.attributes & CONTROL != 0) & (not include_control)
-    # Counts are the header's own word until the records are walked; a wrong one only makes a step short.
+    # Record counts come from untrusted headers until the records are decoded; a wrong count only shortens a step.
     rows_before = np.concatenate(([0], np.cumsum(np.where(skipped, 0, table.record_counts), dtype=np.int64)))
     done = 0
     while done < len(table):
@@ -162,24 +165,26 @@ def decode_in_steps(
             step = _plain_columns(view, run, verify=verify, include_control=include_control)
         done += len(run)
         yield step
-        del step  # while the next one is made, only the caller may hold this one
+        del step  # only the caller may hold this step while the next one is built
 
 
 def gather(
     data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The named ranges side by side: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
+    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array.
 
-    Raises InvalidRequest for a range outside `data`, and above 2^31-1 bytes, which 32-bit offsets cannot address.
+    A length of -1 gives an empty range. Raises InvalidRequest for a range outside `data`, or above 2^31-1 bytes, which
+    32-bit offsets cannot address.
     """
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.gather(_bytes_of(data), starts, lengths)
 
 
 def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
-    """(the record section with offset deltas 0, 1, ..; base timestamp, the first record's; largest timestamp).
+    """Encode records: (record section with offset deltas 0, 1, ..; base timestamp; largest timestamp).
 
-    Records are (key, value, timestamp_ms[, headers]). Raises InvalidRequest for none, or one that is no such record.
+    The base timestamp is the timestamp of the first record. Records are (key, value, timestamp_ms[, headers]).
+    Raises InvalidRequest if `records` is empty or has an invalid element.
     """
     return _chosen.encode_records(records)
 
@@ -194,17 +199,17 @@ def encode_plain_batch(
     producer_epoch: int,
     base_sequence: int,
 ) -> bytes:
-    """A whole batch without codec; `local.records.batch.encode_batch` is the one to call."""
+    """Encode a whole uncompressed batch. Use `local.records.batch.encode_batch` instead."""
     return _chosen.encode_batch(
         records, base_offset, leader_epoch, attributes, append_time_ms, producer_id, producer_epoch, base_sequence
     )
 
 
 def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(the row behind each batch, its exact plain size): as many rows as fit into `batch_bytes`, one at least.
+    """Divide rows into batches: (end row of each batch, its exact uncompressed size).
 
-    Raises InvalidRequest for columns that make no sense: ranges outside their buffers, wrong headers, timestamps
-    below -1, lengths that differ.
+    A batch gets as many rows as fit `batch_bytes`, at least one. Raises InvalidRequest for invalid columns: ranges
+    outside their buffers, wrong headers, timestamps below -1, different lengths.
     """
     return _chosen.cut_columns(_source(columns), batch_bytes)
 
@@ -217,16 +222,16 @@ def encode_columns(
     attributes: int,
     append_time_ms: int,
 ) -> memoryview:
-    """Some neighbours of the batches that `cut_columns` found, `size_bytes` together, side by side and writable.
+    """Encode consecutive batches found by `cut_columns` into one writable buffer of `size_bytes`.
 
-    `local.log.column_encoding` is the one to call. Raises InvalidRequest where rows or sizes do not fit the columns.
+    Use `local.log.column_encoding` instead. Raises InvalidRequest if rows or sizes do not match the columns.
     """
     ends = np.ascontiguousarray(batch_ends, np.int64)
     return _chosen.encode_columns(_source(columns), first_row, ends, size_bytes, attributes, append_time_ms).data
 
 
 def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of every range of `data`, as Kafka's default partitioner hashes keys; a null one hashes as empty.
+    """murmur2 of every range of `data`, as in Kafka's default partitioner. A null key hashes as empty.
 
     Raises InvalidRequest for a range outside `data`.
     """
@@ -242,19 +247,23 @@ def filter_batches(
     actions: NDArray[np.uint8] | None = None,
     horizon_ms: int = 0,
 ) -> bytes:
-    """`data` with only the kept records; `keep` has a flag for each record of `decode_columns(include_control=True)`.
+    """Filter the records of `data`.
 
-    What becomes of each batch is said by `actions` (`pure_kernels.DROP` and its neighbours; REBASE is a rebuilding that
-    also gives the batch the delete horizon `horizon_ms`), or else follows from its flags: a batch of which all is kept,
-    and every control batch, passes byte for byte. One of which some is kept is rebuilt: base offset, last offset,
-    producer fields, leader epoch, flags and codec (at its default level) stay; the base timestamp is the first kept
-    record's or else the delete horizon; the largest timestamp is that of the kept records (under log append time it
-    stays). One of which none is kept is left out, but with `keep_last_batch` the last batch of `data` stays as an empty
-    one, so that the log's next offset survives.
-    A message of format 0 or 1 that is rebuilt, or stays empty, becomes a batch of format 2.
-    Every CRC is checked first. Memory: the result, and one inflated batch at a time. Raises Corrupt, and InvalidRequest
-    when there is not one flag per record and one action per batch, or `data` does not end with a batch.
-    Source: kafka `MemoryRecords.filterTo`.
+    `keep` has one flag per record of `decode_columns(include_control=True)`.
+    `actions` gives the action per batch (`pure_kernels.DROP` etc.; REBASE rebuilds and sets the delete horizon
+    `horizon_ms`). Without `actions` it follows from the flags:
+
+    | batch | result |
+    |---|---|
+    | no record removed, or a control batch | copied byte for byte |
+    | some records removed | rebuilt: offsets, producer fields, leader epoch, flags and codec stay |
+    | all records removed | left out; with `keep_last_batch` the last batch stays, empty, for its next offset |
+
+    The base timestamp becomes the delete horizon, else the first remaining record's. The largest timestamp becomes that
+    of the remaining records, unless the batch has log append time. The codec is used at its default level. A message of
+    format 0 or 1 that is rebuilt or emptied becomes a batch of format 2. Every CRC is checked first. Memory: the
+    result, and one decompressed batch at a time. Raises Corrupt. Raises InvalidRequest unless there is one flag per
+    record and one action per batch, and `data` ends with a whole batch. Source: kafka `MemoryRecords.filterTo`.
     """
     view = _bytes_of(data)
     table = _filterable(view)
@@ -272,10 +281,10 @@ def filter_batches(
 def rebuilt_batches(
     data: Buffer, keep: NDArray[np.uint8], actions: NDArray[np.uint8], horizon_ms: int, out: NDArray[np.uint8]
 ) -> Iterator[memoryview]:
-    """What `filter_batches` gives, in parts of whole batches, each valid until the next: they lie in `out`.
+    """The output of `filter_batches`, in parts of whole batches inside `out`.
 
-    `keep` has a bit a record, record r is bit ``r & 7`` of byte ``r >> 3``. A part that does not fit in `out` gets
-    memory of its own. Raises as `filter_batches` does; some parts may have been given before.
+    A part is valid until the next part. `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. A part
+    too large for `out` gets its own memory. Raises as `filter_batches`, possibly after parts.
     """
     view = _bytes_of(data)
     table = _filterable(view)
@@ -285,18 +294,19 @@ def rebuilt_batches(
 
 
 def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How many of each batch's records have their bit set; batches of `counts` records, one after another.
+    """The number of set bits for each batch; `counts` are the records of consecutive batches.
 
-    Raises InvalidRequest when there are fewer bits than records.
+    Raises InvalidRequest if there are fewer bits than records.
     """
     return _chosen.count_bits(bits, _firsts(counts), counts)
 
 
 def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How many bytes the kept records of each batch of `table` take in `data`; of a compressed batch all that it has.
+    """The bytes in `data` of the records with a set bit, for each batch of `table`.
 
-    A message of format 0 or 1 counts whole: as records it is no larger. `keep` has a bit for each record, as
-    `rebuilt_batches` takes them. Nothing is verified. Raises InvalidRequest where bits or table do not fit.
+    A compressed batch counts with all its records. A message of format 0 or 1 counts as a whole: its records are not
+    larger. `keep` has one bit per record, as in `rebuilt_batches`. Nothing is verified.
+    Raises InvalidRequest if bits or table do not fit.
     """
     is_legacy, firsts = table.magics != MAGIC, _firsts(table.record_counts)
     sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - np.where(is_legacy, 0, HEADER_BYTES)
@@ -310,7 +320,7 @@ def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDAr
 
 
 def _source(columns: RecordColumns) -> pure_kernels.Source:
-    """The buffers and arrays as the twins take them."""
+    """The buffers and arrays in the form of the kernels."""
     return (
         _bytes_of(columns.key_data),
         np.ascontiguousarray(columns.key_starts, np.int64),
@@ -336,11 +346,11 @@ def _bytes_of(data: Buffer) -> memoryview:
 
 
 def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
-    """The structure of all whole batches; the CRCs are left to the loop that reads the bytes anyway."""
+    """Scan the structure of all whole batches. CRCs are left to the loop that reads the bytes anyway."""
     table = _with_legacy(view, _chosen.scan_batches(view, verify=False), False, verify)
     if table.is_corrupt:
         at = table.valid_bytes
-        # A header that makes no sense is most often a damaged one: let the checksum have the word, if it may.
+        # An invalid header is most often a damaged header: report a wrong checksum first, if `verify` is set.
         checked = _chosen.scan_batches(view, verify=verify, position=at).problem
         problem = table.problem if checked is None or checked in legacy_scan.FOUND else checked
         base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
@@ -349,7 +359,7 @@ def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
 
 
 def _with_legacy(view: memoryview, table: BatchTable, verify: bool, verify_legacy: bool) -> BatchTable:
-    """`table`, a twin's, gone on with where it stopped at a message of format 0 or 1."""
+    """Continue a kernel's `table` after the messages of formats 0 and 1 at which the kernel stopped."""
     if table.problem not in legacy_scan.FOUND:
         return table
     runs = [table]
@@ -370,7 +380,7 @@ def _with_legacy(view: memoryview, table: BatchTable, verify: bool, verify_legac
 
 
 def _checked(view: memoryview, table: BatchTable) -> BatchTable:
-    """The caller's own table, if it can belong to `view`."""
+    """The caller's own table. Raises InvalidRequest if it cannot belong to `view`."""
     ends = table.positions + table.sizes
     is_short = table.sizes < np.where(table.magics == MAGIC, HEADER_BYTES, MAGIC_END)
     if (table.positions < 0).any() or is_short.any() or (ends > len(view)).any():
@@ -379,7 +389,7 @@ def _checked(view: memoryview, table: BatchTable) -> BatchTable:
 
 
 def _packed(table: BatchTable, *, include_control: bool) -> NDArray[np.bool_]:
-    """Which batches have to be inflated, or turned into plain ones of format 2."""
+    """Which batches must be decompressed or converted to format 2."""
     packed: NDArray[np.bool_] = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
     packed |= table.magics != MAGIC
     return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
@@ -391,7 +401,7 @@ def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include
 
 
 def _verify(view: memoryview, table: BatchTable) -> None:
-    """Every CRC of the table's batches in one go, before a decompressor sees a byte. Raises Corrupt."""
+    """Check the CRCs of all batches in one call, before a decompressor reads any byte. Raises Corrupt."""
     if table.has_legacy:
         table = legacy_scan.verified(view, table)
     drop = np.full(len(table), DROP, np.uint8)
@@ -406,9 +416,9 @@ def _verify(view: memoryview, table: BatchTable) -> None:
 def _inflated(
     view: memoryview, table: BatchTable, packed: list[bool], budget: int, *, verify: bool
 ) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
-    """(an arena with sections plain, side by side; where each begins; where it ends).
+    """(buffer with the uncompressed sections, start of each section, end of each section).
 
-    Of all batches, or of those up to the one that takes the arena past `budget`.
+    Ends with the last batch, or with the batch that takes the buffer past `budget`.
     """
     ends: list[int] = []
     used = 0
@@ -443,7 +453,7 @@ def _inflated(
 def _inflate_row(
     codec: Codec, section: memoryview, arena: NDArray[np.uint8], used: int, budget: int
 ) -> tuple[NDArray[np.uint8], int]:
-    """(the arena, grown if it had to be; bytes written at `used`). Raises Corrupt."""
+    """(the buffer, possibly larger; bytes written at `used`). Raises Corrupt."""
     damage: Corrupt | None = None
     for size in size_guesses(codec, section, INFLATED_BYTES_MAX):
         arena = _grown(arena, used, size, budget)
@@ -456,17 +466,17 @@ def _inflate_row(
 
 
 def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArray[np.uint8]:
-    """The arena with room for `more` bytes behind the `used` ones. Pages never written to cost no memory."""
+    """The buffer with space for `more` bytes after the first `used` bytes. Unwritten pages take no memory."""
     if len(arena) - used >= more:
         return arena
-    want = 2 * used if 4 * used < budget else budget + more  # the last growth has room for a batch past the budget
+    want = 2 * used if 4 * used < budget else budget + more  # the last growth has space for a batch beyond the budget
     larger = np.empty(max(used + more, want), np.uint8)
     larger[:used] = arena[:used]
     return larger
 
 
 def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:
-    """The same error, saying which batch of the caller's data it is about."""
+    """The same error with the place of the batch in the caller's data."""
     where = {"at": position, "base_offset": header.base_offset}
     return Corrupt(error.attempt, **{**error.facts, **facts, **where})
 
@@ -475,7 +485,7 @@ def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object)
 
 
 def _filterable(view: memoryview) -> BatchTable:
-    """Whole batches and nothing else. Raises InvalidRequest for other data, and Corrupt."""
+    """The table of `view`. Raises InvalidRequest unless it consists of whole batches; raises Corrupt."""
     table = _scanned(view, verify=True)
     if table.problem is not None:
         raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
@@ -483,7 +493,7 @@ def _filterable(view: memoryview) -> BatchTable:
 
 
 def _firsts(counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Which record is the first of each batch."""
+    """The index of the first record of each batch."""
     firsts: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
     return firsts
 
@@ -526,12 +536,12 @@ def _rebuilt(
 
 
 def _room_for(table: BatchTable, row: int) -> int:
-    """What a rebuilt batch takes at most."""
+    """The maximum size of a rebuilt batch."""
     return int(table.sizes[row]) + int(table.record_counts[row]) * pure_kernels.REBUILT_GROWTH_MAX
 
 
 def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
-    """What becomes of each batch."""
+    """The action for each batch."""
     actions = np.full(len(table), REBUILD, np.uint8)
     actions[kept == table.record_counts] = VERBATIM
     actions[kept == 0] = DROP
@@ -544,7 +554,7 @@ def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: boo
 def _apart(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
-    """What becomes of a batch that the twins do not know: compressed, or a message of format 0 or 1."""
+    """The result for a batch outside the kernels' formats: compressed, or a message of format 0 or 1."""
     match how[0]:
         case pure_kernels.DROP:
             return b""
@@ -559,7 +569,7 @@ def _apart(
 def _repacked(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
-    """A batch with some or all of its records: made plain, rebuilt, compressed again if it was; of format 2."""
+    """Rebuild a batch in format 2: decompress it, filter its records, restore its compression."""
     try:
         plain = _plain(view, header, position)
     except Corrupt as error:
@@ -581,7 +591,7 @@ def _repacked(
 
 
 def _plain(view: memoryview, header: BatchHeader, position: int) -> memoryview:
-    """A batch inflated, in format 2."""
+    """A batch uncompressed and in format 2."""
     plain = replace(header, magic=MAGIC, attributes=header.attributes & ~CODEC_BITS)
     entry = view[position : position + header.size_bytes]
     if header.is_legacy:

@@ -1,7 +1,7 @@
-"""Walking messages of formats 0 and 1: the rows that `kernels.scan_batches` has for them.
+"""Scan messages of formats 0 and 1: their rows in `kernels.scan_batches`.
 
-A row stands for one message, or for one wrapper with all the records inside. Rows have no producer, no leader epoch
-and no control records. Plain Python: such logs are read to be moved on, not to be lived with.
+A row is one message, or one wrapper with all records inside. Rows have no producer, no leader epoch and no control
+records. Plain Python is fast enough: such logs are read once to convert them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from local.format.columns import TABLE_DTYPES, TORN, BatchTable
 from local.format.compression import Codec
 from local.kernels.pure_kernels import INT_MAX, LONG_MAX
 
-FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the twins' word for where they stop
+FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at such a message
 
 
 def scan(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[BatchTable, bool]:
-    """(the messages from byte `at` on, whether a batch of another format follows them).
+    """(table of the messages from byte `at` on, whether a batch of another format follows).
 
-    Offsets ascend from `last_offset`. A wrapper that cannot be inflated within `limit` bytes has a row of one record,
-    and is refused by whoever reads it: as with batches, only the checksum and the outermost fields are judged here.
+    Offsets ascend from `last_offset`. A wrapper that does not decompress within `limit` bytes gets a row of one record;
+    a later decode raises for it. As for batches, a scan checks only the checksum and the outermost fields.
     """
     rows: list[tuple[int, ...]] = []
     problem: str | None = None
@@ -45,7 +45,10 @@ def scan(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: in
 
 
 def verified(view: memoryview, table: BatchTable) -> BatchTable:
-    """The table without its rows of formats 0 and 1. Raises Corrupt when the checksum of any of these is wrong."""
+    """The table without its rows of formats 0 and 1.
+
+    Raises Corrupt if the checksum of such a row is wrong.
+    """
     is_legacy = table.magics != MAGIC
     for row in np.flatnonzero(is_legacy).tolist():
         at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
@@ -57,7 +60,7 @@ def verified(view: memoryview, table: BatchTable) -> BatchTable:
 
 
 def _row(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[int, ...] | str:
-    """The row, or what is wrong with the message at `at`."""
+    """The row of the message at `at`, or the text of its fault."""
     if problem := legacy.size_problem(view, at):
         return problem
     fields = legacy.header_fields(view, at)

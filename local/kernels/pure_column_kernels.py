@@ -1,6 +1,6 @@
-"""Columns to batches and the hash of keys, in plain Python: part of `local.kernels.pure_kernels`, which gives them on.
+"""Columns to batches, and the hash of keys, in plain Python; exported by `local.kernels.pure_kernels`.
 
-The twin of `_kernels_columns.pxi`. Raises InvalidRequest, nothing else: columns are the caller's.
+The counterpart of `_kernels_columns.pxi`. Raises only InvalidRequest: the caller supplies the columns.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Source = tuple[memoryview, Longs, Ints, memoryview, Longs, Ints, Longs, memoryvi
 
 
 def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
-    """(the row behind each batch, its size in bytes): as many rows a batch as fit into `batch_bytes`, one at least.
+    """Divide rows into batches: (end row of each batch, its size in bytes).
 
-    Sizes are those of plain batches, exact. Everything about the columns is checked. Raises InvalidRequest for ranges
-    outside their data, a timestamp below -1, headers that make no sense, columns that differ in length, a batch above
-    2^31-1 bytes.
+    A batch gets as many rows as fit `batch_bytes`, at least one. Sizes are exact sizes of uncompressed batches. All
+    columns are checked. Raises InvalidRequest for ranges outside their data, a timestamp below -1, invalid headers,
+    columns of different lengths, a batch above 2^31-1 bytes.
     """
     rows = _row_count(columns)
     ends: list[int] = []
@@ -66,10 +66,12 @@ def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
 def encode_columns(
     columns: Source, first_row: int, batch_ends: Longs, size_bytes: int, attributes: int, append_time_ms: int
 ) -> NDArray[np.uint8]:
-    """Plain batches side by side: the rows from `first_row` to ``batch_ends[0]``, from there to ``batch_ends[1]``, ..
+    """Encode consecutive uncompressed batches into one buffer.
 
-    `size_bytes` is the sum of their sizes from `cut_columns`. A batch's base offset is the number of its first row; no
-    producer, epoch 0. Raises InvalidRequest as `cut_columns` does, and where rows or sizes do not fit the columns.
+    The batches have the rows from `first_row` to ``batch_ends[0]``, from there to ``batch_ends[1]``, .. `size_bytes` is
+    the sum of their sizes from `cut_columns`. The base offset of a batch is the number of its first row. Batches have
+    no producer and leader epoch 0. Raises InvalidRequest as `cut_columns`, and if rows or sizes do not match the
+    columns.
     """
     rows, first = _row_count(columns), first_row
     for index, stop in enumerate(batch_ends.tolist()):
@@ -116,7 +118,7 @@ def _row_count(columns: Source) -> int:
 
 
 def _record(columns: Source, row: int, first: int) -> bytearray:
-    """The row as a record of the batch that begins with row `first`."""
+    """The row as a record of the batch that starts with row `first`."""
     keys, key_starts, key_lengths, values, value_starts, value_lengths, times, header_data, starts, counts = columns
     key_range = int(key_starts[row]), int(key_lengths[row])
     value_range = int(value_starts[row]), int(value_lengths[row])
@@ -165,7 +167,7 @@ def _is_inside(data: memoryview, start: int, length: int) -> bool:
 
 
 def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
-    """The headers as they stand, their number first; None when they make no sense."""
+    """The encoded headers including their number; None if they are invalid."""
     at, end = start, len(data)
     if not 0 <= start < end:
         return None
@@ -188,7 +190,10 @@ def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
 
 
 def hash_keys(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of every range, an empty or null one as of no bytes. Raises InvalidRequest for a range outside `data`."""
+    """murmur2 of every range; an empty or null range hashes as no bytes.
+
+    Raises InvalidRequest for a range outside `data`.
+    """
     if len(starts) != len(lengths):
         raise InvalidRequest("hashing keys, starts and lengths differ", starts=len(starts), lengths=len(lengths))
     hashes = []
@@ -200,7 +205,7 @@ def hash_keys(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.i
 
 
 def murmur2(data: bytes) -> int:
-    """The unsigned 32-bit hash that Kafka's default partitioner takes of a key. Source: kafka `Utils.murmur2`."""
+    """The unsigned 32-bit key hash of Kafka's default partitioner. Source: kafka `Utils.murmur2`."""
     length = len(data)
     h = _SEED ^ length
     whole = length - length % 4

@@ -1,11 +1,11 @@
-"""The hot loops in plain Python: the oracle the compiled twin is tested against, and the fallback without a compiler.
+"""The hot loops in plain Python: reference of the compiled kernels, fallback without a compiler.
 
-Same functions, same arguments, same answers as `local.kernels._kernels`; some hundred times slower. Read this one to
-learn what the kernels do. They know plain batches only: `local.kernels.dispatch` inflates and compresses around them.
-The file is longer than most because it is read side by side with its twin; what appends from columns is in
-`local.kernels.pure_column_kernels`.
+The functions, arguments and results equal those of `local.kernels._kernels`; this module is about a hundred times
+slower, and documents the kernels. Both process uncompressed batches only: `local.kernels.dispatch` decompresses and
+compresses around them. This file is longer than most because it is read side by side with the compiled source. The
+functions that append columns are in `local.kernels.pure_column_kernels`.
 
-Raises, all of them: Corrupt for bytes that contradict the format, InvalidRequest for a wrong call; nothing else.
+All functions raise only Corrupt (the bytes contradict the format) and InvalidRequest (a wrong call).
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ from local.kernels.pure_column_kernels import wrong_column as wrong_column
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-REBUILT_GROWTH_MAX = 12  # bytes by which a re-based record can grow: time delta 1 to 10, its length by what follows
+REBUILT_GROWTH_MAX = 12  # maximum growth of a re-based record: time delta 1 to 10 bytes, and its length field
 
-DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # what `rebuild_batches` does with a batch
+DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches` on a batch
 
 
 class PlainRecord(NamedTuple):
-    """One record's place in the data: `rest` is where the offset delta begins, which no rewriting changes."""
+    """The positions of one record.
+
+    `rest` is the start of the offset delta; bytes from there on never change.
+    """
 
     start: int
     rest: int
@@ -72,7 +75,7 @@ class PlainRecord(NamedTuple):
 
 
 def crc32c_of(data: Buffer, seed: int = 0) -> int:
-    """`local.format.crc32c.crc32c`, here so that both twins have one to compare."""
+    """`local.format.crc32c.crc32c`, so that tests can compare both implementations."""
     return crc32c(data, seed)
 
 
@@ -80,9 +83,9 @@ def crc32c_of(data: Buffer, seed: int = 0) -> int:
 
 
 def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
-    """The consecutive batches from byte `position`; stops at the first that is torn or wrong, without raising.
+    """Scan consecutive batches from byte `position`; stop at a torn or wrong batch, without raising.
 
-    With `verify` every batch's CRC is checked. Raises InvalidRequest when `position` lies outside `data`.
+    `verify` checks every batch's CRC. Raises InvalidRequest if `position` is outside `data`.
     """
     view = memoryview(data).cast("B")
     if not 0 <= position <= len(view):
@@ -116,9 +119,10 @@ def decode_batches(
     verify: bool,
     include_control: bool,
 ) -> Columns:
-    """The records of every batch of `table`; row i's lie plain in ``data[starts[i]:ends[i]]``.
+    """Decode the records of every batch of `table`.
 
-    With `verify` `data` is what `table` was scanned from and the CRCs are checked. Raises Corrupt naming the batch.
+    The uncompressed records of row i are in ``data[starts[i]:ends[i]]``.
+    `verify` checks the CRCs; `data` must then be the data that `table` was scanned from. Raises Corrupt with the batch.
     """
     rows: list[tuple[int, ...]] = []
     for ordinal in range(len(table)):
@@ -147,7 +151,7 @@ def decode_batches(
 
 
 def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
-    """Raises Corrupt when the batch at byte `position` differs from its checksum, or leaves `data`."""
+    """Raises Corrupt if the batch at byte `position` does not match its checksum or exceeds `data`."""
     end = position + header.size_bytes
     if position < 0 or end > len(data):
         raise wrong_batch("it leaves the data", header, position)
@@ -158,7 +162,7 @@ def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
 
 
 def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, position: int) -> list[PlainRecord]:
-    """The records in ``data[at:end]``, everything about them checked. Raises Corrupt naming the batch."""
+    """The records in ``data[at:end]``, fully checked. Raises Corrupt with the batch."""
     if not 0 <= at <= end <= len(data):
         raise wrong_batch("it leaves the data", header, position)
     if header.record_count * RECORD_BYTES_MIN > end - at:
@@ -180,7 +184,7 @@ def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, posit
 
 
 def wrong_batch(found: str, header: BatchHeader, position: int) -> Corrupt:
-    """The one error about a batch's inside."""
+    """The error for invalid content of a batch."""
     return Corrupt(f"decoding a batch, {found}", at=position, base_offset=header.base_offset)
 
 
@@ -190,7 +194,7 @@ def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> Pl
     if not 0 < length <= end - at:
         raise Corrupt("reading a record, length", at=at)
     end = at + length
-    delta, rest = read_varlong(data, at + 1, end)  # the record's attributes, one byte, mean nothing so far
+    delta, rest = read_varlong(data, at + 1, end)  # the attributes byte of a record has no meaning so far
     offset_delta, at = read_varint(data, rest, end)
     key_length, key_start = read_varint(data, at, end)
     at = _skip(key_start, key_length, end)
@@ -221,7 +225,7 @@ def _skip(at: int, length: int, end: int) -> int:
 
 
 def wrapped(number: int) -> int:
-    """The number in 64 bits, as Java and C add."""
+    """The number reduced to signed 64 bits, as Java and C add."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -231,9 +235,10 @@ def wrapped(number: int) -> int:
 def gather(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The named ranges side by side: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
+    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array.
 
-    Raises InvalidRequest for a range outside `data`, and above 2^31-1 bytes, which 32-bit offsets cannot address.
+    A length of -1 gives an empty range. Raises InvalidRequest for a range outside `data`, or above 2^31-1 bytes, which
+    32-bit offsets cannot address.
     """
     if len(starts) != len(lengths):
         raise InvalidRequest("gathering bytes, starts and lengths differ", starts=len(starts), lengths=len(lengths))
@@ -253,9 +258,10 @@ def gather(
 
 
 def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
-    """(the record section with offset deltas 0, 1, ..; base timestamp, the first record's; largest timestamp).
+    """Encode records: (record section with offset deltas 0, 1, ..; base timestamp; largest timestamp).
 
-    Raises InvalidRequest for no record, a record that is not (key, value, timestamp_ms[, headers]), or too many bytes.
+    The base timestamp is the timestamp of the first record. Raises InvalidRequest if there is no record, a record is
+    not (key, value, timestamp_ms[, headers]), or the section is too large.
     """
     if not records:
         raise InvalidRequest("encoding a batch without records")
@@ -290,7 +296,7 @@ def encode_batch(
     producer_epoch: int,
     base_sequence: int,
 ) -> bytes:
-    """A whole plain batch; `append_time_ms` is its largest timestamp where the attributes say log append time."""
+    """Encode a whole uncompressed batch. Under log append time `append_time_ms` is its largest timestamp."""
     section, base_ms, largest_ms = encode_records(records)
     header = BatchHeader(
         base_offset=base_offset,
@@ -313,9 +319,9 @@ def encode_batch(
 def normal_record(
     record: object,
 ) -> tuple[bytes | None, bytes | None, int, list[tuple[bytes, bytes | None]]]:
-    """(key, value, timestamp_ms, headers as bytes), whatever buffers and integers the caller used.
+    """(key, value, timestamp_ms, headers as bytes) from the caller's buffers and integers.
 
-    Raises InvalidRequest for anything that is not such a record.
+    Raises InvalidRequest for any other value.
     """
     if not isinstance(record, tuple) or not 3 <= len(record) <= 4:
         raise InvalidRequest("encoding a record, not (key, value, timestamp_ms[, headers])", got=type(record).__name__)
@@ -374,12 +380,13 @@ def rebuild_batches(
     first_row: int,
     stop_row: int,
 ) -> tuple[int, int]:
-    """Rows of `table` from `first_row` on after DROP, VERBATIM, REBUILD, EMPTY or REBASE each, put into `out`.
+    """Apply the `actions` to rows of `table` from `first_row` on; write the batches to `out`.
 
-    (The next row, bytes put): as many rows below `stop_row` as are sure to fit. `keep` has a bit a record, r is bit
-    ``r & 7`` of byte ``r >> 3``; those of row i's records begin with `keep_starts[i]`, and at least one of a row to
-    REBUILD or REBASE is set. These rows are plain; the latter get `horizon_ms` as their delete horizon. Checksums are
-    checked; of records that go only the lengths are looked at. Raises Corrupt.
+    Returns (next row, bytes written): as many rows below `stop_row` as certainly fit. Rows to rebuild are uncompressed.
+    `keep` has one bit per record: r is bit ``r & 7`` of byte ``r >> 3``. The bits of row i start at `keep_starts[i]`; a
+    row for REBUILD or REBASE has at least one set bit. REBASE sets `horizon_ms` as the delete horizon. Checksums are
+    checked; of removed records only the lengths are read. Raises Corrupt, and InvalidRequest for arrays that do not
+    fit.
     """
     if len(actions) != len(table) or len(keep_starts) != len(table) or not 0 <= first_row <= stop_row <= len(table):
         raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=len(table))
@@ -409,9 +416,9 @@ def rebuild_batches(
 def kept_bytes(
     data: memoryview, table: BatchTable, keep: NDArray[np.uint8], keep_starts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many bytes the flagged records of each batch take; all of a batch whose records do not make sense.
+    """The bytes of the flagged records of each batch; all bytes of a batch with invalid records.
 
-    Rows are plain. `keep` as in `rebuild_batches`.
+    Rows are uncompressed. `keep` is as in `rebuild_batches`. Raises InvalidRequest for arrays that do not fit.
     """
     sizes = np.zeros(len(table), np.int64)
     for row, first in enumerate(keep_starts.tolist()):
@@ -435,7 +442,10 @@ def kept_bytes(
 
 
 def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How many of the `counts[i]` bits from `starts[i]` on are set; bit r is ``r & 7`` of byte ``r >> 3``."""
+    """The number of set bits in each range of `counts[i]` bits from `starts[i]` on.
+
+    Bit r is ``r & 7`` of byte ``r >> 3``.
+    """
     if len(starts) != len(counts):
         raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
     flags = np.unpackbits(bits, bitorder="little")
@@ -448,7 +458,7 @@ def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArr
 
 
 class _KeptRecord(NamedTuple):
-    """`rest` is where the offset delta begins: from there on nothing changes."""
+    """`rest` is the start of the offset delta; bytes from there on never change."""
 
     start: int
     rest: int
@@ -457,7 +467,10 @@ class _KeptRecord(NamedTuple):
 
 
 def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> list[_KeptRecord]:
-    """Raises Corrupt naming the batch when a record leaves it, or a kept one's time the record."""
+    """The flagged records of a batch.
+
+    Raises Corrupt with the batch if a record exceeds it, or if the timestamp of a flagged record exceeds it.
+    """
     at, end = position + HEADER_BYTES, position + header.size_bytes
     if header.record_count * RECORD_BYTES_MIN > end - at:
         raise wrong_batch("record count above its bytes", header, position)
@@ -483,19 +496,21 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
 
 
 def emptied(header: BatchHeader) -> bytes:
-    """The batch without records, which keeps its offsets and its producer's state alive.
+    """The batch without records. It preserves the offsets and the producer's state.
 
-    Codec and delete horizon go, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`). It is of
-    format 2 whatever the batch was.
+    Codec and delete horizon are removed, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`). The
+    result has format 2, whatever the format of the batch.
     """
     bits = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
     return seal(replace(header, magic=MAGIC, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
 
 
 def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool], horizon_ms: int | None) -> bytes:
-    """Base timestamp: the delete horizon where there is one, else the first kept record's (`MemoryRecordsBuilder`).
+    """Rebuild a batch with the flagged records.
 
-    A new `horizon_ms` sets the flag as well; what lies before it gets a negative delta.
+    The base timestamp is the delete horizon if there is one, else the timestamp of the first flagged record
+    (`MemoryRecordsBuilder`). A new `horizon_ms` also sets the attribute bit. Records with earlier timestamps get a
+    negative delta.
     """
     kept = _kept_records(data, header, position, flags)
     bits = header.attributes
@@ -503,7 +518,7 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
         base_ms, bits = horizon_ms, bits | DELETE_HORIZON
     else:
         base_ms = header.base_timestamp_ms if header.has_delete_horizon else kept[0].timestamp
-    # Where the deltas still hold the records go over byte for byte, only their neighbours are missing.
+    # With an unchanged base timestamp the flagged records are copied byte for byte.
     is_same = base_ms == header.base_timestamp_ms and not header.attributes & LOG_APPEND_TIME
     section = bytearray()
     for record in kept:

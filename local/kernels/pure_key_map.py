@@ -1,8 +1,9 @@
-"""Which record of each key is the newest, in bounded memory: the twin of the compiled `KeyMap`, and its description.
+"""The offset map of the cleaner's first pass; it also documents the compiled `KeyMap`.
 
-The cleaner's first pass. The answer is not a map of offsets but one bit a record: set while no newer record of its key
-has come. Keys are compared where they lie, so a slot needs no copy of them: 12 bytes, 13.4 a key at nine tenths full.
-(Kafka's `SkimpyOffsetMap` holds 16 bytes of MD5 and 8 of offset, 26.7 a key, and takes equal hashes for equal keys.)
+Memory is bounded. The result is not a map of offsets but one bit per record: set until a newer record of its key is
+added. Keys are compared in their own buffer, so a slot needs no copy: 12 bytes per slot, 13.4 bytes per key at a load
+of 0.9. (Kafka's `SkimpyOffsetMap` holds 16 bytes of MD5 and 8 of offset, 26.7 per key, and takes equal hashes for equal
+keys.)
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ TAKE, PASS_BY, LET_GO = range(3)  # what `add_batches` does with a batch
 
 
 class KeyMap:
-    """The newest record of every key, exact: keys are compared, never only their hashes. Not thread safe.
+    """The newest record of every key, exactly: keys are compared, not only their hashes. Not thread safe.
 
-    `slots` bound the memory, `entries_max` how many keys go in; there must be fewer of them than slots. What `hold` was
-    given must stay as it is for as long as the map is used; keys that lie in no held buffer (they were inflated) are
-    copied, up to `arena_bytes_max` bytes. `seed` is chance against keys made to collide; `hash_mask` weakens the hash,
-    for tests: collisions cost time and change no answer. Raises InvalidRequest where arguments make no sense.
+    `slots` bounds the memory. `entries_max` is the maximum number of keys and must be below `slots`. A buffer given to
+    `hold` must not change while the map is used. Keys outside the held buffers (decompressed keys) are copied, up to
+    `arena_bytes_max` bytes. A random `seed` protects against keys chosen to collide. `hash_mask` weakens the hash for
+    tests: collisions cost time and never change a result. Raises InvalidRequest for invalid arguments.
     """
 
     def __init__(
@@ -49,11 +50,11 @@ class KeyMap:
 
     @property
     def memory_bytes(self) -> int:
-        """Of slots and arena; held buffers are the caller's."""
+        """Bytes of slots and copied keys. The caller owns the held buffers."""
         return self._slots * SLOT_BYTES + self.arena_bytes
 
     def hold(self, data: memoryview) -> int:
-        """A buffer in which keys will be found later (a segment, mapped); its number for `add`."""
+        """Register a buffer with keys (a mapped segment); returns its number for `add`."""
         self._held.append(data)
         return len(self._held) - 1
 
@@ -69,11 +70,11 @@ class KeyMap:
         buffer: int = -1,
         position: int = 0,
     ) -> int:
-        """Enter the keys of consecutive records; how many rows were done before the map or its arena was full.
+        """Add the keys of consecutive records; returns the number of rows done before map or arena was full.
 
-        Row r is the record with ordinal ``first_ordinal + r``. A record whose key comes again loses its bit in `keep`
-        (one bit a record, ordinal o is bit ``o & 7`` of byte ``o >> 3``). Rows with a null key, or a flag in `skip`,
-        do nothing. With `buffer` the bytes of `data` begin at `position` in what `hold` was given.
+        Row r is the record with ordinal ``first_ordinal + r``. If its key is added again, the record loses its bit in
+        `keep` (one bit per record: ordinal o is bit ``o & 7`` of byte ``o >> 3``). Rows with a null key, or with a flag
+        in `skip`, are skipped. With `buffer`, the bytes of `data` start at `position` of that held buffer.
         """
         rows, flags = len(starts), min(len(keep) * 8, ORDINAL_MAX)
         if rows != len(lengths) or rows != len(skip) or buffer >= len(self._held):
@@ -115,12 +116,20 @@ class KeyMap:
         buffer: int,
         position: int,
     ) -> int | None:
-        """Enter the records of whole plain batches; how many have no key, None when the map was full before the end.
+        """Add the records of whole uncompressed batches.
 
-        `roles` says of each batch of `table` whether its keys count: TAKE; PASS_BY, they do not; LET_GO, they do not
-        and its records lose their bits in `keep`, as do records without a key. Records with a key and no value get a
-        bit in `tombstones`. Ordinals count all records, and the rest is as in `add`, of a held buffer. Every checksum
-        is checked, and everything about each record. Raises Corrupt; bits of what lies before it may be set by then.
+        Returns the number of records without a key, None if the map was full.
+        `roles` has the role of each batch of `table`:
+
+        | role | keys are added | bits in `keep` |
+        |---|---|---|
+        | TAKE | yes | cleared for records without a key |
+        | PASS_BY | no | unchanged |
+        | LET_GO | no | cleared for all records |
+
+        Under TAKE, records with a key and no value get a bit in `tombstones`. Ordinals count all records. Otherwise as
+        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of the batches
+        before the damage may be set then.
         """
         total = int(table.record_counts.sum(dtype=np.int64))
         flags = min(len(keep) * 8, len(tombstones) * 8, ORDINAL_MAX)
@@ -167,7 +176,7 @@ def _flip(bits: NDArray[np.uint8], ordinals: NDArray[np.int64], is_set: bool) ->
 
 
 def _are_inside(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> bool:
-    """Each key and, before it, at least as many bytes as its length takes."""
+    """Whether each key is inside `data`, with at least the bytes of its length varint before it."""
     return all(
         size < 0 or varint_bytes(size) <= at <= len(data) - size
         for at, size in zip(starts.tolist(), lengths.tolist(), strict=True)
