@@ -335,12 +335,21 @@ def _one_long_writer(scene: SceneOfRace) -> SceneOfRace | None:
     return replace(alone, steps=1500, deeds_max=2000, rest_max=6000, jumps=0.03)
 
 
+def _views_fall_behind(scene: SceneOfRace) -> SceneOfRace | None:
+    """Hours pass between two builds of a view, and the log's start overtakes the view's horizon."""
+    if scene.is_compacted or not scene.has_views:
+        return None
+    topic = {**BASE, **EXPIRES, "retention.ms": "2h", "compaction.view.threshold": "900"}
+    long = replace(scene, topic=topic, steps=800, deeds_max=80, rest_max=150, kills=0.0, jumps=0.1, sleeps=0.0, keys=12)
+    return replace(long, deletes_topic=False, has_guest=False, has_freer=False, has_fork=False, pauses=False)
+
+
 def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
-    """Long enough for tombstones to be old."""
+    """Long enough for tombstones to be old, with managers and readers alone."""
     if not scene.kind.startswith("compact") or "delete" in scene.kind:
         return None
-    long = replace(scene, steps=800, deeds_max=80, rest_max=150, kills=0.0, deletes_topic=False)
-    return replace(long, keys=12, jumps=0.1)
+    long = replace(scene, steps=800, deeds_max=80, rest_max=150, kills=0.0, jumps=0.1, sleeps=0.0, keys=12, rule=None)
+    return replace(long, deletes_topic=False, has_guest=False, has_freer=False, has_fork=False, pauses=False)
 
 
 def forker_sleeps_long(scene: SceneOfRace) -> SceneOfRace:
@@ -387,9 +396,9 @@ PLANTED = [
     Plant(_heads_are_deleted_before_they_are_void, _COLLECTS_HEADS),
     Plant(_a_page_is_named_and_not_written, _HAS_PAGES),
     Plant(_a_page_that_was_opened_goes_at_once, _HAS_PAGES),
-    Plant(_a_view_passes_over_what_the_log_lost, _HAS_VIEWS),
+    Plant(_a_view_passes_over_what_the_log_lost, _views_fall_behind, since=100),
     Plant(_the_objects_of_an_old_view_go_at_once, _HAS_VIEWS),
-    Plant(_tombstones_go_when_their_time_is_over, _long_compacted, since=480),
+    Plant(_tombstones_go_when_their_time_is_over, _long_compacted),
     Plant(_old_segments_go_before_the_new_one_is_announced, _in(lambda scene: scene.is_compacted and scene.kills > 0)),
     Plant(_what_has_another_name_is_nobodys),
     Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=380),

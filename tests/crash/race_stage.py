@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 from disk_model import ModelDisk
@@ -49,6 +51,7 @@ class Actor:
         self.is_dying = self.is_over = False
         self.failure: BaseException | None = None
         self.frozen_until = 0
+        self.lives = count()
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, args=(body,), daemon=True)
         self._thread.start()
@@ -157,6 +160,8 @@ class Life:
     ) -> None:
         self.actor, self.disk, self.is_paused = actor, disk, is_paused
         self.is_dead = False
+        self._number = next(actor.lives)
+        self._effects = Counter[str]()
 
     def may_die(self, rate: float) -> bool:
         return self.actor.rng.random() < rate
@@ -170,10 +175,16 @@ class Life:
         raise ProcessDied
 
     def at_disk(self) -> None:
-        """After an effect on the disk."""
-        if self.actor.rng.random() < 0.05:
+        """After an effect on the disk. What follows is drawn from the effect's own name and count, not from the actor's
+        sequence: a new file in the product shifts no other draw, and the seeds keep their schedules."""
+        assert self.disk is not None, "the disk calls this"
+        what = self.disk.journal[-1]
+        self._effects[what] += 1
+        drawn = f"{self.actor.race.seed} {self.actor.name} {self._number} {what} {self._effects[what]}"
+        rng = random.Random(drawn)
+        if rng.random() < 0.05:
             self.actor.step("disk")
-        if self.may_die(self.actor.race.kills / 4):
+        if rng.random() < self.actor.race.kills / 4:
             self.die()
 
 
