@@ -103,8 +103,8 @@ def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
 def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | None = None) -> MetaProperties:
     """Return the ids in ``meta.properties``; write the file on first use.
 
-    The directory id is new; the cluster id and node id are those of `like`. Without `like` the cluster id is new and
-    the node id is "1".
+    The directory id is new. The cluster id and node id are those of `like`. If `like` has none, the cluster id is new
+    and the node id is "1".
     """
     found = read_meta_properties(storage, root)
     if found is not None:

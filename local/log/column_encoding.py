@@ -35,7 +35,7 @@ def encode_column_batches(
 
     A batch never spans two chunks. The call itself, not the iteration, raises InvalidRequest for:
 
-    - no records, or columns that contradict each other;
+    - no records, or malformed columns;
     - a single record above `max_message_bytes` or a segment;
     - records without key in a compacted topic;
     - times outside the topic's limits.

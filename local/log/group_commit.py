@@ -1,8 +1,8 @@
 """Group commit: threads that wait for durable appends share one fsync.
 
-A thread appends under the log's lock, releases the lock and waits here for its **position**, a number that grows with
-every written byte and never falls. One waiting thread leads and syncs for all. A sync covers all bytes written before
-it began. Threads that arrive during the sync elect the next leader among them. There is no timer.
+A thread appends under the log's lock, releases the lock and waits here for its **position**. A position is a number
+that grows with every written byte and never falls. One waiting thread leads and syncs for all. A sync covers all bytes
+written before it began. Threads that arrive during the sync elect the next leader among them. There is no timer.
 
 | state | event | next state, and the effect on waiting threads |
 |---|---|---|

@@ -6,7 +6,7 @@
 | reaching beyond the recovery point | up to it | every CRC checked; a torn or wrong tail beyond it is cut |
 | reaching past the base of an empty last one (below) | up to it | the same |
 
-Opening reads only a listing of the directory, with file sizes and times. The indexes of trusted segments are:
+For most segments, opening reads only the directory listing, with file sizes and times. The indexes of trusted segments:
 
 | segment | checked | if unsound |
 |---|---|---|

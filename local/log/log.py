@@ -137,8 +137,8 @@ class Log(ShrinkableLog):
 
         With a `producer` they are one batch, and a repeated call returns the same offsets as a duplicate. Raises:
 
-        - InvalidRequest, with nothing appended, for no records, for too large records, for a missing key in a
-          compacted topic, or for times that the topic does not allow;
+        - InvalidRequest, with nothing appended: no records, a record that is too large, a missing key in a compacted
+          topic, or a time that the topic does not allow;
         - DiskFailed for a disk error: some records may be in the log, none was acknowledged;
         - with a producer also the errors of `append_batch`.
         """
@@ -210,9 +210,9 @@ class Log(ShrinkableLog):
     ) -> AppendResult:
         """End the producer's transaction with a marker, for the transaction coordinator.
 
-        No other method appends a control batch. With `first_offset` only the transaction that began there is ended, so
-        that a caller never ends the next one by mistake (NotFound). Legal without an open transaction, because Kafka's
-        coordinator may repeat the call.
+        No other method appends a control batch. With `first_offset` only the transaction that began there is ended.
+        If it has ended already, NotFound is raised and the next transaction stays open. Without `first_offset` an open
+        transaction is not required, because Kafka's coordinator may repeat the call.
 
         Order of effects: the marker, then, for an abort, the entry of the transaction index. A crash in between leaves
         the marker, and recovery builds the entry from it. Raises ProducerFenced for an old producer or coordinator
@@ -267,7 +267,7 @@ class Log(ShrinkableLog):
                 self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
 
     def roll(self, *, now_ms: int) -> bool:
-        """Close the active segment and create a new one. Return False if it is empty: it then stays.
+        """Close the active segment and create a new one. Return False if the active one is empty and stays.
 
         The producer snapshot at the new base is written last and not synced, because it can be computed again.
         """
@@ -313,7 +313,7 @@ class Log(ShrinkableLog):
     def close(self) -> bool:
         """Make everything durable and close the files. Return False if the next start must recover the log.
 
-        `has_unwritten` then says whether records may be missing, or only the proof of a clean shutdown.
+        `has_unwritten` then says whether records may be missing, or only an index entry or producer snapshot.
         """
         with self._lock:
             is_whole = not self._failed
@@ -354,7 +354,7 @@ class Log(ShrinkableLog):
             self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
             bases = [segment.base_offset for segment in loaded.segments]
             onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
-            # Before the view, whose readers call them.
+            # Set before the view, because readers of the view call these functions.
             self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
             self._find_closed_producers = partial(onlooker.state_at, bases[-1], bases, may_vanish=True)
             self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
@@ -475,8 +475,8 @@ class Log(ShrinkableLog):
     def _recover_active(self) -> None:
         """Recover the active segment from its own bytes after a failed write; all is durable afterwards.
 
-        Every whole batch is found again. If the disk returns less, or a sync of it failed before, a thread may wait
-        for the lost bytes. The log is then unusable.
+        Every whole batch is found again. If the disk returns less, or a sync of the segment failed before, the log is
+        unusable: a thread may be waiting for the lost records.
         """
         from local.log import recovery
 

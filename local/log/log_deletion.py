@@ -1,8 +1,8 @@
 """The removing side of a log, and the state that all changes share.
 
-`local.log.log.Log` adds the appends. All methods work under the log's one lock and state their order of effects and
-the result of a crash. A method that lowers the log end first pauses the cleaner (`local.log.cleaning_state`), before
-it takes the lock.
+`local.log.log.Log` adds the appends. All changes happen under the log's one lock. Each method states its order of
+effects and the result of a crash. A method that lowers the log end first pauses the cleaner
+(`local.log.cleaning_state`), before it takes the lock.
 """
 
 from __future__ import annotations

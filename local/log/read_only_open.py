@@ -110,9 +110,9 @@ def found_segment(
 
 
 def trim_to_whole_batches(segment: Segment) -> int:
-    """Set the size of a segment that another process may write to its sound batches. Return their end.
+    """Limit the size of a shared segment to its sound batches. Return one past their last offset.
 
-    The end is one past the last offset. The scan starts at the last entry of the offset index, which names the last
+    Another process may write the segment. The scan starts at the last entry of the offset index, which names the last
     offset of the batch there. A sound batch that ends with this offset confirms the entry.
     """
     segment.may_grow = True

@@ -1,8 +1,8 @@
 """Truncate a log: find the cut, and make it.
 
 Truncation removes whole batches: the batch that holds the offset is removed. The log still ends at the offset, as
-Kafka's does. If the last remaining batch ends below the offset, an empty segment is created with the offset as its
-name, so that a start finds the same end.
+Kafka's does. If the last remaining batch ends below the offset, an empty segment with the offset as its name is
+created. A start then finds the same end.
 
 | step | effect | after a crash, start-up finds |
 |---|---|---|
