@@ -6,7 +6,7 @@
 | 2   | 8    | producerId           |                                                                            |
 | 10  | 8    | firstOffset          | of the transaction's first batch, perhaps in an earlier segment            |
 | 18  | 8    | lastOffset           | of its abort marker, inclusive; strictly increases, never below the base   |
-| 26  | 8    | lastStableOffset     | the LSO once the marker is in the log, its transaction decided              |
+| 26  | 8    | lastStableOffset     | the LSO once the marker is in the log, its transaction decided             |
 
 Big-endian, 34 bytes an entry, no header, no checksum. The file is created with a segment's first aborted transaction.
 A tail shorter than an entry is a torn write and is ignored. Source: kafka `TransactionIndex`, `AbortedTxn`.
