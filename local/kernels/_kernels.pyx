@@ -1,12 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The hot loops, compiled: the twin of `local.kernels.pure_kernels`, same functions, same arguments, same answers.
+"""The hot loops, compiled: the same functions and results as `local.kernels.pure_kernels`.
 
-Read the twin for what each function means; here only how. All loops over bytes run without the interpreter's lock.
-No byte is read before its position was compared with the end of what surrounds it (record, section, buffer): the
-bytes are hostile. A number is read from them once, into a local, and that copy is both checked and used, so a buffer
-changed by another thread can spoil an answer but not memory.
+`pure_kernels` documents each function. All loops over bytes run without the GIL. The bytes are untrusted:
 
-Full Python API on purpose: the encoder reads lists of tuples through its macros (limited API: a third slower).
+- No byte is read before its position was checked against the end of its record, section or buffer.
+- A number is read from the bytes once, into a local; the local is both checked and used. A buffer changed by another
+  thread can therefore make a result wrong, but cannot corrupt memory.
+
+This module uses the full Python API: the encoder reads lists of tuples with its macros (the limited API is a third
+slower).
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -35,8 +37,8 @@ cdef extern from "crc32c_hardware.h" nogil:
 cdef extern from * nogil:
     """
     #if defined(__GNUC__)
-    /* The empty statement is no decoration: gcc takes a function that does nothing but prefetch for one without
-     * effect, and leaves its calls out. */
+    /* The empty asm statement is required: gcc treats a function that only prefetches as one without effect, and
+     * removes its calls. */
     #define TIERED_PREFETCH(at) do { __builtin_prefetch((const void *)(at)); __asm__ volatile(""); } while (0)
     #define TIERED_BITS(number) (64 - __builtin_clzll((number) | 1))
     #define TIERED_SET_BITS(number) __builtin_popcountll(number)
@@ -65,7 +67,7 @@ cdef enum:
     MAGIC_END = 17
     RECORD_BYTES_MIN = 7
     RECORD_OVERHEAD_MAX = 36  # varints of 5, 10, 5, 5, 5 and 5 bytes and an attribute byte
-    REBUILT_GROWTH_MAX = 12  # bytes by which a re-based record can grow: time delta 1 to 10, its length by what follows
+    REBUILT_GROWTH_MAX = 12  # maximum growth of a re-based record: time delta 1 to 10 bytes, and its length field
     CODEC_BITS = 0x07
     ZSTD = 4
     LOG_APPEND_TIME = 0x08
@@ -77,12 +79,12 @@ cdef enum:
     REBUILD = 2
     REBASE = 4
     PREFETCH_BYTES = 8192
-    PREFETCH_RECORD_BYTES = 300  # from this mean record size on every length is a cache miss of its own
+    PREFETCH_RECORD_BYTES = 300  # from this mean record size on, every record length is a cache miss
 
 cdef int64_t INT_MAX = 2147483647
 cdef int64_t BASE_OFFSET_MAX = 9223372036854775807 - 1 - 2147483647
 
-# What scan_batches reports, by code; the first two are no corruption.
+# Results of scan_batches, by code. The first two are not corruption.
 cdef enum:
     SCAN_END = 0
     SCAN_TORN = 1
@@ -94,7 +96,7 @@ PROBLEMS = (
     "record count above its bytes",
 )
 
-# What decode_batches and rebuild_batches raise, by code.
+# Errors of decode_batches and rebuild_batches, by code.
 cdef enum:
     SOUND = 0
     WRONG_CRC = 1
@@ -113,7 +115,7 @@ REASONS = (
 
 
 def crc32c_of(data, uint32_t seed=0, *, bint by_tables=False):
-    """The checksum as the kernels compute it; `by_tables` takes the way of a processor without the instruction."""
+    """The checksum as the kernels compute it; `by_tables` computes it without the CRC instruction."""
     cdef const uint8_t[::1] view = memoryview(data).cast("B")
     cdef size_t length = view.shape[0]
     cdef const uint8_t *at = &view[0] if length else NULL
@@ -123,7 +125,10 @@ def crc32c_of(data, uint32_t seed=0, *, bint by_tables=False):
 
 
 def crc32c_of_each(data, lengths):
-    """The checksums of neighbouring pieces of `data` from its start; their `lengths` must not reach past its end."""
+    """The checksums of adjacent pieces of `data` from its start.
+
+    Raises InvalidRequest if `lengths` exceed `data`.
+    """
     cdef const uint8_t[::1] view = memoryview(data).cast("B")
     cdef const int64_t[::1] sizes = np.array(lengths, np.int64)
     cdef Py_ssize_t count = sizes.shape[0], left = view.shape[0], i
@@ -142,7 +147,7 @@ def crc32c_of_each(data, lengths):
 
 
 def has_crc_instruction():
-    """Whether this processor's own CRC-32C is in use."""
+    """Whether the CRC-32C instruction of this processor is used."""
     return bool(crc32c_in_hardware)
 
 include "_kernels_numbers.pxi"

@@ -1,5 +1,5 @@
-# Columns to batches, and the hash of keys: the compiled twin of `local.kernels.pure_column_kernels`.
-# Part of `_kernels.pyx`, which includes it.
+# Columns to batches, and the hash of keys: the compiled form of `local.kernels.pure_column_kernels`.
+# Included by `_kernels.pyx`.
 
 cdef enum:
     OUTSIDE_DATA = 1
@@ -25,7 +25,7 @@ cdef struct Source:
     const int32_t *header_counts
 
 
-# One row, checked: what `measured` read, and what `put_record` writes.
+# One checked row: `read_row` fills it.
 cdef struct Row:
     int64_t timestamp
     int64_t key_at
@@ -37,7 +37,7 @@ cdef struct Row:
 
 
 cdef class _Source:
-    """The thirteen arrays of `RecordColumns`, held while `at` points into them."""
+    """The arrays of `RecordColumns`. The object must live as long as `at` points into them."""
     cdef const uint8_t[::1] keys, values, headers
     cdef const int64_t[::1] key_starts, value_starts, timestamps, header_starts
     cdef const int32_t[::1] key_lengths, value_lengths, header_counts
@@ -99,7 +99,7 @@ def cut_columns(columns, int64_t batch_bytes):
 cdef int measure_batch(
     const Source *source, Py_ssize_t *next_row, Py_ssize_t rows, int64_t batch_bytes, int64_t *size
 ) noexcept nogil:
-    """Rows from `next_row` on, one at least, that make a batch of at most `batch_bytes`."""
+    """Read rows from `next_row` on, at least one, that make a batch of at most `batch_bytes`."""
     cdef Py_ssize_t first = next_row[0], row = first
     cdef int64_t base_ms = source.timestamps[first], body, total = HEADER_BYTES
     cdef Row found
@@ -146,7 +146,7 @@ cdef inline int read_row(const Source *source, Py_ssize_t row, Row *out) noexcep
 
 
 cdef Py_ssize_t headers_end(const Source *source, Py_ssize_t at, int32_t count) noexcept nogil:
-    """Behind the headers whose number's varint stands at `at`, -1 when they make no sense."""
+    """The position after the headers whose count varint is at `at`; -1 if they are invalid."""
     cdef int32_t told
     if at < 0 or at >= source.header_bytes:
         return -1
@@ -157,7 +157,7 @@ cdef Py_ssize_t headers_end(const Source *source, Py_ssize_t at, int32_t count) 
 
 
 cdef inline int64_t body_bytes(const Row *row, int64_t base_ms, int64_t offset_delta) noexcept nogil:
-    """Of the record without the varint of its length."""
+    """The bytes of the record without the varint of its length."""
     cdef int64_t size = 1 + varint_bytes(wrapping_difference(row.timestamp, base_ms)) + varint_bytes(offset_delta)
     size += 1 if row.key_length < 0 else varint_bytes(row.key_length) + row.key_length
     size += 1 if row.value_length < 0 else varint_bytes(row.value_length) + row.value_length
@@ -188,7 +188,7 @@ def encode_columns(
     row = first_row
     with nogil:
         for index in range(batches):
-            # Read again: another thread may have changed them, and only what is checked here is used.
+            # Rows are read and checked again, because another thread may have changed the columns since.
             reason = put_column_batch(&source.at, &row, min(stops[index], source.rows), attributes, append_time_ms, &at, limit)
             if reason:
                 break
@@ -203,7 +203,7 @@ cdef int put_column_batch(
     const Source *source, Py_ssize_t *next_row, Py_ssize_t stop, int16_t attributes, int64_t append_time_ms,
     uint8_t **out, const uint8_t *limit,
 ) noexcept nogil:
-    """One batch of the rows up to `stop`; `next_row` is then the one to blame, or the next."""
+    """Write one batch of the rows up to `stop`. `next_row` becomes the faulty row, or the next row."""
     cdef Py_ssize_t row = next_row[0], first = row
     cdef int64_t base_ms = source.timestamps[row], max_ms = base_ms, body
     cdef uint8_t *header = out[0]

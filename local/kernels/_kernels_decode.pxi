@@ -1,5 +1,5 @@
-# Records to columns: the compiled twin of `pure_kernels.decode_batches`.
-# Part of `_kernels.pyx`, which includes it.
+# Records to columns: the compiled form of `pure_kernels.decode_batches`.
+# Included by `_kernels.pyx`.
 
 cdef struct PlainRecord:
     Py_ssize_t start
@@ -28,7 +28,7 @@ cdef struct ColumnArrays:
     int32_t *batch_ordinals
 
 
-# A row of the table.
+# One row of the table.
 cdef struct Batch:
     Py_ssize_t position
     Py_ssize_t size
@@ -86,7 +86,7 @@ def decode_batches(data, table, starts, ends, *, bint verify, bint include_contr
     cdef Batch batch
     if starts_.shape[0] != rows.rows or ends_.shape[0] != rows.rows:
         raise InvalidRequest("decoding batches, not one section per batch", sections=len(starts), rows=rows.rows)
-    # Counts are held against the bytes before they size anything.
+    # Record counts are checked against the bytes before they determine an allocation.
     for row in range(rows.rows):
         batch = rows.row(row)
         if batch.bits & CONTROL and not include_control:
@@ -96,7 +96,7 @@ def decode_batches(data, table, starts, ends, *, bint verify, bint include_contr
         elif batch.count < 0 or <int64_t>batch.count * RECORD_BYTES_MIN > ends_[row] - starts_[row]:
             reason = WRONG_COUNT
         if reason:
-            # The checksum has the first word in the twin, too.
+            # As in `pure_kernels`, a wrong checksum is reported before any other fault.
             raise _wrong(table, row, reason, data, verify)
         total += batch.count
     columns = empty_columns(total)
@@ -120,7 +120,7 @@ def decode_batches(data, table, starts, ends, *, bint verify, bint include_contr
 
 
 def _wrong(table, Py_ssize_t row, int reason, data, bint verify):
-    """The error for a batch, the checksum's own where it differs."""
+    """The error for a batch; the checksum's error if the checksum is wrong."""
     header, position = table.row(row), int(table.positions[row])
     if verify:
         pure_kernels.check_crc(data, header, position)
@@ -155,7 +155,7 @@ cdef int decode_section(
     const uint8_t *data, Py_ssize_t length, Py_ssize_t at, Py_ssize_t end, Batch *batch, int32_t ordinal,
     Py_ssize_t row, ColumnArrays *out,
 ) noexcept nogil:
-    """`batch.count` rows from `row` on; the caller has held the count against ``end - at``."""
+    """Decode `batch.count` rows from `row` on. The caller has checked the count against ``end - at``."""
     cdef PlainRecord record
     cdef int64_t last_delta = -1
     cdef Py_ssize_t ahead = at, limit
@@ -195,7 +195,7 @@ cdef inline int64_t wrapping_difference(int64_t one, int64_t other) noexcept nog
 
 
 cdef inline int read_record(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, PlainRecord *out) noexcept nogil:
-    """0, or 1 when any part leaves what surrounds it."""
+    """0, or 1 if any part exceeds the part that contains it."""
     cdef int32_t length
     out.start = at
     at = read_int(data, at, end, &length)
@@ -233,7 +233,7 @@ cdef inline int read_record(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, 
 
 
 cdef Py_ssize_t skip_headers(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, int32_t count) noexcept nogil:
-    """The position behind `count` headers, -1 when one is wrong."""
+    """The position after `count` headers; -1 if one is invalid."""
     cdef int32_t length
     for _ in range(count):
         at = read_int(data, at, end, &length)

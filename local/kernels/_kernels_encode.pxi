@@ -1,5 +1,5 @@
-# Tuples to batches: the compiled twin of `pure_kernels.encode_batch`.
-# Part of `_kernels.pyx`, which includes it.
+# Tuples to batches: the compiled form of `pure_kernels.encode_batch`.
+# Included by `_kernels.pyx`.
 
 def encode_records(records):
     """See `pure_kernels.encode_records`."""
@@ -32,7 +32,7 @@ cdef void put_header(
     uint8_t *at, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int16_t attributes, int32_t count,
     int64_t base_ms, int64_t max_ms, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
 ) noexcept nogil:
-    """The header of the batch at `at`, `size` bytes with its records, which are there already."""
+    """Write the header of the batch at `at`. `size` includes the records, which are already written."""
     store64(at, base_offset)
     store32(at + 8, <uint32_t>(size - LENGTH_OVERHEAD))
     store32(at + 12, <uint32_t>leader_epoch)
@@ -49,8 +49,8 @@ cdef void put_header(
 
 
 cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_ms):
-    """`reserve` bytes left for a header, then the record section."""
-    cdef list items = list(records)  # our own list: nobody can change it, and its tuples hold what we point into
+    """`reserve` bytes for a header, then the record section."""
+    cdef list items = list(records)  # a private copy; its tuples own the bytes we point to
     cdef Py_ssize_t bound
     cdef PyObject *out
     cdef uint8_t *begin
@@ -59,7 +59,7 @@ cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_m
         raise InvalidRequest("encoding a batch without records")
     bound = reserve + section_bound(items)
     if bound > INT_MAX:
-        # Near the limit the exact size decides, and the twin counts it.
+        # Near the limit the exact size decides; `pure_kernels` computes it.
         section, base_ms[0], max_ms[0] = pure_kernels.encode_records(items)
         return bytes(reserve) + section
     buffer = PyBytes_FromStringAndSize(NULL, bound)
@@ -68,7 +68,7 @@ cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_m
     assert end - begin <= bound
     out = <PyObject *>buffer
     Py_INCREF(buffer)
-    buffer = None  # resizing wants the only reference
+    buffer = None  # _PyBytes_Resize requires the only reference
     _PyBytes_Resize(&out, end - begin)
     result = <bytes>out
     Py_DECREF(result)
@@ -76,7 +76,10 @@ cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_m
 
 
 cdef Py_ssize_t section_bound(list items) except -1:
-    """Room enough for all records. Those that are not of the plainest types are replaced by their normal form."""
+    """An upper bound of the section's size.
+
+    Records of other types than the plainest are replaced by their normal form.
+    """
     cdef Py_ssize_t bound = 0, index, fields, headers
     for index in range(PyList_GET_SIZE(items)):
         record = items[index]
@@ -96,7 +99,7 @@ cdef Py_ssize_t section_bound(list items) except -1:
 
 
 cdef inline Py_ssize_t headers_bound(object headers) except -2:
-    """Room for the headers, -1 where they are not a tuple of plain (str, bytes or None) tuples."""
+    """An upper bound of the headers' size; -1 unless all are plain (str, bytes or None) tuples in a tuple."""
     cdef Py_ssize_t bound = 0, length
     if not PyTuple_CheckExact(headers):
         return -1
@@ -116,7 +119,7 @@ cdef inline Py_ssize_t headers_bound(object headers) except -2:
 
 
 cdef inline int is_plain(object record) except -1:
-    """Key and value exactly bytes or None, the timestamp exactly an int and in range."""
+    """Whether key and value are exactly bytes or None, and the timestamp is exactly an int in range."""
     cdef int overflow = 0
     cdef object key = <object>PyTuple_GET_ITEM(record, 0)
     cdef object value = <object>PyTuple_GET_ITEM(record, 1)
@@ -169,7 +172,7 @@ cdef inline Py_ssize_t field_size(object field):
 
 
 cdef Py_ssize_t headers_size(object headers) except -1:
-    """Of a tuple of (str, bytes or None), or of `normal_record`'s list of (bytes, bytes or None)."""
+    """The size of a tuple of (str, bytes or None), or of `normal_record`'s list of (bytes, bytes or None)."""
     cdef Py_ssize_t size = varint_bytes(len(headers)), length
     for header in headers:
         key, value = <object>PyTuple_GET_ITEM(header, 0), <object>PyTuple_GET_ITEM(header, 1)

@@ -1,5 +1,5 @@
-# Scattered keys or values into one buffer, as Arrow wants them.
-# Part of `_kernels.pyx`, which includes it.
+# Join scattered keys or values in one buffer, as Arrow requires.
+# Included by `_kernels.pyx`.
 
 def gather(data, starts, lengths):
     """See `pure_kernels.gather`."""
@@ -36,7 +36,7 @@ def gather(data, starts, lengths):
         for row in range(rows):
             if row + 16 < rows:
                 TIERED_PREFETCH(bytes_ + starts_[row + 16])
-            # Checked above; the lengths are compared again through the offsets they led to.
+            # Starts were checked above. The copied length comes from the offsets, not from `lengths_`.
             if offsets_[row + 1] > offsets_[row]:
                 memcpy(to + offsets_[row], bytes_ + starts_[row], offsets_[row + 1] - offsets_[row])
     return offsets, gathered

@@ -1,15 +1,18 @@
-# Which record of each key is the newest: an exact map of bounded memory.
-# Part of `_kernels.pyx`, which includes it.
+# The newest record of every key: an exact map in bounded memory. Included by `_kernels.pyx`.
 #
 # A slot is three 32-bit words, 12 bytes:
 #
-#   word 0   bit 31: used · bits 0-30: where the newest record's key length begins, in its buffer
-#   word 1   its ordinal, low 32 bits
-#   word 2   bits 0-3: its ordinal, high bits · bits 4-17: number of the buffer · bits 18-31: tag, of the key's hash
+#   word 0   bit 31: used · bits 0-30: position of the key's length varint in its buffer, for the newest record
+#   word 1   ordinal of the newest record, low 32 bits
+#   word 2   bits 0-3: ordinal, high bits · bits 4-17: number of the buffer · bits 18-31: tag from the key's hash
 #
-# Open addressing, linear probing; the home slot is the hash's high bits times the number of slots. A tag tells most
-# strangers apart; then the key itself is compared, in the buffer, so two keys are never taken for one. Rows go through
-# in blocks: hash and ask the memory for the slots, ask it for the keys they point to, only then look.
+# The map uses open addressing with linear probing. The home slot is the high word of hash times number of slots. The
+# tag rules out most other keys. Then the key itself is compared in its buffer, so two keys are never taken for one.
+# Rows are processed in blocks, in three passes:
+#
+# 1. Hash the keys and prefetch their slots.
+# 2. Prefetch the keys that the slots point to.
+# 3. Compare and enter the keys.
 
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
@@ -32,8 +35,8 @@ cdef extern from * nogil:
     """
     #if defined(__linux__)
     #include <sys/mman.h>
-    /* Zeros, in pages of 2 MiB where the system has them: a map is read at random, and most of what a small page costs
-     * is finding it. */
+    /* Zeroed memory, in pages of 2 MiB where the system has them. A map is read at random, and with small pages the
+     * address translation is most of the cost. */
     #define TIERED_PAGE ((size_t)2 << 20)
     static void *TIERED_ZEROS(size_t size, void **whole, size_t *whole_size) {
         size_t rounded = (size + TIERED_PAGE - 1) / TIERED_PAGE * TIERED_PAGE;
@@ -89,9 +92,10 @@ cdef inline uint64_t load_any32(const uint8_t *at) noexcept nogil:
 
 
 cdef inline uint64_t hash_key(const uint8_t *key, Py_ssize_t length, uint64_t seed) noexcept nogil:
-    """Seeded anew for each map; quality matters for speed only, never for the answer.
+    """Hash a key.
 
-    Sixteen bytes a step, the last ones overlapping those before them, as the length is hashed too.
+    The seed differs for each map; the quality of the hash affects speed only, never the result.
+    Reads 16 bytes per step. The last reads overlap: this is safe because the length is hashed too.
     """
     cdef uint64_t hashed = seed ^ (<uint64_t>length * 0x9E3779B97F4A7C15u), first = 0, last = 0
     cdef Py_ssize_t left = length
@@ -190,7 +194,7 @@ cdef class KeyMap:
         cdef int64_t flags = min(<int64_t>keep_.shape[0] * 8, <int64_t>ORDINAL_MAX)
         if rows != lengths_.shape[0] or rows != skip_.shape[0] or buffer >= self.buffers:
             raise InvalidRequest("adding keys, columns differ or no such buffer", rows=rows, buffer=buffer)
-        # Of all ordinals that ever came in: the map will clear any of them in these flags.
+        # The bound covers all ordinals entered so far: the map may clear any of their bits.
         if first_ordinal < 0 or first_ordinal > flags - rows or self.ordinals_end > flags:
             raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=rows)
         if not self._are_inside(view, starts_, lengths_, buffer, position):
@@ -198,7 +202,7 @@ cdef class KeyMap:
         if rows == 0:
             return 0
         self.ordinals_end = max(self.ordinals_end, first_ordinal + rows)
-        # Keys in a held buffer are read from there and nowhere else: what is hashed is what will be compared.
+        # Keys in a held buffer are read only from there: the bytes that are hashed are the bytes compared later.
         cdef const uint8_t *bytes_ = &view[0] if view.shape[0] else NULL
         if buffer >= 0:
             bytes_ = self.starts[buffer] + position
@@ -232,7 +236,7 @@ cdef class KeyMap:
         if rows.rows == 0:
             return 0
         self.ordinals_end = max(self.ordinals_end, first_ordinal + total)
-        # Keys are read from the held buffer and nowhere else: what is hashed is what will be compared.
+        # Keys are read only from the held buffer: the bytes that are hashed are the bytes compared later.
         cdef const uint8_t *bytes_ = self.starts[buffer] + position
         with nogil:
             reason = enter_batches(
@@ -273,7 +277,7 @@ cdef class KeyMap:
         self, const uint8_t *data, const int64_t *starts, const int32_t *lengths, const uint8_t *skip, Py_ssize_t row,
         Py_ssize_t rows, int64_t first_ordinal, uint8_t *keep, int buffer, int64_t position,
     ) noexcept nogil:
-        """Rows done; -(row + 1) when the arena has no room for the next key."""
+        """The number of rows done; -(row + 1) if the arena has no room for the next key."""
         cdef uint64_t hashes[BLOCK]
         cdef uint64_t ordinal, old
         cdef uint32_t tag
@@ -314,7 +318,7 @@ cdef class KeyMap:
         return rows
 
     cdef inline bint _turn(self, Queue *queue, const uint8_t *start, int buffer, uint8_t *keep) noexcept nogil:
-        """The full block asks for its keys, and the one before it, whose keys have come, is entered; False when full."""
+        """Prefetch the keys of the full block, and enter the previous block; False if the map is full."""
         cdef int here, other = 1 - queue.filling
         for here in range(queue.filled):
             self._prefetch_key(queue.blocks[queue.filling][here].hashed, queue.blocks[queue.filling][here].length)
@@ -370,7 +374,7 @@ cdef class KeyMap:
             row = end
 
     cdef inline Py_ssize_t _place_of(self, int buffer, Py_ssize_t start, int32_t length) noexcept nogil:
-        """Where the key's length is written in its held buffer; -1 where it is in more bytes than it needs."""
+        """The position of the key's length varint in its held buffer; -1 if the varint is overlong."""
         cdef int32_t told
         cdef Py_ssize_t place = start - varint_bytes(length)
         if read_int(self.starts[buffer], place, start, &told) != start or told != length:
@@ -391,7 +395,7 @@ cdef class KeyMap:
             TIERED_PREFETCH(at + length)
 
     cdef inline Slot *_slot_of(self, const uint8_t *key, Py_ssize_t length, uint64_t hashed) noexcept nogil:
-        """The key's slot, or the free one where it belongs. There always is one: entries < slots."""
+        """The slot of the key, or the free slot for it. A free slot always exists: entries < slots."""
         cdef uint64_t at = TIERED_HIGH(hashed, self.slot_count)
         cdef uint32_t tag = <uint32_t>(hashed & ((1 << TAG_BITS) - 1))
         cdef Slot *slot
@@ -409,13 +413,13 @@ cdef class KeyMap:
         cdef int number = slot.rest >> 4 & (BUFFERS_MAX - 1)
         cdef int32_t told
         cdef Py_ssize_t at = read_int(self.starts[number], slot.place & ~USED, self.sizes[number], &told)
-        # The bounds were checked when the key came in; again here, as the buffer may be a file's.
+        # The bounds were checked on entry. They are checked again because the buffer may be a mapped file.
         if at < 0 or told != length or at > self.sizes[number] - length:
             return False
         return is_equal(self.starts[number] + at, key, length)
 
     cdef bint _spool(self, const uint8_t *key, int32_t length, Slot *slot) noexcept nogil:
-        """Keep a copy of a key whose own bytes will go (they were inflated); False when there is no room for it."""
+        """Copy a key whose own buffer will be freed (it was decompressed); False if there is no room."""
         cdef int need = varint_bytes(length) + length
         cdef uint8_t *to
         if self.arena < 0 or self.arena_used + need > self.arena_size:

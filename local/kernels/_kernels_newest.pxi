@@ -1,36 +1,36 @@
-# Pass one of the cleaner in one loop: checksum, records, keys into the map. The twin of `KeyMap.add_batches`.
-# Part of `_kernels.pyx`, which includes it.
+# Pass one of the cleaner in one loop (checksum, records, keys into the map): the compiled form of `KeyMap.add_batches`.
+# Included by `_kernels.pyx`.
 #
-# A batch is read from memory once, by its checksum; the walk and the hashes find it in the cache. Each record with a key
-# then waits twice, a block at a time: while its slot is fetched, and while the key that the slot points to is. So the
-# misses of many records overlap, and the ones that are looked at have arrived.
+# The checksum reads a batch from memory; decoding and hashing then find it in the CPU cache. A record with a key then
+# waits twice, in blocks: for the prefetch of its slot, and for the prefetch of the key that the slot points to. The
+# cache misses of many records thus overlap, and each slot and key has arrived when it is read.
 
 cdef enum:
-    WAITING = 32  # records of a block
+    WAITING = 32  # records per block
     TAKE = 0
-    PASS_BY = 1  # a control batch: no key of it counts, its records stay
-    LET_GO = 2  # a batch of an aborted transaction: no key of it counts, its records go
+    PASS_BY = 1  # a control batch: its keys do not count, its records stay
+    LET_GO = 2  # a batch of an aborted transaction: its keys do not count, its records are removed
     MAP_FULL = -1
 
 cdef struct Waiting:
     uint64_t hashed
     uint64_t ordinal
-    Py_ssize_t place  # where the key's length is written, in the held buffer
+    Py_ssize_t place  # position of the key's length varint in the held buffer
     Py_ssize_t key
     int32_t length
 
 cdef struct Queue:
     Waiting blocks[2][WAITING]
-    int filling  # the block that takes records
+    int filling  # the block that receives records
     int filled
-    int asked  # records of the other block, whose keys are on their way
+    int asked  # records of the other block, whose keys are being prefetched
 
 
 cdef int enter_batches(
     KeyMap keys, const uint8_t *data, Py_ssize_t length, _Table rows, const uint8_t *roles, uint64_t ordinal,
     uint8_t *keep, uint8_t *tombstones, int buffer, Py_ssize_t position, Py_ssize_t *bad_row, int64_t *keyless,
 ) noexcept nogil:
-    """SOUND, MAP_FULL, or what is wrong with the batch of `bad_row`; what comes before it has been entered."""
+    """SOUND, MAP_FULL, or the fault of the batch `bad_row`. Records before the fault were entered."""
     cdef Queue queue
     cdef Py_ssize_t row
     cdef int reason = SOUND

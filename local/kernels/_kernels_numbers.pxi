@@ -1,5 +1,5 @@
-# Big-endian integers, varints and zigzag: reading with bounds, writing without (the caller reserved the room).
-# Part of `_kernels.pyx`, which includes it.
+# Big-endian integers, varints and zigzag. Reads check bounds; writes do not, the caller reserves the space.
+# Included by `_kernels.pyx`.
 
 cdef inline uint32_t load32(const uint8_t *at) noexcept nogil:
     return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
@@ -19,7 +19,7 @@ cdef inline void store64(uint8_t *at, int64_t number) noexcept nogil:
 
 
 cdef inline Py_ssize_t read_int(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, int32_t *out) noexcept nogil:
-    """The position behind a 32-bit varint, -1 when it runs past `end` or over five bytes."""
+    """The position after a 32-bit varint; -1 if it exceeds `end` or five bytes."""
     cdef uint64_t raw
     if at < end and data[at] < 0x80:
         raw = data[at]
@@ -32,7 +32,7 @@ cdef inline Py_ssize_t read_int(const uint8_t *data, Py_ssize_t at, Py_ssize_t e
 
 
 cdef inline Py_ssize_t read_long(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, int64_t *out) noexcept nogil:
-    """The position behind a 64-bit varint, -1 when it runs past `end` or over ten bytes."""
+    """The position after a 64-bit varint; -1 if it exceeds `end` or ten bytes."""
     cdef uint64_t raw
     if at < end and data[at] < 0x80:
         raw = data[at]

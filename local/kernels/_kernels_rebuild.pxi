@@ -1,5 +1,5 @@
-# Batches without the records that the cleaner drops: the twin of `pure_kernels.rebuild_batches`.
-# Part of `_kernels.pyx`, which includes it.
+# Batches without the records that the cleaner removes: the compiled form of `pure_kernels.rebuild_batches`.
+# Included by `_kernels.pyx`.
 
 def rebuild_batches(
     data, table, actions, keep, keep_starts, int64_t horizon_ms, out, Py_ssize_t first_row, Py_ssize_t stop_row
@@ -39,7 +39,10 @@ cdef inline int rebuild_batch(
     const uint8_t *data, Py_ssize_t length, Batch batch, uint8_t action, const uint8_t[::1] keep, int64_t keep_start,
     int64_t horizon_ms, uint8_t **out, int64_t room,
 ) noexcept nogil:
-    """One batch, at `out`, which moves behind it; NO_ROOM, and nothing done, where it might take more than `room`."""
+    """Write one batch to `out`, and move `out` behind it.
+
+    NO_ROOM without any effect if it might exceed `room`.
+    """
     cdef int reason
     cdef bint is_rebuilt = action == REBUILD or action == REBASE
     if keep_start < 0 or batch.count < 0 or keep_start > <int64_t>keep.shape[0] * 8 - batch.count:
@@ -64,7 +67,10 @@ cdef inline bint has_bit(const uint8_t *bits, int64_t at) noexcept nogil:
 
 
 cdef inline Py_ssize_t record_end(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t *body) noexcept nogil:
-    """Behind the record at `at`, -1 when it leaves its batch; `body` is set behind its length."""
+    """The position after the record at `at`, -1 if it exceeds its batch.
+
+    `body` becomes the position after its length.
+    """
     cdef int32_t length
     at = read_int(data, at, end, &length)
     if at < 0 or length <= 0 or length > end - at:
@@ -77,7 +83,10 @@ cdef int rebuild_section(
     const uint8_t *data, Batch *batch, const uint8_t *keep, int64_t flag, bint is_rebased, int64_t horizon_ms,
     uint8_t **out,
 ) noexcept nogil:
-    """The batch with its flagged records at `out`, which moves behind it; what goes is only stepped over."""
+    """Write the batch with its flagged records to `out`, and move `out` behind it.
+
+    Of other records only the length is read.
+    """
     cdef uint8_t *header = out[0]
     cdef uint8_t *to = header + HEADER_BYTES
     cdef Py_ssize_t at = batch.position + HEADER_BYTES, end = batch.position + batch.size, run = -1
@@ -111,7 +120,7 @@ cdef int rebuild_section(
         elif timestamp > largest_ms:
             largest_ms = timestamp
         kept += 1
-        if is_same:  # neighbours that stay go over in one copy
+        if is_same:  # adjacent flagged records are copied together
             if run < 0:
                 run = start
             continue

@@ -1,5 +1,5 @@
-# Walking batch headers: the compiled twin of `pure_kernels.scan_batches`.
-# Part of `_kernels.pyx`, which includes it.
+# Scan batch headers: the compiled form of `pure_kernels.scan_batches`.
+# Included by `_kernels.pyx`.
 
 cdef struct TableArrays:
     int64_t *positions
@@ -18,7 +18,7 @@ cdef struct TableArrays:
 
 
 cdef TableArrays table_arrays(dict arrays):
-    """Pointers into writable arrays of the right types; raises ValueError for any other."""
+    """Pointers into writable arrays of the right types. Raises ValueError for other types."""
     cdef TableArrays out
     cdef int64_t[::1] longs
     cdef int32_t[::1] ints
@@ -50,7 +50,7 @@ def scan_batches(data, *, bint verify=True, Py_ssize_t position=0):
     cdef TableArrays out
     if not 0 <= position <= length:
         raise InvalidRequest("scanning batches, position outside the data", position=position, bytes=length)
-    rows = 16 + (length - position) // 16384  # batches of 16 KiB are what producers make by default
+    rows = 16 + (length - position) // 16384  # producers write batches of 16 KiB by default
     arrays = empty_table_arrays(rows)
     while True:
         out = table_arrays(arrays)
@@ -63,9 +63,9 @@ def scan_batches(data, *, bint verify=True, Py_ssize_t position=0):
         for name, array in larger.items():
             array[:row] = arrays[name]
         arrays = larger
-    # Copies let go of the unused part; a table outlives its scan by far.
+    # A copy frees the unused part: a table lives much longer than its scan.
     trimmed = {name: array[:row].copy() for name, array in arrays.items()}
-    trimmed["magics"] = np.full(row, 2, np.int8)  # whatever else there is, the door reads
+    trimmed["magics"] = np.full(row, 2, np.int8)  # `dispatch` reads batches of other formats
     told = f"magic {<int8_t>bytes_[at + MAGIC_END - 1] & 0xFF}" if problem == SCAN_MAGIC else PROBLEMS[problem]
     return BatchTable(valid_bytes=at, problem=told, **trimmed)
 
@@ -74,7 +74,7 @@ cdef int scan_into(
     const uint8_t *data, Py_ssize_t length, Py_ssize_t *at, Py_ssize_t *row, Py_ssize_t rows, int64_t *last_offset,
     bint verify, TableArrays *out,
 ) noexcept nogil:
-    """Rows until the bytes end, the arrays are full (SCAN_FULL) or a batch is wrong (its code)."""
+    """Fill rows until the bytes end, the arrays are full (SCAN_FULL) or a batch is invalid (its code)."""
     cdef const uint8_t *batch
     cdef Py_ssize_t size, i
     cdef int64_t base, delta, count, left

@@ -1,9 +1,8 @@
 """The entry points of the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
 
-Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`. With
-``TIERED_PURE_KERNELS=1`` in the environment it always uses `pure_kernels`. Both implementations process uncompressed
-batches of format 2 only. This module decompresses and compresses around them, and converts messages of formats 0 and 1
-(`local.format.legacy`).
+Uses the compiled `local.kernels._kernels` if it was built, else `local.kernels.pure_kernels`; always the latter with
+``TIERED_PURE_KERNELS=1`` in the environment. Both process uncompressed batches of format 2 only. This module
+decompresses and compresses around them, and converts messages of formats 0 and 1 (`local.format.legacy`).
 
 Bytes from a disk or a store are untrusted until checked: first the CRC, then the structure, then each count and length
 against the available bytes. Raises only Corrupt and InvalidRequest.

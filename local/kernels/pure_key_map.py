@@ -128,7 +128,7 @@ class KeyMap:
         | LET_GO | no | cleared for all records |
 
         Under TAKE, records with a key and no value get a bit in `tombstones`. Ordinals count all records. Otherwise as
-        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of the batches
+        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of records
         before the damage may be set then.
         """
         total = int(table.record_counts.sum(dtype=np.int64))
