@@ -1,39 +1,39 @@
-"""A sidecar beside a Kafka broker: closed segments of its log directory go to the bucket while it runs.
+"""A sidecar that copies the closed segments of a running Kafka broker to the bucket.
 
-The broker's files are only ever opened for reading. It rolls, deletes and compacts as it likes: a file that was opened
-stays readable, by its inode, whatever becomes of its name. A partition is looked at in rounds:
+The sidecar opens the broker's files only for reading. The broker may roll, delete and compact at any time: an open file
+stays readable through its inode. One pass over a partition:
 
-1. The directory is listed, the closed segments that the bucket lacks are opened, and it is listed once more: only
-   where both listings name the same files of the same sizes, of the same topic id, do they belong together. Else the
-   broker is at work: next round.
-2. A segment goes up when it lies below the high watermark (``replication-offset-checkpoint``), for what is above may be
-   truncated, below the newest producer snapshot, for a broker rolls first and writes the snapshot of the segment's end
-   then, and below the first transaction that this snapshot calls open.
-3. `remote.segments.segment_upload` and the commit protocol do the rest: every batch is checked on its way, heads are
-   created only if absent. One sidecar writes a partition, and one that was fenced does not take it back by itself; the
-   topic's id is Kafka's.
+1. The sidecar lists the directory, opens the closed segments that the bucket lacks, and lists the directory again. It
+   uses them only if both listings have the same files of the same sizes and the same topic id. Otherwise the broker is
+   changing them, and the next pass tries again.
+2. A segment is due when it ends at or below all of three offsets:
+   - the high watermark (``replication-offset-checkpoint``), because records above it may be truncated;
+   - the newest producer snapshot, because a broker rolls first and then writes the snapshot of the segment's end;
+   - the first offset of the oldest transaction that this snapshot calls open.
+3. `remote.segments.segment_upload` and the commit protocol copy it: every batch is checked on the way, and manifests
+   are created only if absent. One sidecar writes a partition. A fenced sidecar does not take over again by itself. The
+   topic id is Kafka's.
 
-Of a **compacted** topic what is due, `WORK_BYTES` of it at most, is copied to a work directory, cleaned there
-(tombstones stay), and goes up clean, all of it in one commit: each row is as if the broker's cleaner had never looked
-at anything older. A work directory may be lost at any time.
+In a **compacted** topic the sidecar copies at most `WORK_BYTES` of the due segments to a work directory and cleans them
+there (tombstones stay). It uploads the result in one commit: each entry is as if the broker's cleaner had never read
+older records. A work directory may be lost at any time.
 
-Leader epochs are Kafka's own (``leader-epoch-checkpoint``). Where the bucket and the broker have different epochs for
-the same offset the log was truncated and written anew, as after an unclean leader election: Conflict, which says from
-which offset on the bucket has a branch that the broker lost, and nothing more goes up. Before the new leader has
-written anything the high watermark lies below the bucket's end (`AdoptedPartition.ahead`), and nothing is due. Heads
-have epochs far above Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
+Leader epochs are Kafka's (``leader-epoch-checkpoint``). If the bucket and the broker have different epochs for the same
+offset, the log was truncated and rewritten, as after an unclean leader election. The sidecar raises Conflict with the
+offset from which the bucket holds the branch that the broker lost, and copies nothing more. Until the new leader writes
+records, the high watermark is below the bucket's end (`AdoptedPartition.ahead`) and nothing is due. Manifests have
+writer epochs far above Kafka's (`EPOCHS_APART`), so that a later takeover appends in a later epoch.
 
-What is taken of a broker's files, and in which order they are looked at, is one argument, so it is one module, though
-a long one.
+The module is long because one safety argument covers which broker files are read and in which order.
 
-DeleteRecords at the broker is mirrored: the bucket's log start becomes the broker's (`policies.deleted_records`). What
-the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
-they were copied are a gap, told once and passed over.
+The sidecar repeats DeleteRecords of the broker: it raises the bucket's log start offset to the broker's
+(`policies.deleted_records`). Segments that the broker's retention deletes stay in the bucket, on purpose. Segments that
+the broker deleted before they were copied are a gap: it is reported once and skipped.
 
 | a crash after | leaves |
 |---|---|
-| some uploads | objects that no head names; they go up again under other names |
-| the commit | rows; the next round goes on behind them |
+| some uploads | objects that no manifest names; the next pass uploads the segments again under other names |
+| the commit | entries; the next pass continues behind them |
 """
 
 from __future__ import annotations
@@ -76,19 +76,21 @@ from tiered.stores.object_encoding import encoding_of
 from tiered.stores.store_check import check_writers
 
 EPOCHS_APART = 1 << 20
-UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a segment that ends in no transaction
-WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
+UNSETTLED_BYTES = 256 << 20  # of a compacted partition: more than this is copied uncleaned if no segment is settled
+WORK_BYTES = 4 << 30  # of a compacted partition in one pass: the work directory needs this much room
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 OnCopied = Callable[[TopicPartition, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedPartition:
-    """One partition after a round. Offsets half open. `lag_bytes` are closed and not in the bucket yet, `at_risk_bytes`
-    all that only the broker's disk has, its active segment too. `lost` were deleted by the broker before they were
-    copied. `lag_since_ms` is when the oldest that waits was written last. `ahead`: so many offsets of the bucket lie at
-    or above the broker's high watermark: an unclean election took them from it, or its disk is catching up.
-    `problem`: why it did not go on; its figures are those of the moment then, None where the bucket's end is not known.
+    """One partition after a pass. Offset ranges are half open.
+
+    `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
+    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the time of the
+    last write to the oldest waiting segment. `ahead` is the number of offsets in the bucket at or above the broker's
+    high watermark: an unclean election removed them, or the broker's disk is catching up. `problem` is the reason why
+    the pass stopped: the figures are then from that moment, and None if the bucket's end is not known.
     """
 
     partition: TopicPartition
@@ -107,8 +109,10 @@ class AdoptedPartition:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A closed segment of the broker, its files open. `is_settled`: the broker says that no transaction is open at its
-    end."""
+    """A closed segment of the broker with its files open.
+
+    `is_settled`: the broker's snapshot has no open transaction at the segment's end.
+    """
 
     base_offset: int
     next_offset: int
@@ -121,7 +125,7 @@ class _Closed:
 
 @dataclass(slots=True)
 class _Work:
-    """What a round begins with and has done of one partition so far: the broker's high watermark and log start."""
+    """One partition's pass: the broker's high watermark and log start at its begin, and the copies so far."""
 
     watermark: int
     log_start: int = 0
@@ -130,8 +134,11 @@ class _Work:
 
 
 class _SidecarLog(MetadataLog):
-    """Takes a partition from another sidecar, or from a job that is over. Who goes on behind one has records of its own
-    at the broker's next offsets: what a manager, or a restore for one, has taken over stays theirs."""
+    """A metadata log that takes over only from another sidecar or from a finished job.
+
+    Another kind of writer has records of its own at the broker's next offsets. The sidecar therefore leaves a partition
+    that a manager, or a restore for a manager, has taken over.
+    """
 
     def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
         is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
@@ -142,11 +149,13 @@ class _SidecarLog(MetadataLog):
 
 
 class Adopter:
-    """Rounds over one log directory. `properties` are the topics' own settings, for the manifest; `effective` are all
-    that hold, without it those and the defaults. `keys` is the ring for topics that are encrypted. `work` is a
-    directory of our own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody
-    else ever writes to that store, so it may be one that overwrites. `on_copied` hears of a segment, by its base
-    offset, the bytes done and those in all.
+    """Passes over one log directory.
+
+    `properties` returns a topic's own settings, for the manifest. `effective` returns all effective settings; without
+    it, the topic's own settings and the defaults apply. `keys` is the key ring for encrypted topics. `work` is a
+    directory for compacted topics, used by this object alone, on a disk with room for twice `WORK_BYTES`.
+    `is_single_writer`: no other process ever writes to that store, so the store may overwrite objects. `on_copied`
+    receives the partition, the segment's base offset, the bytes copied and the segment's size.
     """
 
     def __init__(
@@ -171,14 +180,16 @@ class Adopter:
         self._effective_of = effective
         self._is_checked = False
         self._retention = retention or self._known_retention
-        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # log starts that were judged
+        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # by log start: does DeleteRecords explain it
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
-        """A round over every partition that is wanted. Errors of one are its `problem`, the others go on.
+        """Run a pass over every wanted partition.
 
-        Raises InvalidRequest where two writers of the store could both commit, which the first round looks at.
+        An error of one partition is its `problem`; the pass continues with the others.
+
+        Raises InvalidRequest if two writers of the store could both commit. The first pass checks this.
         """
         if not self._is_checked and not self._is_single_writer:
             check_writers(self._store, now_ms)
@@ -197,11 +208,13 @@ class Adopter:
         return done
 
     def _stopped(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
-        """A partition that cannot go on: what waits, and what only the broker's disk has, by the files of this moment
-        and the newest manifest that was read."""
+        """A partition that cannot continue, with its copy lag and the bytes at risk.
+
+        The figures come from the current files and the newest manifest that was read.
+        """
         try:
             return self._stopped_at(partition, work, problem)
-        except LogError:  # the disk fails: nothing is known
+        except LogError:  # the disk fails: no figure is known
             return AdoptedPartition(
                 partition=partition,
                 tiered_upto=None,
@@ -238,7 +251,7 @@ class Adopter:
         )
 
     def look(self) -> list[AdoptedPartition]:
-        """What the next round would copy, as `copied`, by what broker and bucket have now. Nothing is written."""
+        """The partitions with the segments that the next pass would copy, as `copied`. Writes nothing."""
         watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
         found = []
         for partition in self._partitions():
@@ -291,7 +304,7 @@ class Adopter:
     def _mirrored_start(
         self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
     ) -> Head:
-        """DeleteRecords at the broker holds in the bucket: its log start is raised to the broker's. The newest head."""
+        """Raise the bucket's log start offset to the broker's if DeleteRecords raised it; the newest manifest."""
         head, directory = log.refresh(), join(self._root, partition.directory)
         if start <= head.log_start_offset:
             return head
@@ -309,7 +322,7 @@ class Adopter:
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
             raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
-        encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before anything is written
+        encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before any write
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
         head = self._told_settings(log, partition, now_ms)
@@ -317,8 +330,8 @@ class Adopter:
         head = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
-        reached = head.taken_upto  # below the bucket's log start nothing is wanted, whatever the broker has
-        upto = min(work.watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
+        reached = head.taken_upto  # below the bucket's log start offset no segment is due
+        upto = min(work.watermark, _stable(self._storage, directory))  # read before a segment is opened
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
@@ -352,7 +365,7 @@ class Adopter:
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
         known = self._logs.get((partition, topic_id))
         if known is not None:
-            known.check_not_fenced()  # whoever took over keeps it, until a person starts this sidecar anew
+            known.check_not_fenced()  # a fenced sidecar stays fenced until its restart
             return known
         log = _SidecarLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
         log.become_writer(
@@ -369,13 +382,13 @@ class Adopter:
         return log
 
     def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Head:
-        """The newest head, with the settings that the topic has by now."""
+        """The newest manifest, with the topic's current settings."""
         head, properties = log.refresh(), self._properties(partition.topic)
         return head if head.properties == properties else log.commit(set_properties(properties), now_ms)
 
     @contextmanager
     def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
-        """The closed segments from `reached` on, all of one moment; none of them when the broker was at work."""
+        """The closed segments from `reached` on, all of one moment; empty if the broker changed files."""
         before = _logs_of(self._storage, directory)
         bases = sorted(before)
         with ExitStack() as stack:
@@ -424,7 +437,7 @@ class Adopter:
         return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=tell)
 
     def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
-        """As a manager's rounds do: a head for each segment adds up."""
+        """Delete old manifests as a manager does: every copied segment adds one."""
         head = log.refresh()
         upto = head.sequence - HEADS_KEPT
         if upto - log.void_upto >= HEADS_AT_ONCE:
@@ -440,10 +453,10 @@ class Adopter:
         reached: int,
         now_ms: int,
     ) -> int:
-        """A copy of what is due, cleaned in the work directory; its segments go up. The rows.
+        """Clean a copy of the due segments in the work directory and upload the result; the number of entries.
 
-        The broker's cleaner may have merged a segment that is in the bucket with one that is not: batches from
-        `reached` on are taken, none of which reaches below, for that was a segment's end once.
+        The broker's cleaner may have merged a segment that is in the bucket with a segment that is not. The copy takes
+        the batches from `reached` on. No batch spans `reached`, because a segment once ended there.
         """
         place = join(self._work, partition.directory)
         self._storage.make_directory(place)
@@ -468,7 +481,7 @@ class Adopter:
                 segment = segment_to_copy(copy, info, cleaned_through=end)
                 told = producers.get(info.next_offset) or segment.producer_snapshot
                 made.append(self._uploaded(log, replace(segment, producer_snapshot=told), now_ms))
-            if made:  # at once: what an older record went for is in the last of them, perhaps
+            if made:  # in one commit: the newer record that replaced an older one may be in the last segment
                 log.commit(add_segments(made), now_ms)
             return len(made)
         finally:
@@ -476,8 +489,11 @@ class Adopter:
 
 
 def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
-    """The first of them, up to where no transaction is open: one that has its data here and its marker in a later round
-    could not be cleaned. About so many bytes; the others are for the next rounds."""
+    """The first due segments, up to an end at which no transaction is open, of about `size_bytes`.
+
+    A transaction with its data in this pass and its marker in a later one could not be cleaned. The other segments wait
+    for the next passes.
+    """
     sizes = accumulate(each.size_bytes for each in due)
     ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
     fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
@@ -485,14 +501,20 @@ def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
 
 
 def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
-    """Whether so much is due, and at the end of each segment of it some transaction is open, that it goes up as it is,
-    with the broker's own transaction indexes: the job that cleans the bucket sees the whole of them."""
+    """Whether a compacted partition is copied uncleaned.
+
+    This holds if `UNSETTLED_BYTES` are due and some transaction is open at the end of every due segment. The broker's
+    transaction indexes are copied too. The job that cleans the bucket sees the whole transactions.
+    """
     is_much = sum(each.size_bytes for each in due) >= UNSETTLED_BYTES
     return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
 def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
-    """With the epochs of everything that is due: below the checkpoint's first entry the batches say them."""
+    """`epochs`, extended to all due segments.
+
+    Below the checkpoint's first entry the epochs come from the batches.
+    """
     for each in reversed(due):
         first = epochs.entries[0][1] if epochs.entries else each.next_offset
         if each.base_offset < first:
@@ -528,7 +550,7 @@ def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToC
 
 
 def _copy_file(storage: Storage, each: _Closed, path: str, *, from_offset: int) -> None:
-    """The batches from `from_offset` on."""
+    """Copy the batches from `from_offset` on."""
     file = storage.create(path)
     try:
         for _, data, table in slices_of(each.log.read):
@@ -540,7 +562,7 @@ def _copy_file(storage: Storage, each: _Closed, path: str, *, from_offset: int) 
 
 
 def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
-    """The ``.log`` files by base, with their sizes; those at or above `upto` are left out."""
+    """Size in bytes of the ``.log`` files by base offset, without the files at or above `upto`."""
     found = {}
     for name, facts in storage.list_files(directory).items():
         parsed = names.parse_segment_file(name)
@@ -550,9 +572,9 @@ def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict
 
 
 def _stable(storage: Storage, directory: str) -> int:
-    """Below it every transaction is decided, and the producers are known, by the newest producer snapshot there is.
+    """The offset below which every transaction has ended and the producers are known.
 
-    A broker writes it in its place: one that is not whole yet is as if it were not there.
+    It comes from the newest whole producer snapshot. A broker writes a snapshot in place: an incomplete one is ignored.
     """
     offsets = [
         parsed[0]
@@ -568,7 +590,7 @@ def _stable(storage: Storage, directory: str) -> int:
 
 
 def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
-    """None for what is no snapshot, or half of one."""
+    """The entries of a producer snapshot; None if the bytes are not one, or are incomplete."""
     try:
         return producer_snapshot.decode(snapshot)
     except Corrupt:
@@ -576,7 +598,7 @@ def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
 
 
 def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) -> None:
-    """Raises Conflict where bucket and broker have different leader epochs for an offset that both have."""
+    """Raises Conflict if bucket and broker have different leader epochs for an offset that both have."""
     theirs = LeaderEpochs(tuple(head.lineage))
     held = coverage(head)
     first = epochs.entries[0][1] if epochs.entries else 0

@@ -1,8 +1,7 @@
-"""The figures of a sidecar beside a broker (`tiered.migrate.adopt`), under the names that a manager's have.
+"""Metrics of a sidecar of a broker (`tiered.migrate.adopt`), under the names of a manager's metrics.
 
-What waits and what only the broker's disk has is as it was in the last round, of a partition that cannot go on as well.
-One whose figures are not known then keeps those that it had before. Dashboards and alerts of managers read them as they
-are.
+Copy lag and bytes at risk are from the last pass, also for a partition with a problem. If the figures of such a
+partition are not known, the previous ones stay. Dashboards and alerts for managers work without change.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _GAUGES = {
 
 
 class AdoptMetrics:
-    """Hears of each round; `text` may be asked for from any thread."""
+    """Metrics of the passes. `text` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,12 +36,12 @@ class AdoptMetrics:
 
     @property
     def is_well(self) -> bool:
-        """Whether no partition was in trouble in the last round."""
+        """Whether no partition had a problem in the last pass."""
         with self._lock:
             return not self._troubles
 
     def note(self, done: Sequence[AdoptedPartition], now_ms: int) -> None:
-        """A round is over."""
+        """Record the result of a finished pass."""
         with self._lock:
             self._rounds, self._round_ms, self._ended_at = self._rounds + 1, now_ms, counted_ms()
             self._troubles = Counter(type(each.problem).__name__ for each in done if each.problem is not None)
@@ -58,7 +57,7 @@ class AdoptMetrics:
                 self._lost[topic] += sum(end - start for start, end in each.lost)
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
-        """What Prometheus reads."""
+        """The metrics page for Prometheus."""
         with self._lock:
             return exposition(list(self._samples(now_ms)), form)
 
@@ -76,7 +75,7 @@ class AdoptMetrics:
             yield Sample("tiered_adopt_lost_offsets_total", self._lost[topic], labels)
         for kind in sorted({"Conflict", "Corrupt", "Fenced", "Unavailable", *self._troubles}):
             yield Sample("tiered_partition_problems", self._troubles[kind], (("class", kind),))
-        passing = self._troubles["Unavailable"] + self._troubles["Corrupt"]  # of which other alerts tell
+        passing = self._troubles["Unavailable"] + self._troubles["Corrupt"]  # other alerts cover these
         yield Sample("tiered_halted", self._troubles.total() - passing)
         yield Sample("tiered_rounds_total", self._rounds)
         yield Sample("tiered_round_failures_total", self._failures)

@@ -1,7 +1,7 @@
 """The settings of an adopted broker's topics, from all layers.
 
-Precedence, highest first: ``-X topic:key=value`` and then ``-X key=value`` of the command → the layers of
-`tiered.config.config`, in which the settings that the broker has are the topic's own.
+Precedence, highest first: ``-X topic:key=value`` of the command, then its ``-X key=value``, then the layers of
+`tiered.config.config`. In these layers the broker's settings are the topic's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tiered.config.properties import DEFAULTS, PROPERTIES, nearest, parse
 from tiered.config.topic_settings import check_combination, resolve_rules
 from tiered.migrate.broker_topics import BrokerTopics
 
-REFUSED = {  # settings that a sidecar cannot honour, with what the operator does instead
+REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator
     "remote.log.copy.disable": "leave the topic out: name the topics to adopt",
     "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
     "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
@@ -32,15 +32,15 @@ UNKNOWN = (
 
 
 class AdoptSettings:
-    """Settings by topic. `has_broker`: the broker's own are known. Not thread safe."""
+    """Settings by topic. `has_broker`: the broker's own settings are known. Not thread safe."""
 
     def __init__(
         self, storage: Storage, metadata: str, options: Mapping[str, str], config: Config | None = None
     ) -> None:
-        """`metadata` is the log directory with the broker's metadata log; None for `config`: built-in defaults alone.
+        """`metadata` is the log directory with the broker's metadata log.
 
-        Raises InvalidRequest for an option that no topic has, or with a wrong value, and Corrupt where the broker's
-        metadata make no sense.
+        None for `config` means built-in defaults alone. Raises InvalidRequest for an option that no topic has or that
+        has a wrong value. Raises Corrupt if the broker's metadata cannot be decoded.
         """
         self._all: dict[str, str] = {}
         self._one: dict[str, dict[str, str]] = {}
@@ -57,17 +57,19 @@ class AdoptSettings:
         self.has_broker = self._broker.refresh()
 
     def refresh(self) -> None:
-        """Look for what the broker has been told since."""
+        """Read the changes of the broker's settings since the last call."""
         self.has_broker = self._broker.refresh()
 
     def of(self, topic: str) -> dict[str, str]:
-        """The settings that some layer names, for the manifest: those that a topic can have of its own."""
+        """The settings that some layer names and that a topic can have of its own, for the manifest."""
         return {name: value for name, value in self._given(topic).items() if PROPERTIES[name].is_per_topic}
 
     def effective(self, topic: str) -> dict[str, str]:
-        """Every setting that holds for a topic, all topics for an empty name. Raises InvalidRequest for settings that
-        contradict each other, for one that a sidecar cannot honour, and where the broker's metadata are not here and
-        nothing says the cleanup policy: a compacted topic would be taken for a plain one."""
+        """Every effective setting of a topic; of all topics for an empty name.
+
+        Raises InvalidRequest if settings contradict each other, or if a sidecar cannot honour one. Raises it also if
+        the broker's metadata are absent and no layer sets the cleanup policy: a compacted topic would count as plain.
+        """
         given = self._given(topic)
         if topic and not self.has_broker and POLICY not in given:
             raise InvalidRequest(f"adopting a topic, whether it is compacted is not known: {UNKNOWN}", topic=topic)
@@ -80,8 +82,10 @@ class AdoptSettings:
         return values
 
     def retention(self, name: TopicPartition) -> BrokerRetention:
-        """The retention of a partition at its broker. Kafka's default holds for a topic without a setting of its own:
-        ``server.properties`` is not read."""
+        """The retention of a partition at its broker.
+
+        A topic without a setting of its own has Kafka's default: ``server.properties`` is not read.
+        """
         rules = resolve_rules(self._broker.of(name.topic))
         replicas = self._broker.replicas(name)
         return BrokerRetention(

@@ -1,7 +1,7 @@
-"""The log directory of a broker: what it is known by, and the leader epochs and log start of a partition in it.
+"""A broker's log directory: its check, and the leader epochs and log start of a partition in it.
 
-After DeleteRecords the broker's ``leader-epoch-checkpoint`` begins at the log start, which may lie inside a segment. Of
-the offsets below it the batches say the epoch. Source: kafka `LeaderEpochFileCache.truncateFromStart`.
+After DeleteRecords the broker's ``leader-epoch-checkpoint`` begins at the log start, which may be inside a segment. For
+lower offsets the epochs are read from the batches. Source: kafka `LeaderEpochFileCache.truncateFromStart`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from policies.deleted_records import LogStartFacts
 from tiered.config.properties import nearest
 
 Read = Callable[[int, int], bytes]
-INTERNAL = "__"  # topics of the broker's own
+INTERNAL = "__"  # the broker's internal topics
 
 
 def epochs_of_batches(read: Read, known: LeaderEpochs, below: int) -> LeaderEpochs:
-    """`known` with the epochs that the batches of a segment say for offsets under `below` in front.
+    """The epochs that a segment's batches have for offsets under `below`, followed by those of `known`.
 
     Batches without an epoch (-1) add nothing.
     """
@@ -44,8 +44,10 @@ def epochs_of_batches(read: Read, known: LeaderEpochs, below: int) -> LeaderEpoc
 def log_start_facts(
     storage: Storage, directory: str, sizes: dict[int, int], start: int, epochs: LeaderEpochs
 ) -> LogStartFacts | None:
-    """The facts of a log start that lies inside one of the segments `sizes` (base to bytes); None where it does not, or
-    where epochs and batches do not confirm it: the broker's checkpoints are written at different times.
+    """The facts of a log start inside one of the segments `sizes` (base offset to bytes).
+
+    None if the log start is not inside one, or if epochs and batches do not confirm it: the broker writes its
+    checkpoints at different times.
     """
     bases = [base for base in sizes if base < start]
     if not bases or start <= min(sizes) or (epochs.entries and epochs.entries[0][1] < start):
@@ -69,9 +71,10 @@ def log_start_facts(
 
 
 def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
-    """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
+    """Check that `root` is a broker's log directory.
 
-    NotFound where there is no such directory, or one of the topics that were named is not in it.
+    Raises InvalidRequest if it has neither a partition nor the ``meta.properties`` of a new broker. Raises NotFound if
+    the directory does not exist, or if it lacks one of the named topics.
     """
     hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
     if not storage.is_directory(root):
@@ -89,7 +92,7 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 
 
 def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
-    """The topics of a log directory that a sidecar copies: those that are named, or all but the broker's own."""
+    """The topics of a log directory that a sidecar copies: the named ones, or all but internal ones."""
     found = (names.parse_partition_directory(name) for name in storage.list(root))
     there = {each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)}
     return sorted(there & set(topics) if topics else there)

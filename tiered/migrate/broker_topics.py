@@ -1,23 +1,23 @@
-"""What a Kafka broker's topics are set to, read from the copy of the cluster's metadata that lies in its log directory.
+"""The settings of a broker's topics, read from the cluster metadata log in its log directory.
 
-A broker of a KRaft cluster, controller or not, keeps the metadata log as a partition, ``__cluster_metadata-0``, in its
-``metadata.log.dir`` (by default the first log directory). It is only read. The settings of a topic are records there:
+A broker of a KRaft cluster, controller or not, has the metadata log as a partition, ``__cluster_metadata-0``, in its
+``metadata.log.dir`` (by default the first log directory). This module only reads it. Its records:
 
-| record | api key | here |
+| record | api key | use |
 |---|---|---|
-| TopicRecord | 2 | name and id: a topic that is made anew has no settings of the one before |
-| ConfigRecord | 4 | of a topic: one setting, or that it was taken back |
-| PartitionRecord, PartitionChangeRecord | 3, 5 | how many replicas a partition has |
-| RemoveTopicRecord | 9 | its settings go |
+| TopicRecord | 2 | name and id: a topic that is created again has no settings of the previous one |
+| ConfigRecord | 4 | of a topic: one setting, or its removal |
+| PartitionRecord, PartitionChangeRecord | 3, 5 | the number of replicas of a partition |
+| RemoveTopicRecord | 9 | removes the settings |
 
 A record's value is frame version, api key, version (unsigned varints), then its fields: strings have their length + 1
 before them (unsigned varint, 0 for null), a topic id is 16 bytes. Source: kafka `AbstractApiMessageSerde`,
 ``metadata/src/main/resources/common/metadata/*.json``, and `RaftSnapshotWriter` for ``.checkpoint`` files, which hold
 the same batches.
 
-Whoever is asked goes on where it stopped reading. A tail that is not committed yet counts: a setting that the
-controllers took back again is corrected with the next record. What the cluster's brokers have as defaults is in
-``server.properties``, which is not read. Records of other versions than are known are passed over.
+Each refresh continues at the end of the previous one. An uncommitted tail counts: if the controllers withdraw a
+setting, the next record corrects it. The cluster's broker defaults are in ``server.properties``, which is not read.
+Records of unknown versions are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_T
 REPLICAS_TAG = 2  # of a PartitionChangeRecord
 OF_TOPIC = 2  # ConfigResource.Type
 _CHECKPOINT = re.compile(r"([0-9]{20})-[0-9]{10}\.checkpoint", re.ASCII)
-_OF_THE_TIER = ("remote.", "local.")  # of the broker's own tiered storage, which is not ours
+_OF_THE_TIER = ("remote.", "local.")  # settings of the broker's own tiered storage
 
 
 class BrokerTopics:
@@ -48,11 +48,11 @@ class BrokerTopics:
         self._settings: dict[str, dict[str, str]] = {}
         self._names: dict[bytes, str] = {}
         self._replicas: dict[bytes, dict[int, int]] = {}  # by topic id and partition
-        self._read_upto = -1  # offset of the last record that was looked at
-        self._where = (-1, 0)  # file and position to go on from
+        self._read_upto = -1  # offset of the last record read
+        self._where = (-1, 0)  # file and position to continue from
 
     def of(self, topic: str) -> dict[str, str]:
-        """The topic's own settings as the broker has them, those that we know too and that are not of its own tier."""
+        """The topic's own settings at the broker, without unknown ones and the ones of the broker's tier."""
         found = {}
         for name, value in self._settings.get(topic, {}).items():
             row = PROPERTIES.get(name)
@@ -61,17 +61,20 @@ class BrokerTopics:
             try:
                 parse(name, value)
             except InvalidRequest:
-                continue  # a value that Kafka has learned since
+                continue  # a value of a newer Kafka
             found[name] = value
         return found
 
     def replicas(self, name: TopicPartition) -> int | None:
-        """How many replicas a partition has; None where the metadata do not say it."""
+        """The number of replicas of a partition; None if the metadata do not have it."""
         ids = [topic_id for topic_id, topic in self._names.items() if topic == name.topic]
         return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
 
     def refresh(self) -> bool:
-        """Read on; whether there is a metadata log here. Raises Corrupt where its records make no sense."""
+        """Read new records; whether a metadata log exists here.
+
+        Raises Corrupt if its records cannot be decoded.
+        """
         try:
             files = self._storage.list_files(self._directory)
         except NotFound:
@@ -79,7 +82,7 @@ class BrokerTopics:
         bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == LOG)
         snapshots = sorted((int(told[1]), name) for name in files if (told := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
-            # What lies below the log is in the newest checkpoint; it has everything below its offset.
+            # Records below the log are in the newest checkpoint, which covers everything below its offset.
             self._settings, self._names, self._replicas = {}, {}, {}
             self._take(snapshots[-1][1], 0, is_snapshot=True)
             self._read_upto = max(self._read_upto, snapshots[-1][0] - 1)
@@ -91,12 +94,12 @@ class BrokerTopics:
         return True
 
     def _take(self, name: str, start: int, *, is_snapshot: bool) -> int:
-        """Read the records of a file from a position on; how far it is whole."""
+        """Read the records of a file from a position on; the end of its whole batches."""
         path = join(self._directory, name)
         try:
             file = self._storage.open_reader(path)
         except NotFound:
-            return start  # deleted under our hands; the next look begins with a checkpoint
+            return start  # deleted in between; the next refresh begins with a checkpoint
         try:
             walk = BatchRuns(file.read, file.size(), start=start)
             for run in walk:
@@ -115,7 +118,7 @@ class BrokerTopics:
         if fields.number() != 1:
             return
         kind, version = fields.number(), fields.number()
-        if kind == PARTITION_RECORD:  # its later versions add fields behind these
+        if kind == PARTITION_RECORD:  # later versions add fields behind these
             partition, topic_id = fields.int32(), fields.take(16)
             self._replicas.setdefault(topic_id, {})[partition] = fields.number() - 1
             return
@@ -143,7 +146,7 @@ class BrokerTopics:
 
 
 class _Fields:
-    """A record's value, field by field. Every method raises Corrupt where it ends too early."""
+    """The fields of a record's value, in order. Every method raises Corrupt if the value ends too early."""
 
     def __init__(self, value: bytes, path: str) -> None:
         self._value, self._path, self._at = value, path, 0

@@ -1,12 +1,12 @@
-"""Forking a topic: another topic of the same bucket, with the same records, and not a byte of them copied.
+"""Fork a topic: a new topic of the same bucket with the same records, without copying them.
 
-The rows of the fork name the source's objects (`remote.gc.fork_references` has the protocol: states, crashes, who
-deletes what). Both topics go their own ways from there: retention, compaction, rewriting and deletion of one never show
-in the other. The fork is a topic in the bucket; a machine takes it up by restoring it (`tiered.migrate.restore_plan`,
-``takes_over``).
+The fork's entries name the source's objects. `remote.gc.fork_references` has the protocol: states, crashes, and which
+partition deletes which object. Afterwards the topics are independent: retention, compaction, rewriting and deletion of
+one never affect the other. The fork exists only in the bucket. To write to it, a machine restores it
+(`tiered.migrate.restore_plan`, ``takes_over``).
 
-`upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all.
-Running the same fork again goes on with partitions that are missing, and leaves the others as they are.
+`upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all. A
+second run of the same fork adds missing partitions and leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from remote.store import ObjectStore
 from tiered.read.topic_id_resolution import without_deleted
 
 PIN_MS = 86_400_000
-_REMOVER = "fork"  # who signs the removal of a fork that nobody was told of
+_REMOVER = "fork"  # the writer of the removal of a fork that no run reported as made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFork:
-    """One partition: `rows` of `head` become the fork's. `is_there`: an earlier run made it."""
+    """One partition: `rows` of `head` become the fork's entries. `is_there`: an earlier run made it."""
 
     source: RemotePartitionName
     fork: RemotePartitionName
@@ -51,20 +51,21 @@ class PartitionFork:
 
     @property
     def size_bytes(self) -> int:
-        """What the fork can read and nobody copies."""
+        """Bytes that the fork can read without a copy."""
         return sum(row.size_bytes for row in self.rows)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
-        """For its requests: pin twice, heads and pages, and the looks."""
+        """The price of the requests: two pins, manifests and pages, and the checks."""
         of = prices.of(None)
         return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4, prices=of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """A topic's fork. `unfinished` is what is left of forks that were not made in time, to be removed to the end.
+    """A topic's fork.
 
-    `missing` are partitions of the source without a manifest, between others: the fork lacks them.
+    `unfinished` are remains of forks that were not made in time; the run removes them. `missing` are partitions of the
+    source without a manifest, between others: the fork lacks them.
     """
 
     topic: str
@@ -86,10 +87,11 @@ def plan_fork(
     known: Sequence[RemotePartitionName],
     upto_offset: int | None = None,
 ) -> ForkPlan:
-    """What forking all partitions `names` of one topic takes. `known` are the bucket's partitions of the name `topic`.
+    """Plan a fork of all partitions `names` of one topic.
 
-    Raises InvalidRequest for partitions of several topics and a name that is another topic's, NotFound for a deleted
-    one, and InvalidRequest where a cleaned topic would lack keys below `upto_offset`.
+    `known` are the bucket's partitions of the name `topic`. Raises InvalidRequest for partitions of several topics and
+    for a name that another topic has. Raises NotFound for a deleted topic. Raises InvalidRequest if a cleaned topic
+    would lack keys below `upto_offset`.
     """
     check_topic(topic)
     names = without_deleted(store, names)
@@ -128,10 +130,10 @@ def run_fork(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda partitions: None,
 ) -> tuple[PartitionFork, ...]:
-    """Fork partition by partition; those that are forked now or were before. May be repeated by planning again.
+    """Fork each partition; returns the partitions forked now or before. To repeat it, plan again.
 
-    Raises Conflict where a partition was not forked in time (its pin ended before everything was written): then the
-    fork is removed; plan and run again.
+    Raises Conflict if a partition was not forked in time (its pin ended before everything was written). The fork is
+    then removed: plan and run again.
     """
     done = []
     for name in plan.unfinished:
@@ -153,12 +155,12 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     head, rows = _chosen(source, head, plan.upto_offset)
     announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
     log = _begun(store, each, head, now_ms())
-    if not log.refresh().has_rows:  # else of an earlier run: they are looked at below
-        if head.log_start_offset:  # before the rows: what was deleted below it in the first of them stays deleted
+    if not log.refresh().has_rows:  # otherwise an earlier run wrote entries; they are checked below
+        if head.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
         log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
     if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
-        if _is_whole(store, each):  # another run was in time: nobody takes that back
+        if _is_whole(store, each):  # another run was in time, so the fork stays
             return replace(each, is_there=True)
         _mark_removed(log, head, now_ms())
         for part in plan.partitions:
@@ -169,7 +171,10 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
 
 
 def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> MetadataLog:
-    """The fork's first head. Its epoch is above all leader epochs of the rows: appends go on in it."""
+    """Create the fork's first manifest.
+
+    Its epoch is above all leader epochs of the entries: appends continue in it.
+    """
     log = MetadataLog(store, each.fork.prefix)
     log.become_writer(
         _writer(each.source),
@@ -187,7 +192,7 @@ def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> 
 def _told_other_homes(
     store: ObjectStore, each: PartitionFork, rows: Sequence[RemoteSegment], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
-    """Of a fork of a fork: every partition whose objects it names is told before it names one."""
+    """For a fork of a fork: pin every other partition whose objects it names, before it names one."""
     told = []
     for home in sorted(homes_of(keys_of(rows), each.source.prefix) - {each.source.prefix}):
         log = MetadataLog(store, home)
@@ -206,10 +211,11 @@ def _is_in_time(
     announced: Sequence[tuple[str, Pin]],
     now_ms: Callable[[], int],
 ) -> bool:
-    """The look: the fork is announced still, and the source's newest head names every object of its rows still.
+    """Whether the fork was made in time.
 
-    The announcements must have time left: one that had lapsed while there was no fork yet may be removed late, by
-    somebody who decided that long ago. Whoever finds it lapsed from now on finds the fork as well.
+    The fork must still be announced, and the source's newest manifest must still name every object of its entries. The
+    pins must have time left. GC may remove a fork whose pin expired before the fork existed, even some time after that
+    decision. A GC that finds the pin expired from now on also finds the fork.
     """
     if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
         return False
@@ -223,13 +229,15 @@ def _is_in_time(
 
 
 def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: Callable[[], int]) -> bool:
-    """End the pins, the source's last, by which others know that the look is over; False where one is gone."""
+    """End the pins, the source's last, which marks the check as finished; False if a pin is missing."""
     return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
 
 
 def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
-    """The first step of a removal, in our own epoch: where another run has taken the fork up since, it may have told
-    somebody of it. Raises Conflict then."""
+    """Mark the fork as deleted: the first step of a removal, in this run's epoch.
+
+    Raises Conflict if another run has taken the fork over: that run may already have reported success.
+    """
     try:
         log.commit(delete_partition(now_ms=now_ms), now_ms)
     except Fenced as error:
@@ -237,7 +245,10 @@ def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
 
 
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
-    """A partition of a fork that nobody was told of goes, at once. What a cut leaves, the next run ends."""
+    """Delete a partition of a fork that no run reported as made, without a grace period.
+
+    The next run finishes an interrupted removal.
+    """
     if _head(store, name) is None:
         return
     removal = PartitionRemoval(
@@ -248,8 +259,11 @@ def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], 
 
 
 def _check_still_ours(log: MetadataLog, head: Head) -> None:
-    """Whoever takes the fork up after this sees that its pin has ended, and removes nothing (`_is_whole`). Raises
-    Conflict where another one took it up before: it may not have seen that."""
+    """Check that this run is still the fork's writer, after its pins have ended.
+
+    1. A run that takes over after this check sees the ended pin and removes nothing (`_is_whole`).
+    2. A run that took over before may not have seen it. Raises Conflict then.
+    """
     try:
         log.refresh(exact=True)
         log.check_not_fenced()
@@ -258,8 +272,10 @@ def _check_still_ours(log: MetadataLog, head: Head) -> None:
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
-    """Whether some run got as far as its last look: a pin of the fork was ended on purpose. Others may have been cut;
-    what the fork holds by now is its own business."""
+    """Whether some run finished its last check: a pin of the fork was ended on purpose.
+
+    Other runs may have been interrupted. The fork's present content does not matter.
+    """
     head = _head(store, each.fork)
     if head is None or head.deleted_ms is not None:
         return False

@@ -1,9 +1,8 @@
-"""A segment of a foreign bucket that has grown since a part of it was imported: which part is due.
+"""The rest of a segment of an external bucket that has grown since an import took its first part.
 
-A directory of logs is copied as it is, its newest segment half full perhaps; when it is imported again, that segment
-has its other half. The rows that were made of the first part tile it from its base on, and their bytes are its first
-ones: looked at by the checksums before the rest is taken (`Grown.check`). Whatever else ends inside a segment was cut
-in another way, and is refused.
+A copied log directory may hold a half-full newest segment. At a second import that segment may be longer. The entries
+of the first part tile the segment from its base offset, and their bytes are its first bytes: `Grown.check` compares
+checksums before the rest is imported. A segment that was cut in another way is refused.
 """
 
 from __future__ import annotations
@@ -23,14 +22,17 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """`row` is what is due: the source's from the offset that was reached on, its first `skipped_bytes` left out."""
+    """The part of a segment to import: `row` is the source's, from the offset reached so far.
+
+    Its first `skipped_bytes` are already in the target.
+    """
 
     row: RemoteSegment
     skipped_bytes: int
     skipped_crc32c: int
 
     def check(self, read: Callable[[int, int], bytes]) -> None:
-        """That the segment still begins with the bytes that were imported. Raises Conflict."""
+        """Check that the segment still begins with the imported bytes. Raises Conflict if it does not."""
         found = 0
         for at in range(0, self.skipped_bytes, READ_BYTES):
             found = crc32c(read(at, min(READ_BYTES, self.skipped_bytes - at)), found)
@@ -39,9 +41,9 @@ class Grown:
 
 
 def grown(rows: Sequence[RemoteSegment], log: MetadataLog, head: Head, reached: int) -> Grown | None:
-    """The segment of the source that goes on where the target ends, inside it; None where none has that inside it.
+    """The rest of the source segment in which the target ends; None if the target ends inside no segment.
 
-    Raises Conflict where what the target has of it is no beginning of it.
+    Raises Conflict if the target's entries are not the beginning of that segment.
     """
     inside = next((row for row in rows if row.base_offset < reached < row.next_offset), None)
     if inside is None:

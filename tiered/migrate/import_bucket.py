@@ -1,26 +1,26 @@
-"""Importing a bucket that others filled: the same records at the same offsets, in our layout, verified, resumable.
+"""Import an external bucket: same records, same offsets, our layout; verified and resumable.
 
-Every segment is read once, to a file of its own; everything that we say of it is made from those bytes: counts, times,
-indexes, leader epochs, checksums. What the source says of transactions that began before its first segment is taken
-over, for no bytes tell of them. Then it is uploaded as a manager uploads its own (`remote.segments.segment_upload`),
-which holds the indexes against the batches and refuses what does not decode. So what is committed is sound by the same
-checks.
+1. Each segment is read once, to a temporary file.
+2. Counts, times, indexes, leader epochs and checksums are computed from its bytes. Only the facts about transactions
+   that began before the first segment come from the source, because the bytes do not contain them.
+3. `remote.segments.segment_upload` uploads the segment as for a manager. It compares the indexes with the batches and
+   refuses segments that do not decode. The same checks therefore cover everything that is committed.
 
-Nothing is linked to: a row that named somebody else's object would lose it when that somebody's retention runs, and
-the bytes have to be read for their checksums anyway (decision 0020).
+No entry names an object of the source: the source's retention could delete the object. The bytes must be read for
+their checksums anyway (decision 0020).
 
-1. `plan_import` lists the source and what the target has already: the rows that are due, with requests and dollars.
-2. `run_import` becomes the target's writer and copies row by row, each committed in the order of offsets.
-3. A second run finds what is there and goes on behind it; when nothing is due it changes nothing.
+1. `plan_import` lists the source and the target: the entries that are due, with requests and dollars.
+2. `run_import` becomes the target's writer, copies entry by entry and commits each in offset order.
+3. A second run continues behind the existing entries; if nothing is due it changes nothing.
 
-| a crash, or an error, after | leaves in the target | what becomes of it |
+| a crash, or an error, after | leaves in the target | afterwards |
 |---|---|---|
-| the epoch | a head without rows, or with those of earlier runs | the next run goes on there |
-| an upload | objects that no head names | nobody's, once the next run has begun |
-| a commit, its answer lost | the new head | that row is there when it is planned again |
+| the epoch | a manifest without entries, or with those of earlier runs | the next run continues there |
+| an upload | objects that no manifest names | orphans, as soon as the next run has become the writer |
+| a commit in doubt | the new manifest | the next plan finds the entry |
 
-The target partition has one writer, this import: whoever else wrote there is never overtaken. A manager that takes the
-topic over afterwards goes on at its end.
+The target partition has one writer, this import: it never takes over from another writer. A manager that takes the
+topic over afterwards appends at its end.
 """
 
 from __future__ import annotations
@@ -76,10 +76,12 @@ PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportPlan:
-    """What one partition's import still has to do. `gaps` are offsets that the source lacks, between two segments. The
-    first of `rows` may be the rest of one that has `grown` since an earlier run. `findings` are what makes no sense in
-    the source: an import ends before the first segment that it keeps from being read, `blocked_from`, since nothing can
-    be put in front of rows that are there."""
+    """The remaining work of one partition's import.
+
+    `gaps` are offsets that the source lacks between two segments. The first of `rows` may be the rest of a segment that
+    has `grown` since an earlier run. `findings` are contradictions in the source. If one makes a segment unreadable,
+    the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing entries.
+    """
 
     source: ForeignName
     name: RemotePartitionName
@@ -102,7 +104,10 @@ class ImportPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOutcome:
-    """`rows` were imported by this run; the target ends at `next_offset`. `is_complete`: nothing is left to do."""
+    """The result of one run: `rows` imported entries; the target ends at `next_offset`.
+
+    `is_complete`: no work is left.
+    """
 
     name: RemotePartitionName
     rows: int
@@ -124,10 +129,10 @@ def plan_import(
     properties: dict[str, str] | None = None,
     prices: PriceTable = BUILT_IN,
 ) -> ImportPlan:
-    """What is to be imported of a partition, into the topic of that id. Nothing is changed.
+    """Plan the import of a partition into the topic of that id. Changes nothing.
 
-    Raises InvalidRequest for one and the same store, Conflict where somebody else writes to the target or it holds
-    other offsets than the source, and what listing the source raises.
+    Raises InvalidRequest if source and target are the same store. Raises Conflict if another writer writes to the
+    target or the target has other offsets than the source. Errors of listing the source pass through.
     """
     if source.url == target.url:
         raise InvalidRequest("importing a bucket, source and target are the same", store=source.url)
@@ -166,10 +171,10 @@ def plan_import(
 def topic_id_for(
     source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, asked: str | None = None
 ) -> str:
-    """The id under which a topic is imported: `asked`, or that of an earlier run, or the source's, or a new one.
+    """The id under which a topic is imported: that of an earlier run, `asked`, the source's, or a new one.
 
-    Raises Conflict where the target has a living topic of the name already that this import did not make, unless an id
-    was asked for: then there are two of one name, and readers have to say which.
+    Raises Conflict if the target already has a living topic of the name that this import did not make. With `asked`
+    two topics may have one name, and readers must choose by id.
     """
     others = set()
     for name in list_partitions(target):
@@ -198,11 +203,11 @@ def run_import(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> ImportOutcome:
-    """Do a plan in this process. Told to stop, it does so between two segments and says so.
+    """Run a plan in this process. `should_stop` ends it between two segments: then `is_complete` is False.
 
-    `scratch` is a directory with room for one segment, None for the system's. Raises Corrupt, naming the object, for a
-    segment that does not decode or contradicts its place; InvalidRequest for messages of format 0 or 1, which the
-    remote tier does not hold; Conflict, Fenced as `plan_import`. What was committed before stays.
+    `scratch` is a directory with room for one segment, None for the system's. Raises Corrupt, with the object, for a
+    segment that does not decode or contradicts its place. Raises InvalidRequest for messages of format 0 or 1, which
+    the remote tier does not hold. Raises Conflict and Fenced as `plan_import`. Earlier commits stay.
     """
     target = keyed(target, keys)
     if not plan.rows:
@@ -220,14 +225,14 @@ def run_import(
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the segments before say: producers, and where each leader epoch began."""
+    """The state after the preceding segments: producers, and the start of each leader epoch."""
 
     producers: ProducerState
     epochs: LeaderEpochs
 
 
 class _Import:
-    """One run over one partition, in the order of offsets."""
+    """One run over one partition, in offset order."""
 
     def __init__(
         self,
@@ -247,12 +252,12 @@ class _Import:
         self._keys = keys
         self._producers = state.producers
         self._epochs = state.epochs
-        self._is_cleaned = False  # a batch of this run lacks records: a cleaner has been through the topic
+        self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
     def take(
         self, row: RemoteSegment, following: RemoteSegment | None, now_ms: Callable[[], int], scratch: str | None
     ) -> RemoteSegment:
-        """Read, looked at, uploaded, committed; the row of our own."""
+        """Read, check, upload and commit one segment; the new entry."""
         if following is not None and row.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(row)
         parts = self._layout.parts(self._source, row)
@@ -277,7 +282,7 @@ class _Import:
         return made
 
     def _is_cleaned_behind(self, row: RemoteSegment) -> bool:
-        """Whether some later segment lacks records: what lies in front of it has been cleaned as well."""
+        """Whether some later segment lacks records: then the part in front of it was cleaned as well."""
         for later in self._plan.rows:
             if later.base_offset >= row.next_offset:
                 body = ForeignObject(self._source, later.data_key, self._layout.parts(self._source, later))
@@ -316,7 +321,7 @@ class _Import:
         made = indexes.indexes(row.base_offset, INTERVAL_BYTES)
         own = self._own_epochs(row, epochs)
         files = bytes(made.offset), bytes(made.time)
-        # In a cleaned topic the offsets up to the next segment are those of removed records.
+        # In a cleaned topic the offsets up to the next segment belong to removed records.
         next_offset = row.next_offset
         if following is not None and self._is_cleaned:
             next_offset = max(next_offset, following.base_offset)
@@ -336,7 +341,7 @@ class _Import:
         )
 
     def _own_epochs(self, row: RemoteSegment, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
-        """The epochs of a row, by its batches; of one whose batches do not say, that of the row before, or 0."""
+        """The epochs of a segment by its batches; without any, the latest one of earlier segments, or 0."""
         entries = epochs.entries or ((self._epochs.latest or 0, row.base_offset),)
         own = ((entries[0][0], row.base_offset), *entries[1:])
         for epoch, start in own:
@@ -345,9 +350,9 @@ class _Import:
 
 
 def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> MetadataLog:
-    """Become the writer of the target; a new partition begins where the source does.
+    """Become the writer of the target; a new partition begins at the source's start.
 
-    Its epochs are far above the leader epochs of the source, so whoever takes it over appends in a later one.
+    The writer epoch is far above the source's leader epochs, so that a later takeover appends in a later epoch.
     """
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
@@ -369,7 +374,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
 
 
 def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
-    """As the last imported row left it."""
+    """The state after the last imported entry."""
     log = MetadataLog(target, plan.name.prefix)
     head = log.refresh(exact=True)
     last = log.ask(head, MetadataIndex.last_row)
@@ -381,9 +386,9 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
 
 
 def lacks_records(table: BatchTable, from_offset: int) -> bool:
-    """Whether offsets from `from_offset` on are missing between batches, or records inside one: a cleaner did it.
+    """Whether a cleaner removed records from `from_offset` on.
 
-    No other part of Kafka leaves such a hole inside a segment.
+    Offsets are then missing between batches or inside one. No other part of Kafka leaves such a hole inside a segment.
     """
     starts = np.concatenate(([from_offset], table.last_offsets[:-1] + 1))
     spans = table.last_offsets - table.base_offsets + 1

@@ -1,19 +1,24 @@
-"""One restored partition as the files of a Kafka log directory, whole or not at all.
+"""The files of one restored partition in a Kafka log directory, complete or absent.
 
-Everything is laid down in ``<topic>-<partition>.restoring`` beside the place it is meant for, synced, and renamed there
-in the end. While such a directory is there a Kafka broker refuses to start on the log directory, by its name; our
-manager passes it over. Order of effects for one row: its indexes, then its ``.log`` under a temporary name, synced,
-compared with the row's checksum, renamed. So a ``.log`` under its own name is whole, and one that a run before left is
-taken as it is once its bytes were compared again.
+All files are written to ``<topic>-<partition>.restoring``, next to the final place, synced, and renamed at the end. A
+Kafka broker refuses to start on a log directory that contains such a directory; our manager ignores it. Order of
+effects for one entry:
 
-| file | what it holds |
+1. Write its indexes.
+2. Write its ``.log`` under a temporary name and sync it.
+3. Compare it with the entry's checksum.
+4. Rename it.
+
+A ``.log`` under its final name is therefore whole. A later run compares its bytes again and then uses it.
+
+| file | content |
 |---|---|
-| ``<base>.log .index .timeindex .txnindex`` of each row | the bytes that the source's disk had |
-| ``<offset>.snapshot`` at each row's end | the producers, as the source knew them there |
-| ``<next offset>.log``, empty | the active segment: so the log ends where the bucket does, holes included |
-| ``leader-epoch-checkpoint``, ``partition.metadata`` | the lineage of the rows; the topic id |
+| ``<base>.log .index .timeindex .txnindex`` of each entry | the bytes of the source's disk |
+| ``<offset>.snapshot`` at each entry's end | the producers at that offset |
+| ``<next offset>.log``, empty | the active segment: the log ends where the bucket does, holes included |
+| ``leader-epoch-checkpoint``, ``partition.metadata`` | the lineage of the entries; the topic id |
 
-A cut row has its ``.log`` alone: what is beside it is made by recovery, which reads it whole.
+A cut entry has only its ``.log``: recovery reads it whole and builds the other files.
 """
 
 from __future__ import annotations
@@ -55,9 +60,10 @@ def lay_down(
     should_stop: ShouldStop = lambda: False,
     progress: Progress = lambda size_bytes: None,
 ) -> bool:
-    """All files of a partition in `directory`, durable on return; False when told to stop before that.
+    """Write all files of a partition to `directory`, durable on return.
 
-    Raises NotFound when a row has left the bucket meanwhile (plan again), Corrupt for one whose bytes are not its own.
+    Returns False if `should_stop` ended it before that. Raises NotFound if the bucket no longer has an entry (plan
+    again), Corrupt if an entry's bytes are wrong.
     """
     storage.make_directory(directory)
     _clear(storage, directory, planned)
@@ -83,13 +89,13 @@ def lay_down(
 
 
 def trusted_upto(planned: PartitionRestore) -> int:
-    """Up to which offset the files were compared with the bucket's; a cut row is not."""
+    """The offset below which the files were compared with the bucket's; a cut entry is not compared."""
     last = planned.rows[-1] if planned.rows else None
     return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
 
 
 def is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
-    """Whether the segment's ``.log`` there has the row's very bytes; a run that writes it writes that file last."""
+    """Whether the segment's ``.log`` there has exactly the entry's bytes. A restore writes this file last."""
     path = join(directory, segment_file(row.base_offset, LOG))
     with suppress(NotFound):
         if storage.size(path) != row.size_bytes:
@@ -102,9 +108,9 @@ def is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
 
 
 def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
-    """What a run by another plan left goes; so does the mark of the end, which is laid down last.
+    """Delete the files of a run by another plan, and the active segment, which is written last.
 
-    The topic id stays: the empty partition that it was taken from may be put aside already
+    The topic id stays: the empty partition with that id may already be renamed aside
     (`tiered.migrate.restore_place`).
     """
     wanted = {row.base_offset for row in planned.rows if row.next_offset <= planned.next_offset}
@@ -142,7 +148,7 @@ def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: R
 
 
 def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment, end: int) -> None:
-    """The batches below `end`, the one that holds it with its records below it alone."""
+    """Write the batches below `end`; a batch that contains `end` keeps only its records below it."""
     path = join(directory, segment_file(row.base_offset, LOG))
     at, found = remote.position_of_offset(row, end), b""
     if at and leads_astray(row, remote.read(row, at, HEADER_BYTES), end, at):
@@ -165,10 +171,10 @@ def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: R
 
 
 def cut_batches(data: bytes, end: int) -> bytes:
-    """Batches of `data` as far as they lie below the offset `end`; the one that holds it keeps what lies below.
+    """The batches of `data` below the offset `end`; a batch that contains it keeps the records below.
 
-    Of that one everything stays as it was (codec, producer, its first sequence) but the records, their largest
-    timestamp and the last offset, which is `end` - 1. `data` begins with a batch and may end within one.
+    In that batch only the records, their largest timestamp and the last offset (`end` - 1) change. Codec, producer and
+    first sequence stay. `data` begins with a batch and may end inside one.
     """
     table = kernels.scan_batches(data, verify=False)
     below = int((table.last_offsets < end).sum())
@@ -192,6 +198,6 @@ def _write_producers(storage: Storage, directory: str, snapshot: bytes, offset: 
 
 
 def _write_last_producers(storage: Storage, directory: str, remote: RemotePartition, planned: PartitionRestore) -> None:
-    """Of a log without a row on the disk: the producers at the end of the bucket's last row."""
+    """For a log without an entry on the disk: write the producers at the end of the bucket's last entry."""
     if planned.last_row is not None:
         _write_producers(storage, directory, bytes(remote.indexes(planned.last_row).producers), planned.next_offset)

@@ -1,15 +1,15 @@
-"""What lies where a partition is to be restored, and whether it may give way: nothing that the bucket lacks ever does.
+"""Check the place of a restore: records that the bucket lacks are never replaced.
 
-| there | without taking over | with `takes_over` |
+| present | without takeover | with `takes_over` |
 |---|---|---|
 | nothing | restored, under the bucket's topic id | the same |
-| an empty partition, just created by a broker | filled, keeps its topic id | its id has to be the bucket's |
-| what an earlier run put there by the same plan | taken as it is | taken as it is |
-| segments of its topic id that are all in the bucket, byte for byte | refused | put aside for what is wished |
+| an empty partition, just created by a broker | filled, keeps its topic id | its id must be the bucket's |
+| the result of an earlier run by the same plan | used unchanged | used unchanged |
+| segments of its topic id that are all in the bucket, byte for byte | refused | renamed aside, then restored |
 | anything else | refused | refused |
 
-Records that only a disk has (a broker's newest, a directory whose registry was lost) look much like the last but one:
-so every file is held against a row's size and checksum before anything is renamed, and before anybody is fenced.
+Records that only a disk has (a broker's newest, a directory with a lost registry) look much like the fourth case. The
+check therefore compares every file with an entry's size and checksum, before any rename and before any takeover.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tiered.node.topic_registry import TopicRegistry
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
-    """Whether the directory has room for them by what lies there; changes nothing.
+    """Check that the directory has place for the topics; changes nothing.
 
-    Raises InvalidRequest for a topic that is there already, Conflict for files that may not give way. Whoever restores
-    looks again under the directory's lock.
+    Raises InvalidRequest if a topic is already there, Conflict if files there may not be replaced. The restore repeats
+    the check under the directory's lock.
     """
     if storage.exists(root) and not storage.is_directory(root):
         raise InvalidRequest("restoring, it is a file: name a directory", directory=root)
@@ -49,7 +49,7 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
 
 
 def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bool:
-    """Whether `directory` is what a run before laid down by such a plan and put in its place."""
+    """Whether `directory` is the finished result of an earlier run by such a plan."""
     expected = {row.base_offset: row for row in planned.rows}
     found = _logs(storage, directory)
     if found.pop(segment_file(planned.next_offset, LOG), None) != 0:
@@ -60,7 +60,7 @@ def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bo
 
 
 def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_id: str) -> str:
-    """That of the empty partition that is there, or was until an earlier run put it aside; else `topic_id`."""
+    """The id of the empty partition here, or of one that a run renamed aside; else `topic_id`."""
     place = join(root, partition.directory)
     if storage.is_directory(place):
         return checkpoints.read_topic_id(storage, place) or topic_id
@@ -92,7 +92,7 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
 def _may_give_way(
     storage: Storage, root: str, planned: PartitionRestore, topic: TopicRestore, topic_id: str | None
 ) -> bool:
-    """Whether records that lie there are what this restore, or one before it, has to put there."""
+    """Whether the records present are those that this restore, or an earlier run of it, writes there."""
     partition = planned.name.topic_partition
     place = join(root, partition.directory)
     if topic.wish.takes_over:
@@ -102,7 +102,7 @@ def _may_give_way(
 
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
-    """Whether every segment there is a row of the bucket, byte for byte."""
+    """Whether every segment there is an entry of the bucket, byte for byte."""
     rows = {segment_file(row.base_offset, LOG): row for row in (*planned.left_rows, *planned.rows)}
     found = [name for name, size in _logs(storage, place).items() if size]
     return all(name in rows and is_whole(storage, place, rows[name]) for name in found)
@@ -121,7 +121,7 @@ def _is_as_planned(storage: Storage, directory: str, row: RemoteSegment, end: in
 
 
 def _logs(storage: Storage, directory: str) -> dict[str, int]:
-    """Size by name of all files that hold records, or may: those on their way in too, those on their way out not."""
+    """Size by name of the files that may hold records: unfinished ones too, pending deletions not."""
     found = {}
     for name, facts in storage.list_files(directory).items():
         parsed = parse_segment_file(name)
@@ -131,7 +131,7 @@ def _logs(storage: Storage, directory: str) -> dict[str, int]:
 
 
 def _put_aside(storage: Storage, root: str, partition: TopicPartition) -> set[str]:
-    """The topic ids of empty directories of this partition that were put aside."""
+    """The topic ids of this partition's empty directories that were renamed aside."""
     found = set()
     for name in storage.list(root):
         parsed = parse_marked_directory(name)

@@ -1,20 +1,20 @@
-"""Topics of a bucket put back on a disk: which rows become files, how far, at what price.
+"""Plans for restoring topics of a bucket to a disk: entries that become files, ends and prices.
 
-Plans only; `tiered.migrate.restore_files` and `tiered.migrate.restore_running` do them.
+`tiered.migrate.restore_files` and `tiered.migrate.restore_running` carry them out.
 
-The bucket is enough: its heads have the settings, the rows, the leader epochs and the producers. A restored directory
-is a Kafka log directory: a broker opens it, and so does `LogManager`.
+The bucket is sufficient: its manifests have the settings, entries, leader epochs and producers. The result is a Kafka
+log directory that a broker and `LogManager` open.
 
 | `Kept` | files on the disk | afterwards |
 |---|---|---|
-| ALL | every segment | a topic of its own that no bucket stands behind; or, with `takes_over`, the tiered topic |
-| RECENT | what `local.retention.*` would have left | with `takes_over` only: older ones are read from the tier |
+| ALL | every segment | an independent topic without a remote tier; or, with `takes_over`, the tiered topic |
+| RECENT | the segments that `local.retention.*` would not drop | with `takes_over` only: older ones stay in the tier |
 | NONE | an empty active segment | with `takes_over` only: everything is read from the tier |
 
-A cut (`to_offset`, `to_time_ms`) ends the log exactly there: the batch that holds it keeps its records below it. The
-bucket has what lies above, so a cut topic cannot take over; a fork can (`tiered.migrate.fork`). In a topic that was
-cleaned a cut may miss keys: their older records went for the sake of newer ones above it. That is said, and refused
-unless accepted.
+A cut (`to_offset`, `to_time_ms`) ends the log exactly there: a batch that contains the cut keeps its records below it.
+The bucket has the records above the cut, so a cut topic cannot take over; a fork can (`tiered.migrate.fork`). In a
+cleaned topic a cut may lack keys: newer records above the cut replaced their older ones. Such a cut is refused unless
+the caller accepts it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Kept(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """What is asked for. `takes_over`: the restored directory becomes the topic's writer, whoever was it before."""
+    """The caller's request.
+
+    `takes_over`: the restored directory becomes the topic's writer and fences the previous one.
+    """
 
     kept: Kept = Kept.ALL
     to_offset: int | None = None
@@ -62,7 +65,7 @@ class RestoreWish:
     accepts_missing_keys: bool = False
 
     def check(self) -> None:
-        """Raises InvalidRequest for wishes that contradict each other."""
+        """Raises InvalidRequest if the wishes contradict each other."""
         is_cut = self.to_offset is not None or self.to_time_ms is not None
         if self.to_offset is not None and self.to_time_ms is not None:
             raise InvalidRequest("restoring, up to an offset and up to a time at once")
@@ -75,10 +78,10 @@ class RestoreWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRestore:
-    """One partition's part. `rows` become files, ascending; the log ends at `next_offset`, inside the last row perhaps.
+    """The plan of one partition. `rows` become files, ascending; the log ends at `next_offset`.
 
-    `left_rows`, older than those, stay in the tier alone, `last_row` is the newest one of both. A cut below
-    `exact_from` may miss keys; None: none is missing.
+    `next_offset` may be inside the last entry. The older `left_rows` stay in the tier alone. `last_row` is the newest
+    entry of both. A cut below `exact_from` may lack keys; None: no key is missing.
     """
 
     name: RemotePartitionName
@@ -110,7 +113,10 @@ class PartitionRestore:
         return 2 + sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in self.rows)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
-        """For its requests, and where a class bills it for what is read; traffic out of a region is not in it."""
+        """The price of the requests, and of retrieval if a storage class bills it.
+
+        Traffic out of a region is not included.
+        """
         dollars = request_cost(gets=2, prices=prices.of(None))
         for row in self.rows:
             here = prices.of(row.storage_class)
@@ -136,7 +142,7 @@ class TopicRestore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A partition that keeps its topic from being restored, and why."""
+    """A partition that prevents the restore of its topic, and the reason."""
 
     name: RemotePartitionName
     error: LogError
@@ -152,13 +158,13 @@ def plan_restore(
     left_out: list[LeftOut] | None = None,
     missing: Sequence[RemotePartitionName] = (),
 ) -> list[TopicRestore]:
-    """What restoring these partitions takes; writes nothing. By topic.
+    """Plan the restore of these partitions, by topic; writes nothing.
 
-    A deleted topic does not stand in the way of a living one of its name. Raises InvalidRequest for a wish that cannot
-    be, and to take over a part of a topic; NotFound for a deleted topic or one without a head.
+    A deleted topic does not block a living topic of its name. Raises InvalidRequest for an impossible wish, and for a
+    takeover of a part of a topic. Raises NotFound for a deleted topic or one without a manifest.
 
-    With `left_out` a topic with a corrupt partition, or with one of the partitions `missing`, is left out, and noted
-    there, where another topic can be restored: a topic without one of its partitions would look like a whole one.
+    With `left_out`, a topic with a corrupt or `missing` partition is left out and noted there, if another topic can be
+    restored. A topic without one of its partitions would look like a whole one.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
@@ -209,8 +215,11 @@ def _missing(
 
 
 def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collection[RemotePartitionName]) -> None:
-    """Raises InvalidRequest where the bucket has more of a topic: a manager owns all of its partitions, so it would
-    take those as well, from whoever has records of them on its disk alone."""
+    """Raises InvalidRequest if the bucket has further partitions of a topic.
+
+    A manager owns all partitions of its topics. It would take the further ones from a writer that may have records of
+    them on its disk alone.
+    """
     missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
         wrong = "taking over a part of a topic, whoever owns it owns all of it: name the topic alone"
@@ -226,7 +235,7 @@ def plan_partition(
     now_ms: int,
     keys: KeyRing = NO_KEYS,
 ) -> PartitionRestore:
-    """One partition by its newest head. Raises as `plan_restore`."""
+    """Plan one partition by its newest manifest. Raises as `plan_restore`."""
     head = log.cached or log.refresh(exact=True)
     facts = {"topic": name.topic, "partition": name.partition}
     if head.deleted_ms is not None:
@@ -271,7 +280,7 @@ def _on_disk(rows: Sequence[RemoteSegment], wish: RestoreWish, head: Head, now_m
 
 
 def _recent(rows: Sequence[RemoteSegment], limits: Limits, now_ms: int) -> list[RemoteSegment]:
-    """The newest rows that local retention would not have dropped."""
+    """The newest entries that local retention would not have dropped."""
     kept: list[RemoteSegment] = []
     size = 0
     for row in reversed(rows):
@@ -285,5 +294,8 @@ def _recent(rows: Sequence[RemoteSegment], limits: Limits, now_ms: int) -> list[
 
 
 def _properties(head: Head, wish: RestoreWish) -> dict[str, str]:
-    """The topic's settings. One that does not take over is not tiered: into this bucket it would fence the other."""
+    """The topic's settings.
+
+    Without a takeover the topic is not tiered: it would fence the writer of this bucket.
+    """
     return {**head.properties, ENABLE: "true" if wish.takes_over else "false"}

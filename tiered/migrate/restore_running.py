@@ -1,19 +1,19 @@
-"""Restoring, done: a plan of `tiered.migrate.restore_plan` becomes files in a log directory, and perhaps its owner's.
+"""Carry out a plan of `tiered.migrate.restore_plan`: write log directories, take topics over.
 
-Order of effects, and what a crash or an interruption after each leaves:
+Order of effects, and the state after a crash or an interruption behind each step:
 
 | step | effect | after a crash |
 |---|---|---|
-| 1 | the directory is locked; its clean-shutdown mark goes | its logs are recovered at the next start |
-| 2 | with `takes_over`: each partition's epoch in the bucket is ours | the former owner is fenced; run it again |
-| 3 | files in ``….restoring`` (`tiered.migrate.restore_files`) | whole segments are not fetched again |
-| 4 | with `takes_over`: the epochs are proved to be ours still | as 3; where another took them: Fenced |
-| 5 | the directories get their names | partitions that no registry names; the next run takes them as they are |
-| 6 | logs opened and recovered where they were cut, checkpoints | as 5 |
+| 1 | lock the directory and delete its clean-shutdown mark | its logs are recovered at the next start |
+| 2 | with `takes_over`: take over each partition in the bucket | the former writer is fenced; run it again |
+| 3 | write files in ``….restoring`` (`tiered.migrate.restore_files`) | whole segments are not fetched again |
+| 4 | with `takes_over`: check that this run is still the writer | as 3; after another takeover: Fenced |
+| 5 | rename the directories | partitions that no registry names; the next run uses them unchanged |
+| 6 | open the logs, recover the cut ones, write checkpoints | as 5 |
 | 7 | the registry names the topic | done |
 
-Two machines that take over at once: whoever did step 2 last owns the topic; the other one learns that at step 4, or as
-soon as it commits something. What may lie there already, and what becomes of it: `tiered.migrate.restore_place`.
+If two machines take over at once, the machine that did step 2 last is the writer. The other one raises Fenced at step
+4, or at its next commit. `tiered.migrate.restore_place` decides about files that are already there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ CACHE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredPartition:
-    """`size_bytes` are on the disk, `remote_bytes` in the tier alone. `open_transactions` began below the end and have
-    no end there: committed readers stop at the first of them."""
+    """`size_bytes` are on the disk, `remote_bytes` in the tier alone.
+
+    `open_transactions` began below the end and have no end there: `read_committed` readers stop at the first of them.
+    """
 
     partition: TopicPartition
     log_start_offset: int
@@ -61,8 +63,11 @@ class RestoredPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOutcome:
-    """What was restored; not complete when it was told to stop: run it again, whole segments stay. `left_out` names the
-    partition that kept a topic from being restored, and why."""
+    """The restored partitions.
+
+    If `should_stop` ended the run, it is not complete: run it again, whole segments stay. `left_out` has the partitions
+    that prevented the restore of their topics, with the reasons.
+    """
 
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
@@ -80,11 +85,11 @@ def run_restore(
     should_stop: ShouldStop = lambda: False,
     progress: Progress = lambda size_bytes: None,
 ) -> RestoreOutcome:
-    """Restore into the log directory `root`, made if it is not there. May be repeated.
+    """Restore into the log directory `root`, created if absent. May be repeated.
 
-    A topic whose segments are damaged or missing is left out where another one is restored. Raises Conflict when
-    another process has the directory open or holds another partition of the name, Fenced when another machine took
-    over, and as `restore_files.lay_down`.
+    A topic with damaged or missing segments is left out if another one is restored. Raises Conflict if another process
+    has the directory open or has another partition of the name. Raises Fenced if another machine took over. Raises
+    further errors as `restore_files.lay_down`.
     """
     directory = LogDirectory(storage, root)
     is_clean = directory.was_clean or not directory.partitions()
@@ -132,11 +137,11 @@ class _TopicWork:
         self._current = topic.partitions[0].name
 
     def current(self) -> RemotePartitionName:
-        """The partition that was worked on last."""
+        """The partition that was processed last."""
         return self._current
 
     def fetch(self, should_stop: ShouldStop, progress: Progress) -> bool:
-        """Steps 2 and 3; False when told to stop."""
+        """Steps 2 and 3; False if `should_stop` ended them."""
         self._parts = [self._taken_over(each) for each in self._topic.partitions]
         for each in self._parts:
             partition, self._current = each.name.topic_partition, each.name
@@ -180,7 +185,7 @@ class _TopicWork:
         return done
 
     def _taken_over(self, planned: PartitionRestore) -> PartitionRestore:
-        """The plan by the head that made the partition ours, whose rows nobody else changes any more."""
+        """The plan by the manifest of this run's takeover, whose entries no other writer changes any more."""
         if not self._topic.wish.takes_over:
             return planned
         name, now_ms = planned.name, self._now_ms()
@@ -209,7 +214,7 @@ class _TopicWork:
             if self._storage.is_directory(self._staging(partition)):  # of a run by another plan
                 remove_tree(self._storage, root, self._staging(partition))
             return
-        if self._storage.is_directory(place):  # nothing that the bucket lacks: `check_restore` has looked
+        if self._storage.is_directory(place):  # holds nothing that the bucket lacks: `check_restore` verified it
             self._storage.rename(place, join(root, deleted_directory(partition, uuid.uuid4().hex)))
         self._storage.rename(self._staging(partition), place)
         self._storage.sync_directory(root)
@@ -249,6 +254,6 @@ class _TopicWork:
 
 
 def _cleaner_offset(planned: PartitionRestore) -> int:
-    """Below which every row on the disk is clean: the least that one of them says, nothing where one never was."""
+    """The offset below which every entry on the disk is clean; 0 if one was never cleaned."""
     cleaned = [row.cleaned_through or 0 for row in planned.rows]
     return min([*cleaned, planned.next_offset])
