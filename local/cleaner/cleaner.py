@@ -139,8 +139,8 @@ def clean(
     3. After the last swap, raise `log.cleaner_offset`.
     4. The caller writes the checkpoint.
 
-    A crash between the steps costs a second cleaning, never a record. Until step 4 the reach is above the checkpoint:
-    the log is not yet consistently clean.
+    A crash between the steps costs a second cleaning, never a record. A reach above the checkpoint
+    marks a log that is only partly cleaned.
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
     upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
@@ -353,10 +353,11 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     """Step 1 of the swap: write the new segment and return its size.
 
-    Several segments that do not fit one: None, and the new file is deleted. A single segment may exceed
-    ``segment.bytes``. If its old file stayed instead, it would retain records that this pass counts as removed. These
-    records would become the newest of their keys again after the removal of the tombstones above them.
-    Raises InvalidRequest if the positions would not fit the segment's index.
+    - Several segments that do not fit one segment: the new file is deleted, and the result is None.
+    - A single segment may exceed ``segment.bytes``. Its old file must not stay: it has records that this pass counts as
+      removed. They would become the newest of their keys again once the tombstones above them are removed.
+
+    Raises InvalidRequest if the positions of a single segment would not fit its index.
     """
     base_offset = group[0].segment.base_offset
     try:

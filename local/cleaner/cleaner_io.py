@@ -50,8 +50,8 @@ class Pace:
     ) -> Iterator[tuple[int, memoryview]]:
         """All of a closed segment as (position, whole batches), each a step.
 
-        Raises as `mapped`, CleaningAborted.
-        If `is_counted` is False, the caller calls `read` for each slice.
+        If `is_counted` is False, the caller must call `read` for each slice.
+        Raises as `mapped`, and CleaningAborted.
         """
         if mapped is None:
             mapped = self.mapped(storage, segment)

@@ -22,9 +22,9 @@ The chance of equal digests of two keys is 1e-14 in a pass over 50 million keys,
 a secret. Kafka holds 24 bytes per key and takes equal MD5 digests for equal keys. A pass that meets a compressed batch,
 or has no room for copies, restarts in the next way.
 
-If the next segment does not fit, the pass ends before it. A record that lost its bit to a record of that segment stays
-without the bit. That record is newer, stable and not cleaned in this pass, so the newest record of the key
-remains (I4). If the first segment does not fit, `find_newest_in_part` enters its records in order up to the first
+If the next segment does not fit, the pass ends before it. Its records may already have cleared the bits of older
+records. The bits stay cleared: the newer record is below the last stable offset and stays, so the newest record of the
+key remains (I4). If the first segment does not fit, `find_newest_in_part` enters its records in order up to the first
 record without room, as in Kafka; all records from there on stay.
 """
 

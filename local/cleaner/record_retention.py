@@ -91,7 +91,7 @@ class Circumstances:
 
     @property
     def horizon_ms(self) -> int:
-        """The delete horizon for a batch without one; TIME_MAX_MS if the retention has no end."""
+        """The delete horizon for a batch without one: now plus the retention, at most TIME_MAX_MS."""
         return min(self.now_ms + self.delete_retention_ms, TIME_MAX_MS)
 
     def lets_legacy_go(self, segment: Segment) -> bool:

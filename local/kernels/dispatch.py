@@ -409,7 +409,7 @@ def _verify(view: memoryview, table: BatchTable) -> None:
     _chosen.rebuild_batches(view, unread, drop, none, starts, 0, none, 0, len(table))
 
 
-# -- inflating
+# -- decompressing
 
 
 def _inflated(

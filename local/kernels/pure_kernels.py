@@ -122,7 +122,8 @@ def decode_batches(
     """Decode the records of every batch of `table`.
 
     The uncompressed records of row i are in ``data[starts[i]:ends[i]]``.
-    `verify` checks the CRCs; `data` must then be the data that `table` was scanned from. Raises Corrupt with the batch.
+    `verify` checks the CRCs; `data` must then be the data that `table` was scanned from.
+    Raises Corrupt; its facts name the batch.
     """
     rows: list[tuple[int, ...]] = []
     for ordinal in range(len(table)):
@@ -162,7 +163,7 @@ def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
 
 
 def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, position: int) -> list[PlainRecord]:
-    """The records in ``data[at:end]``, fully checked. Raises Corrupt with the batch."""
+    """The records in ``data[at:end]``, fully checked. Raises Corrupt; its facts name the batch."""
     if not 0 <= at <= end <= len(data):
         raise wrong_batch("it leaves the data", header, position)
     if header.record_count * RECORD_BYTES_MIN > end - at:
@@ -469,7 +470,7 @@ class _KeptRecord(NamedTuple):
 def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> list[_KeptRecord]:
     """The flagged records of a batch.
 
-    Raises Corrupt with the batch if a record exceeds it, or if the timestamp of a flagged record exceeds it.
+    Raises Corrupt if a record exceeds the batch, or if the timestamp varint of a flagged record exceeds the record.
     """
     at, end = position + HEADER_BYTES, position + header.size_bytes
     if header.record_count * RECORD_BYTES_MIN > end - at:

@@ -1,7 +1,7 @@
 """The offset map of the cleaner's first pass; it also documents the compiled `KeyMap`.
 
 Memory is bounded. The result is not a map of offsets but one bit per record: set until a newer record of its key is
-added. Keys are compared in their own buffer, so a slot needs no copy: 12 bytes per slot, 13.4 bytes per key at a load
+added. Keys are compared in their own buffer, so a slot needs no copy: 12 bytes per slot, 13.3 bytes per key at a load
 of 0.9. (Kafka's `SkimpyOffsetMap` holds 16 bytes of MD5 and 8 of offset, 26.7 per key, and takes equal hashes for equal
 keys.)
 """
@@ -128,8 +128,8 @@ class KeyMap:
         | LET_GO | no | cleared for all records |
 
         Under TAKE, records with a key and no value get a bit in `tombstones`. Ordinals count all records. Otherwise as
-        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of records
-        before the damage may be set then.
+        `add`, with a held buffer. Every checksum and every record is checked. Raises Corrupt; bits of
+        records before the damage may be set then.
         """
         total = int(table.record_counts.sum(dtype=np.int64))
         flags = min(len(keep) * 8, len(tombstones) * 8, ORDINAL_MAX)

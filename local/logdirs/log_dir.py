@@ -288,12 +288,10 @@ class LogDirectory:
         return known
 
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The offsets read at the directory's open, of partitions that are here and not open.
+        """The checkpointed offsets, read at the directory's open, of partitions whose logs are not open.
 
-        They are valid until the log is opened.
-
-        A partition that exists only as ``-future`` or ``-delete`` is included: a move may restore its name
-        (`local.logdirs.log_moves`).
+        An offset is valid until its log is opened. Partitions that left the directory are left out. A partition that
+        exists only as ``-future`` or ``-delete`` is included: a move may restore its name (`local.logdirs.log_moves`).
         """
         absent = {name: offset for name, offset in list(read.items()) if name not in self.logs}
         if not absent:

@@ -3,10 +3,10 @@
 With one directory this class adds nothing to `LogDirectory`: its errors are raised unchanged. With several:
 
 * A failed disk takes only its own directory **offline** (`local.logdirs.offline_detection`). Calls that need it raise
-  its cause; all other directories stay usable. A directory also is offline if it cannot be opened at the start: it is
-  missing, not writable, or does not answer. It stays offline until the next start.
-* All directories belong to one node. A second cluster id or node id, a directory id used twice, or a directory held by
-  another process is an error for all of them. It is raised before anything is written.
+  DiskFailed with the cause; all other directories stay usable. A directory is also offline if it cannot be opened at
+  the start: it is missing, not writable, or does not answer. It stays offline until the next start.
+* All directories belong to one node. Two cluster ids or node ids, one directory id used twice, or a directory held by
+  another process are errors for all of them. The error is raised before anything is written.
 * A partition is in one directory. A partition found in two is refused, and both copies stay unchanged. (Kafka stops the
   process: "Duplicate log directories found".) The ``-future`` copy of a move is not a duplicate.
 * If a partition is found nowhere while a directory is offline, it is assumed to be in the offline directory. It is
@@ -210,6 +210,7 @@ class LogDirectories:
         directory all the same: a part of it may be on that disk, and a second directory elsewhere would become a
         duplicate. Raises DiskFailed if no directory is suitable. Also raises DiskFailed if a directory is offline and
         the partition is not `is_new`, because it may have records there.
+        Raises Conflict if a leftover of a move is the only copy of such a partition.
         """
         self.check_online(partition)
         root = self.root_of(partition)

@@ -1,7 +1,7 @@
 """A `Storage` of one of several log directories that takes itself offline when its disk fails.
 
 The first `DiskFailed` with a cause in the disk itself is passed to `on_failure` and takes the storage offline.
-From then on every call raises that cause: nothing is written to, or read from, a disk in an unknown state.
+From then on every call raises DiskFailed with that cause: a disk in an unknown state is neither read nor written.
 A full disk, or a lack of descriptors or memory, is not such a failure: the call fails and the disk stays usable.
 Source: kafka `LogDirFailureChannel`, which takes a directory offline at any IOException.
 """

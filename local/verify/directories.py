@@ -141,7 +141,7 @@ def size_of(storage: Storage, path: str) -> int:
     return total
 
 
-# -- log dirs
+# -- log directories
 
 
 def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
