@@ -4,7 +4,8 @@ A marker stays if the pass meets a batch with data of its transaction. Otherwise
 tombstone, and is removed after the horizon. Batches that the cleaner retained empty count as met. The state carries
 over from segment to segment of one pass.
 
-The pass does not meet data in the remote tier: below its first batch, or at the same offsets as local data.
+The pass reads no remote data. The remote tier may hold data below the first batch of the pass, and records of the same
+offsets that the local tier no longer has:
 
 | remote tier at the marker | aborted records there | marker of an abort |
 |---|---|---|

@@ -136,7 +136,7 @@ def _relocate(
 ) -> None:
     """Steps 2 to 5, under the log's lock.
 
-    This is part of `Log`, but placed here with the rest of the move. `prepare` copies the missing bytes of the
+    It changes private state of `Log`; it is here with the rest of the move. `prepare` copies the missing bytes of the
     segments, which are all closed here. If `prepare` fails, the log continues in its old directory. `switch` renames
     the directories; if `switch` fails, the log is unusable until it is reopened. Readers of the old segments get the
     new view and restart.
