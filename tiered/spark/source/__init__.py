@@ -1,5 +1,5 @@
-"""Reading the bucket as a Spark data source.
+"""Read the bucket as a Spark data source.
 
-`source` is the entry point, `planning` and `splits` make tasks of segments, `task` reads one split, `stream_planning`
-makes micro-batches.
+`source` is the entry point. `planning` and `splits` turn segments into tasks. `task` reads one split. `stream_planning`
+plans micro-batches.
 """

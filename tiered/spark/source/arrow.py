@@ -1,11 +1,11 @@
-"""Records as Arrow batches in the workers, before they become Spark's rows: the fast path for jobs that can use it.
+"""Arrow batches of records in the workers, before Spark makes rows of them: a fast path for jobs.
 
-A data source hands every record to the JVM, which takes about a third of a microsecond for each. Here a task decodes
-its split and either gives what is left of it after `function` (a filter, an aggregate, nothing at all because it wrote
-a file) or the columns that were asked for and no others. Options, splits and pins are those of the data source.
+A data source passes every record to the JVM, at about a third of a microsecond each. With this module a task decodes
+its split and returns either the result of `function` (a filter, an aggregate, or nothing because it wrote a file) or
+the requested columns only. Options, splits and pins are those of the data source.
 
-The DataFrame is planned when it is made. It has a partition for each split, and splits travel inside the function that
-the tasks run, so neither they nor the options stand in a plan that the UI shows.
+The DataFrame is planned when it is created. It has one partition for each split. The function that the tasks run
+contains the splits and options, so they do not appear in a plan that the UI shows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def read_arrow(
     schema: str | None = None,
     **options: str,
 ) -> DataFrame:
-    """The records that `options` choose, decoded in the workers; options as of ``spark.read.format("tiered")``.
+    """Decode the records that `options` select, in the workers.
 
-    `columns` are those decoded, None for all but headers. `function` takes a task's batches and gives batches of
-    `schema` (DDL), which it needs; it runs once for each split, and has to be picklable. Raises what planning a read
-    raises, and InvalidRequest for a column that is none or a function without a schema.
+    Options are as in ``spark.read.format("tiered")``. `columns` are the columns to decode, None for all but headers.
+    `function` receives a task's batches and returns batches of `schema` (DDL), which it requires. It runs once for each
+    split and must be picklable. Raises the errors of planning a read, and InvalidRequest for an unknown column or a
+    function without a schema.
     """
     from remote.store.open_store import open_store
     from tiered.config.key_rings import keyed_store

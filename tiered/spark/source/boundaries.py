@@ -1,16 +1,16 @@
-"""The boundaries of a piece, held against the batches there: an entry of an offset index is a hint and no proof.
+"""The boundaries of a piece, compared with the batches there: an offset index is only a hint.
 
-An index bundle has a checksum, but the index in it may have been wrong when it was copied. So the offsets of a piece
-decide which batches are its own, and the bytes at both positions of the piece are compared with these offsets:
+An index bundle has a checksum, but its index may already have been wrong when it was copied. The offsets of a piece
+therefore decide which batches belong to it. The bytes at both positions of the piece are compared with these offsets:
 
-| the bytes there | what a task does |
+| the bytes there | the task |
 |---|---|
-| at the first position: a batch that does not begin behind the piece's first offsets | it reads from there |
-| anything else | it reads from the segment's start, and leaves out the batches of other pieces |
-| at the last position: a batch that belongs to another piece or follows the split | it is done |
-| anything else | it reads on until there is such a batch, or the segment ends |
+| at the first position: a batch that begins at or below the piece's first offset | reads from there |
+| anything else | reads from the segment's start, and skips the batches of other pieces |
+| at the last position: a batch that belongs to another piece or follows the split | stops |
+| anything else | reads on until such a batch, or the segment's end |
 
-Kafka's own entries may name a batch some way behind their position; the second half of the table reads up to that one.
+Kafka's entries may name a batch some way behind their position. The last row of the table reads up to that batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from local.records.batch import BatchHeader, read_header
 from tiered.read.view_rows import leads_astray, report_wrong_index
 from tiered.spark.source.splits import OFFSET_MAX, Piece, Split
 
-BEYOND_BYTES = 256 << 10  # that are read at once behind the position where the index says that a piece ends
+BEYOND_BYTES = 256 << 10  # read at once behind the position where a piece ends by the index
 
 
 def of_piece(columns: Columns, piece: Piece) -> Columns:
@@ -38,14 +38,15 @@ def of_piece(columns: Columns, piece: Piece) -> Columns:
 
 
 def starts_astray(piece: Piece, split: Split, data: memoryview) -> bool:
-    """Whether batches of the piece may lie before its first position, where `data` begins; this is reported then."""
+    """Whether batches of the piece may precede its first position, where `data` begins; reports it if so."""
     return leads_astray(piece.segment, data, max(piece.from_last, split.start_offset), piece.position)
 
 
 def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, end_position: int) -> int:
-    """Up to where to read, of a piece that was read up to the batch at `position`: `position` when it is done.
+    """The position up to which to read a piece further; `position` if it is complete.
 
-    `data` begins at `position`, which lies before `end_position` where that is inside a batch.
+    The piece was read up to the batch at `position`, where `data` begins. `position` is below `end_position` if
+    `end_position` is inside a batch.
     """
     header = _header(data)
     if header is not None and (header.last_offset >= piece.upto_last or header.base_offset >= split.next_offset):
@@ -57,7 +58,7 @@ def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, en
 
 
 def _header(data: memoryview) -> BatchHeader | None:
-    """None for damage, too: the one who reads on finds it and can say more."""
+    """The header of a batch; None for damage too, which the reading of the batch reports in detail."""
     with suppress(Corrupt):
         return read_header(data)
     return None

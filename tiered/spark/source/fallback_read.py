@@ -1,10 +1,13 @@
-"""What the bucket still has of a piece whose segment is gone: the answer to failOnDataLoss=false.
+"""Read the remaining records of a piece with a deleted segment, for failOnDataLoss=false.
 
-A pinned read never comes here. Without a pin, or with one that lapsed, a segment may leave the bucket under a job, by
-retention (its offsets are lost) or because compaction, merging or encoding put another in its place (its offsets are
-still there, some of its records perhaps not). So the newest head is asked, and the piece goes on with what that has of
-its offsets. Several tasks may share one segment: each takes the batches that it would have taken, told by their last
-offsets, which survive a rewriting, so no record comes twice and none is left between two tasks.
+A pinned read never needs this. Without a pin, or after its expiry, a segment may leave the bucket during a job:
+
+- Retention removes it, and its offsets are lost.
+- Compaction, merging or encoding replaces it. Its offsets remain, some of its records perhaps not.
+
+The piece then continues with the newest manifest's entries for its offsets. Several tasks may share one segment. Each
+task takes the same batches as before, selected by their last offsets, which survive a rewriting. No record is
+read twice, and none is missed between two tasks.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ _log = logging.getLogger(__name__)
 def leftovers(
     store: ObjectStore, remote: RemotePartition, split: Split, piece: Piece, from_offset: int
 ) -> Iterator[Columns]:
-    """The piece's records from `from_offset` on that the newest head still has, in offset order.
+    """The piece's records from `from_offset` on that the newest manifest still has, in offset order.
 
-    Raises Corrupt when that head names the very object that is gone: damage, not data loss. NotFound when what took its
-    place is gone by now, too.
+    Raises Corrupt if that manifest names the missing object: this is damage, not data loss. Raises NotFound if the
+    replacement is missing too.
     """
     segment, name = piece.segment, TopicPartition(split.topic, split.partition)
     start, end = max(segment.base_offset, from_offset), segment.next_offset

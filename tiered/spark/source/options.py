@@ -1,32 +1,32 @@
-"""The options of ``spark.read.format("tiered")``: those of Spark's Kafka source, and where the bucket is.
+"""The options of ``spark.read.format("tiered")``: those of Spark's Kafka source, and the bucket's.
 
 | option | value |
 |---|---|
 | ``path`` or ``url`` | ``s3://bucket/prefix``, ``file:///directory``; required |
 | ``storeOptions`` | JSON object for the store's client. Secrets are better left to the workers' environment |
 | ``subscribe``, ``subscribePattern``, ``assign`` | one of: ``a,b``; a pattern for whole names; ``{"a":[0,1]}`` |
-| ``keyRing`` | a file of keys on every worker, where segments are encrypted; or its environment names one |
-| ``topicId`` | which topic, where the bucket holds two of one name |
-| ``layout`` | whose bucket: ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, ``auto`` |
+| ``keyRing`` | a file of keys on every worker, for encrypted segments; or its environment names one |
+| ``topicId`` | selects the topic if the bucket has two of one name |
+| ``layout`` | the bucket's layout: ``tiered aiven local-tiered-storage pinterest logs auto`` |
 | ``layoutPrefixes`` / ``layoutKeys`` | Aiven's: ``key.prefix``, several with commas / RSA keys, ``{"id":"/file"}`` |
 | ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23},"b":"earliest"}``; -2, -1 |
 | ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
 | ``startingOffsetsByTimestamp`` / ``endingOffsetsByTimestamp`` | ms for each partition, ``{"a":{"0":1000}}`` |
-| ``startingOffsetsByTimestampStrategy`` | no such record: ``error`` (default) or ``latest`` |
-| ``failOnDataLoss`` | offsets outside the log, segments gone: ``true`` (default) an error, ``false`` what is left |
+| ``startingOffsetsByTimestampStrategy`` | without such a record: ``error`` (default) or ``latest`` |
+| ``failOnDataLoss`` | offsets outside the log, deleted segments: error (``true``, default) or skipped (``false``) |
 | ``includeHeaders`` | ``true`` adds the column ``headers`` |
-| ``minPartitions`` / ``splitBytes`` | at least so many tasks / at most so many bytes of batches in each (64MiB) |
-| ``maxRecordsPerPartition`` | at most so many offsets in a task |
+| ``minPartitions`` / ``splitBytes`` | minimum number of tasks / maximum bytes of batches in each (64MiB) |
+| ``maxRecordsPerPartition`` | maximum number of offsets in a task |
 | ``kafka.isolation.level`` | ``read_uncommitted`` (default) or ``read_committed`` |
 | ``readCompacted`` / ``view`` | ``true``: a compacted view below its horizon, then the log / its name |
-| ``pin`` | how long the heads stay pinned after the last sign of life: ``auto`` (default, 1h), ``6h``, ``none`` |
-| ``pins`` | heads that `tiered.spark.source.pinned_snapshots.pinned` holds on to |
-| ``maxOffsetsPerTrigger`` / ``maxBytesPerTrigger`` | of a stream: at most so much in one micro-batch |
-| ``minOffsetsPerTrigger`` / ``maxTriggerDelay`` | of a stream: wait for so many offsets / but no longer (15m) |
+| ``pin`` | life of the pins after the last renewal: ``auto`` (default, 1h), ``6h``, ``none`` |
+| ``pins`` | manifests pinned by `tiered.spark.source.pinned_snapshots.pinned` |
+| ``maxOffsetsPerTrigger`` / ``maxBytesPerTrigger`` | of a stream: maximum of one micro-batch |
+| ``minOffsetsPerTrigger`` / ``maxTriggerDelay`` | of a stream: wait for so many offsets / at most so long (15m) |
 
-As in Kafka's source a timestamp wins over offsets by timestamp, and these over offsets; names ignore case. Options
-that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here. A stream begins at
-``latest`` unless told otherwise, and has no end and no pins. Source: Spark `KafkaSourceProvider`.
+As in Kafka's source a timestamp has precedence over offsets by timestamp, and these over offsets. Names ignore case.
+Options for a broker's client (``kafka.*`` and a few more) are accepted and have no effect. A stream begins at
+``latest`` by default, and has no end and no pins. Source: Spark `KafkaSourceProvider`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tiered.config.units import parse_bytes, parse_ms
 
 SPLIT_BYTES = 64 << 20
 TRIGGER_DELAY_MS = 15 * 60_000
-PIN_MS = 3_600_000  # renewed by tasks, so it only has to outlive the time in which none of them begins or reads
+PIN_MS = 3_600_000  # tasks renew the pin: it must only outlive a time in which no task begins or reads
 EARLIEST, LATEST = -2, -1
 
 NAMES = (
@@ -99,7 +99,7 @@ class BoundKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Where reading begins or ends: one value everywhere, or one for each topic or partition. Timestamps in ms."""
+    """The start or end of a read: one value for all, or one for each topic or partition. Timestamps in ms."""
 
     kind: BoundKind = BoundKind.OFFSET
     everywhere: int | None = None
@@ -107,7 +107,7 @@ class Bound:
     by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def value_of(self, partition: TopicPartition) -> int | None:
-        """What is asked of a partition; None where nothing is."""
+        """The value for a partition; None if it has none."""
         if self.everywhere is not None:
             return self.everywhere
         return self.by_partition.get(partition, self.by_topic.get(partition.topic))
@@ -115,10 +115,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What one ``load()`` asks for. Exactly one of `topics`, `pattern` and `partitions` is not None.
+    """The options of one ``load()``. Exactly one of `topics`, `pattern` and `partitions` is not None.
 
-    `view` is the compacted view to read with, None for the log alone. `pin_ms` is None where nothing is to be pinned;
-    `must_pin` makes a bucket that cannot be written to an error. `pins` are heads pinned before, by prefix.
+    `view` is the compacted view to read, None for the log alone. `pin_ms` None means no pins. With `must_pin` a bucket
+    without write access is an error. `pins` are already pinned manifests, by prefix.
     """
 
     url: str
@@ -146,7 +146,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What one stream asks for: a read without an end, and how much of it at once; None for no limit."""
+    """The options of one stream: a read without an end, and limits of a micro-batch; None for no limit."""
 
     read: ReadOptions
     offsets_max: int | None = None
@@ -156,9 +156,9 @@ class StreamOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a batch read, checked and understood; those of streams mean nothing to it.
+    """The options of a batch read, checked and parsed; options of streams are ignored.
 
-    Raises InvalidRequest naming the option that is wrong.
+    Raises InvalidRequest with the name of a wrong option.
     """
     return _read_options(_known(given), is_stream=False)
 
@@ -170,7 +170,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
         if name.lower() in options:
             raise InvalidRequest("reading with spark, an option that a stream has not", option=name)
     if "layout" in options:
-        # Nothing says in which order others upload: what came late would have been passed over as a gap.
+        # External software may upload in any order: a late segment would already have been skipped as a gap.
         attempt = "reading a stream, a bucket that others fill does not say what is still to come between its segments"
         raise InvalidRequest(
             attempt, option="layout", fix="batch reads of ranges, or tiered import and a stream of that"
@@ -216,9 +216,10 @@ def _read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions
 
 
 def check_no_table(given: Mapping[str, str]) -> None:
-    """Raises InvalidRequest where Spark's catalog makes or reads a table: it keeps no options of a Python source.
+    """Raises InvalidRequest if Spark's catalog creates or reads a table.
 
-    `CREATE TABLE` gives its own properties along with the options, and a read of that table gives nothing at all.
+    The catalog stores no options of a Python source. `CREATE TABLE` passes its own properties with the options, and a
+    read of that table passes nothing at all.
     """
     if not given or "provider" in {name.lower() for name in given}:
         fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
@@ -228,15 +229,20 @@ def check_no_table(given: Mapping[str, str]) -> None:
 
 
 def includes_headers(given: Mapping[str, str]) -> bool:
-    """Whether the column ``headers`` is asked for. Raises InvalidRequest for names and topics as `parse_options`."""
+    """Whether the column ``headers`` is requested.
+
+    Raises InvalidRequest for names and topics as `parse_options`.
+    """
     options = _known(given)
     _chosen_topics(options)
     return _word(options, "includeHeaders", ("false", "true")) == "true"
 
 
 def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The options under lower-cased names. Raises InvalidRequest for a name that is none, with the nearest one, and
-    where Spark's catalog asks."""
+    """The options under lower-cased names.
+
+    Raises InvalidRequest for an unknown name, with the nearest known one, and for a table of Spark's catalog.
+    """
     check_no_table(given)
     real = {name.lower(): name for name in NAMES}
     ignored = {name.lower() for name in _IGNORED}
@@ -308,7 +314,7 @@ def _bound(options: Mapping[str, str], side: str, default: int, *, is_stream: bo
 
 
 def _by_topic(name: str, text: str) -> dict[str, int]:
-    """The topics of which all partitions begin, or end, alike: ``{"a":"earliest"}``. Source: SPARK-58774."""
+    """Topics with one bound for all their partitions: ``{"a":"earliest"}``. Source: SPARK-58774."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     found = {topic: value for topic, value in _object(name, text).items() if isinstance(value, str)}
     if not all(value.lower() in words for value in found.values()):
@@ -342,7 +348,7 @@ def _object(name: str, text: str, *, secret: bool = False) -> dict[str, object]:
 
 
 def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """The option's value in lower case; the first of `words` where it is not given."""
+    """The option's value in lower case; by default the first of `words`."""
     value = options.get(name.lower(), words[0]).strip().lower()
     if value not in words:
         raise _wrong(name, value, "not one of " + ", ".join(words))

@@ -1,9 +1,9 @@
-"""One partition as one head has it: which offsets a read means, and which rows hold them.
+"""One partition by one manifest: the offsets that a read selects, and the entries that hold them.
 
 Timestamps become offsets here, as in Spark's Kafka source: the first record at or after the timestamp, in offset order.
-Under read_committed the log ends before the first transaction whose end the bucket does not know, and a range comes
-with the aborted transactions of its offsets. With a compacted view a partition has two ranges: the view's below its
-horizon, the log's from there on.
+Under read_committed the log ends before the first transaction without a known end in the bucket, and a range has the
+aborted transactions of its offsets. With a compacted view a partition has two ranges: the view's below its horizon, the
+log's from there on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Aborted = tuple[AbortedTransaction, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpenPartition:
-    """A partition and the newest head seen of it (None: it has none yet); `pin` keeps that head, where there is one."""
+    """A partition, its newest manifest seen (None: it has none yet) and a pin of that manifest or None."""
 
     name: RemotePartitionName
     head: Head | None
@@ -56,13 +56,13 @@ class OpenPartition:
         keys: KeyRing,
         pin: Pin | None = None,
     ) -> OpenPartition:
-        """`metadata` has seen the head already, if there is one."""
+        """`metadata` has already read the manifest, if there is one."""
         remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0, keys=keys)
         return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
 
     @staticmethod
     def foreign(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> OpenPartition:
-        """A partition of a bucket that others filled, as it is listed now: nothing keeps it so."""
+        """A partition of an external bucket by its present listing: no pin protects it."""
         source = foreign_source(store, layout, name, cache)
         return OpenPartition(name, source.head(), source)
 
@@ -71,7 +71,7 @@ class OpenPartition:
         return self.head is not None and self.head.deleted_ms is not None
 
     def view(self, options: ReadOptions) -> CompactedView | None:
-        """The view to read with; None for the log alone. Raises NotFound where it was never built."""
+        """The view to read with; None for the log alone. Raises NotFound if it was never built."""
         if options.view is None or self.head is None:
             return None
         view = find_view(self.head.views, options.view)
@@ -81,7 +81,7 @@ class OpenPartition:
         return view
 
     def edges(self, options: ReadOptions) -> tuple[int, int]:
-        """The offsets ``[first, after)`` that can be read. Under read_committed it may cost an index."""
+        """The readable offsets ``[first, after)``. Under read_committed this may fetch an index."""
         if self.head is None:
             return 0, 0
         view = self.view(options)
@@ -90,7 +90,7 @@ class OpenPartition:
         return first, max(first, after)
 
     def ranges(self, options: ReadOptions) -> list[PartitionRange]:
-        """What the options ask of this partition."""
+        """The ranges that the options select in this partition."""
         first, after = self.edges(options)
         start = self.offset_of(options.start, options, (first, after))
         end = self.offset_of(options.end, options, (first, after), is_end=True)
@@ -104,7 +104,7 @@ class OpenPartition:
         return self.ranges_between(start, max(start, end), options)
 
     def ranges_between(self, start: int, end: int, options: ReadOptions) -> list[PartitionRange]:
-        """The offsets ``[start, end)``, which lie within `edges`; nothing where none are."""
+        """The offsets ``[start, end)``, which must be within `edges`; an empty list for an empty range."""
         if self.head is None or start >= end:
             return []
         view = self.view(options)
@@ -132,7 +132,7 @@ class OpenPartition:
         return self.within(value, options, edges)
 
     def within(self, offset: int, options: ReadOptions, edges: tuple[int, int]) -> int:
-        """`offset`, which must lie in the log; moved to its edge where data loss is no failure."""
+        """`offset` if it is in the log, else the nearest edge; with `fail_on_data_loss` OffsetOutOfRange."""
         first, after = edges
         if options.fail_on_data_loss and not first <= offset <= after:
             facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
@@ -164,9 +164,9 @@ class OpenPartition:
         )
 
     def _check_lacking(self, start: int, end: int) -> None:
-        """Raises OffsetOutOfRange where another's bucket lacks a segment: Kafka tiers every one of a log.
+        """Raises OffsetOutOfRange if an external bucket lacks a segment: Kafka tiers every segment of a log.
 
-        A directory of logs may have been compacted: there, offsets between two segments may have no record.
+        A directory of logs may have been compacted: offsets between two segments may then have no records.
         """
         log = self.source.metadata
         if not isinstance(log, ForeignLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):

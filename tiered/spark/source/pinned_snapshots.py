@@ -1,7 +1,10 @@
-"""Heads that a driver holds on to, because it can say when it is done: for several reads of one state.
+"""Manifests pinned by a driver for several reads of one state.
 
-The heads are pinned before the first ``load()``, all loads read that one state, and at the end the pins are let go of.
-A driver that dies leaves pins that end by themselves (`tiered.spark.source.pinning`).
+1. The driver pins the manifests before the first ``load()``.
+2. All loads read that state.
+3. At the end the driver releases the pins.
+
+The pins of a crashed driver expire (`tiered.spark.source.pinning`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from tiered.spark.source.planning import open_partitions
 
 @dataclass(frozen=True, slots=True)
 class PinnedHeads:
-    """Heads that are held, by the prefix of their partition. `options` go to all that is to be read by them."""
+    """Pinned manifests by the prefix of their partition. Pass `options` to every read that shall use them."""
 
     pins: Mapping[str, Pin]
 
@@ -34,10 +37,10 @@ class PinnedHeads:
 
 @contextmanager
 def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
-    """Hold on to the newest heads of the partitions that `options` choose, until the block ends.
+    """Pin the newest manifests of the partitions that `options` select, until the block ends.
 
-    `options` are those of the source: ``subscribe`` and its like, ``storeOptions``, ``topicId``, and ``pin``: how long
-    the pins outlive the last task that renewed them. Raises as planning a read does.
+    `options` are those of the source: ``subscribe`` and similar, ``storeOptions``, ``topicId``, and ``pin``: the time
+    that the pins live after their last renewal. Raises the errors of planning a read.
     """
     asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if asked.pin_ms is None:
@@ -61,7 +64,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
 
 
 def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
-    """Drivers idle between their jobs, and no task renews anything then."""
+    """Renew the pins between the driver's jobs, when no task renews them."""
     while not over.wait(pin_ms / 4000):
         for keeper in keepers:
             keeper.keep()

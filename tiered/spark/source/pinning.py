@@ -1,13 +1,13 @@
-"""Pins of Spark jobs: a job of hours reads one state while retention, compaction and deletion go on.
+"""Pins of Spark jobs: a long job reads one state during retention, compaction and deletion.
 
-Who plans a read pins the heads it planned on (`remote.gc.pins`). Nobody tells a batch source that its job is over, so
-such a pin ends by time, `PIN_MS` after the last task that said it still needs it: every task looks at it when it begins
-and while it reads, at some of other partitions too when it begins, and renews what is in the second half of its life. A
-job that crashes leaves pins that end by themselves.
+Planning a read pins its manifests (`remote.gc.pins`). Spark does not notify a batch source of the end of its job. Such
+a pin therefore expires `PIN_MS` after its last renewal. Every task checks the pin when it begins and while it reads. At
+its begin it also checks some pins of other partitions. It renews a pin in the second half of its life. The pins of a
+crashed job expire.
 
-A driver that can say when it is done holds the heads itself: `tiered.spark.source.pinned_snapshots`.
+A driver that can signal its end pins the manifests itself: `tiered.spark.source.pinned_snapshots`.
 
-A bucket that may only be read cannot be pinned: such a read goes by the grace time alone, unless a pin was asked for.
+A read-only bucket cannot be pinned. Such a read relies on the grace period, unless the options require a pin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remote.store import ObjectStore
 from tiered.spark.source.options import ReadOptions
 
 _log = logging.getLogger(__name__)
-_known_ends: dict[str, int] = {}  # of this process: when a pin ends, as last seen
+_known_ends: dict[str, int] = {}  # by pin, in this process: its expiry as last seen
 
 
 def wall_ms() -> int:
@@ -34,10 +34,10 @@ def wall_ms() -> int:
 
 
 def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
-    """The chain of a partition that has seen the head to read by, and what pins it.
+    """The metadata log of a partition, positioned at the manifest to read, and the pin of that manifest.
 
-    A partition of a deleted topic has no pin. Raises AccessDenied where a pin was asked for and may not be written, and
-    what `MetadataLog.missing` returns for a partition without a head.
+    A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, and the error of
+    `MetadataLog.missing` for a partition without a manifest.
     """
     if (given := options.pins.get(prefix)) is not None:
         pin = _pin_of(given)
@@ -53,7 +53,7 @@ def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int
     except NotFound:
         if _is_there(metadata.cached):
             raise
-        return metadata, None  # deleted just now
+        return metadata, None  # deleted in between
     except AccessDenied as error:
         if options.must_pin:
             raise
@@ -71,7 +71,7 @@ def holder() -> str:
 
 
 def let_go(store: ObjectStore, prefix: str, pin: Pin) -> None:
-    """Release a pin; one that cannot be released ends by itself."""
+    """Release a pin; if that fails, the pin expires by itself."""
     try:
         release(store, prefix, [pin])
     except LogError as error:
@@ -79,7 +79,7 @@ def let_go(store: ObjectStore, prefix: str, pin: Pin) -> None:
 
 
 class PinKeeper:
-    """What a task does for the pin of its split: renew it in the second half of its life. Not thread safe."""
+    """Renews the pin of a task's split in the second half of its life. Not thread safe."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PinKeeper:
         pin_ms: int | None,
         clock: Callable[[], int] = wall_ms,
     ) -> None:
-        """`pin_ms`: how long after a renewal it ends; None leaves it to its holder."""
+        """`pin_ms` is the life of the pin after a renewal; with None only its holder renews it."""
         self._store = store
         self._prefix = prefix
         self._pin = pin if pin_ms is not None else None
@@ -97,7 +97,10 @@ class PinKeeper:
         self._clock = clock
 
     def keep(self) -> None:
-        """To be called again and again. What goes wrong is only told: the read goes on, perhaps on borrowed time."""
+        """Renew the pin if it is due; call it repeatedly. An error is only logged.
+
+        The read continues, perhaps unpinned.
+        """
         if self._pin is None:
             return
         now_ms, name = self._clock(), self._prefix + self._pin.key
@@ -113,7 +116,7 @@ class PinKeeper:
             _log.warning("a pin has lapsed, or was let go of: prefix=%s key=%s", self._prefix, self._pin.key)
             self._pin = None
             return
-        _known_ends[name] = later.expires_ms  # by the first one's name, whatever stands in its place
+        _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
 
 
 def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:

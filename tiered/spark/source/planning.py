@@ -1,12 +1,20 @@
-"""From options to splits: which partitions the bucket has, which offsets are meant, which segments hold them.
+"""Plan a read: select partitions, offsets and segments by the options and make splits.
 
-Each partition's newest head is read once and pinned; what follows is computed from it, so one ``load()`` is one state
-of the log. The costs in requests: two listings for each topic that is named, one for all of the bucket's and one for
-each of them with a pattern; a few for each partition's head and two for its pin; a page of older rows where the range
-reaches into it, an index for each segment that is cut, and an index and a range for each timestamp. Partitions (and
-then cut segments) are asked side by side; what comes out, and which error, is as if they were asked one after another.
+Each partition's newest manifest is read once and pinned. The plan is computed from it, so one ``load()`` is one state
+of the log. The requests:
 
-A plan that fails lets go of its pins, and so does a partition of which nothing is to be read.
+| for | requests |
+|---|---|
+| each named topic | two listings |
+| a pattern | one listing of the bucket's topics and one for each topic |
+| each partition | a few for its newest manifest, two for its pin |
+| a range that reaches into older entries | a manifest page |
+| each segment that is cut | an index |
+| each timestamp | an index and a range |
+
+Partitions, and then cut segments, are read in parallel. The result, and which error is raised, are as in sequence.
+
+A failed plan releases its pins. A partition without records to read releases its pin too.
 """
 
 from __future__ import annotations
@@ -31,18 +39,18 @@ from tiered.spark.source.partitions import OpenPartition
 from tiered.spark.source.pinning import release_all, seen_head, wall_ms
 from tiered.spark.source.splits import PartitionRange, Split, plan_splits, with_others
 
-THREADS = 16  # requests under way; the driver waits for nothing else, and a store's client keeps 32 connections
-INDEX_THREADS = 8  # indexes of cut segments under way; an index of a large segment is tens of megabytes once decoded
+THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
+INDEX_THREADS = 8  # indexes of cut segments in parallel; a large segment's decoded index has tens of megabytes
 _CACHE_BYTES = 64 << 20
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = None) -> list[Split]:
-    """The tasks of one read; none where nothing is to be read.
+    """The tasks of one read; none if there is nothing to read.
 
-    Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for offsets of other partitions than
-    those chosen, OffsetOutOfRange for offsets outside the log (unless `fail_on_data_loss` is off).
+    Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for offsets of unselected partitions,
+    OffsetOutOfRange for offsets outside the log (unless `fail_on_data_loss` is off).
     """
     opened = open_partitions(store, options, wall_ms() if now_ms is None else now_ms)
     try:
@@ -73,9 +81,9 @@ def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange],
 
 
 def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> list[OpenPartition]:
-    """The partitions that the options choose, in order, by their newest heads, which are pinned.
+    """The partitions that the options select, in order, by their newest manifests, which are pinned.
 
-    Raises NotFound and InvalidRequest as `plan_read` does; nothing stays pinned then.
+    Raises NotFound and InvalidRequest as `plan_read` does; no pin remains then.
     """
     layout = format_of(store, options)
     names = named_partitions(listed_partitions(store, layout, options), options)
@@ -102,16 +110,19 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
 
 
 def format_of(store: ObjectStore, options: ReadOptions) -> ForeignFormat | None:
-    """Whose bucket it is; None for our own. Raises InvalidRequest where its names do not say."""
+    """The bucket's external layout; None for our own.
+
+    Raises InvalidRequest if its names do not identify one.
+    """
     return None if options.layout.is_ours else foreign_format(store, options.layout)
 
 
 def listed_partitions(
     store: ObjectStore, layout: ForeignFormat | None, options: ReadOptions
 ) -> list[RemotePartitionName]:
-    """The partitions of the topics that `options` name, or all of the bucket where they give a pattern; by their names.
+    """The partitions of the named topics, or of the whole bucket for a pattern, ordered by name.
 
-    Where a topic is not there, all that are, for the error that names some.
+    If a named topic is missing, all partitions of the bucket, for the error message.
     """
     if layout is not None:
         return list(layout.partitions(store))
@@ -123,7 +134,10 @@ def listed_partitions(
 
 
 def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> list[RemotePartitionName]:
-    """Those whose topics `options` name, in order of their names. Raises NotFound for a topic that is not there."""
+    """The partitions of the topics that `options` name, ordered by name.
+
+    Raises NotFound for a missing topic.
+    """
     topics = {name.topic for name in there}
     if options.pattern is not None:
         wanted = {topic for topic in topics if re.fullmatch(options.pattern, topic)}
@@ -141,10 +155,10 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
 
 
 def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> list[OpenPartition]:
-    """Those of topics that were not deleted, in the order in which they were asked for.
+    """The partitions of living topics, in the order of the options.
 
-    Raises InvalidRequest where a name stands for two living topics, NotFound for a partition that is not there or was
-    deleted with its topic; a pattern passes over deleted topics.
+    Raises InvalidRequest if a name means two living topics. Raises NotFound for a partition that is missing or was
+    deleted with its topic; a pattern skips deleted topics.
     """
     living = [each for each in opened if not each.is_deleted]
     for topic in sorted({each.name.topic for each in opened}):
@@ -164,13 +178,13 @@ def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> 
 
 
 def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THREADS) -> list[R]:
-    """`work` of each, side by side, in order. Raises the error of the first in order that has one."""
+    """The results of `work`, computed in parallel, in order. Raises the first failure in that order."""
     with ThreadPoolExecutor(threads_max, "tiered-plan") as threads:
-        return list(threads.map(work, of))  # on an error, map cancels what has not begun
+        return list(threads.map(work, of))  # after an error, map cancels the work that has not begun
 
 
 def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
-    """As in Kafka's source, values given for topics and partitions must be given for exactly those that are read."""
+    """Check that the values name exactly the topics and partitions to read, as in Kafka's source."""
     if bound.everywhere is not None:
         return
     for partition in sorted(known):
@@ -183,6 +197,6 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
 
 
 def _let_go(store: ObjectStore, opened: Iterable[OpenPartition], options: ReadOptions) -> None:
-    """Of the pins that this plan made."""
+    """Release the pins that this plan made."""
     pins = [(each.name.prefix, each.pin) for each in opened if each.pin and each.name.prefix not in options.pins]
     side_by_side(lambda pin: release_all(store, [pin]), pins)

@@ -8,7 +8,8 @@
 | timestampType | int | 0 create time, 1 log append time |
 | headers | array of struct of key string, value binary | null for a record without headers, as in Kafka's source |
 
-Keys and values go from the decoded buffer to Arrow's without becoming Python objects; headers do not, they are rare.
+Keys and values are copied from the decoded buffer to Arrow's without becoming Python objects. Headers, which are rare,
+do become Python objects.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array
 
 
 def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.int64]:
-    """Raises InvalidRequest for a time that microseconds have no room for: who wrote nanoseconds gets no other year."""
+    """The timestamps in microseconds. Raises InvalidRequest for a timestamp that does not fit.
+
+    A producer that wrote nanoseconds must not get a wrong year.
+    """
     strange = np.flatnonzero((columns.timestamps > _MS_MAX) | (columns.timestamps < -_MS_MAX))
     if len(strange):
         at = int(strange[0])
@@ -116,7 +120,10 @@ def _numbers(kind: pa.DataType, values: NDArray[Any]) -> pa.Array[Any]:
 
 
 def _repeated(word: bytes, count: int) -> pa.Array[Any]:
-    """One word again and again. (`pyarrow.scalar` would import pandas into every worker: a quarter of a second.)"""
+    """One word `count` times.
+
+    `pyarrow.scalar` would import pandas into every worker: a quarter of a second.
+    """
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(word))
     return pa.Array.from_buffers(pa.string(), count, [None, _buffer(ends), pa.py_buffer(word * count)])
 
@@ -139,10 +146,10 @@ def _headers(columns: Columns) -> pa.Array[Any]:
 
 
 def _validity(is_there: NDArray[np.bool_]) -> pa.Buffer | None:
-    """Arrow's bit map; None where nothing is null."""
+    """Arrow's bit map; None if no value is null."""
     return None if is_there.all() else _buffer(np.packbits(is_there, bitorder="little"))
 
 
 def _buffer(values: NDArray[Any]) -> pa.Buffer:
-    """The array's own memory; Arrow keeps it alive."""
+    """The array's own memory, which Arrow keeps alive."""
     return pa.py_buffer(np.ascontiguousarray(values).data)

@@ -1,14 +1,16 @@
-"""The Spark data source ``tiered-segments``: what a bucket keeps, as a table for SQL (`tiered.inspect.segment_table`).
+"""The Spark data source ``tiered-segments``: a bucket's segment entries as a table for SQL.
+
+`tiered.inspect.segment_table` describes its columns.
 
 | option | value |
 |---|---|
 | ``path`` or ``url``, ``storeOptions``, ``topicId`` | as of the source ``tiered`` |
-| ``layout``, ``layoutPrefixes``, ``layoutKeys`` | the same: of others' buckets a row for each segment that is read |
-| ``subscribe``, ``subscribePattern``, ``assign`` | which topics; all of them where none is given |
+| ``layout``, ``layoutPrefixes``, ``layoutKeys`` | the same: an external bucket has a row for each readable segment |
+| ``subscribe``, ``subscribePattern``, ``assign`` | the topics; default: all |
 | ``prices`` | a file of prices on the driver, as of the setting ``cost.prices`` |
 
-Each task reads the newest heads of its partitions when it runs: a table that is to stay the same is cached. Topics that
-were deleted are in it as long as they have objects.
+Each task reads the newest manifests of its partitions when it runs: cache the table to keep one state. Deleted topics
+are included as long as they have objects.
 """
 
 from __future__ import annotations
@@ -33,21 +35,21 @@ if TYPE_CHECKING:
     from remote.external.external_layout import ForeignFormat
     from remote.store import ObjectStore
 
-PARTITIONS_PER_TASK = 16  # their heads are read side by side
+PARTITIONS_PER_TASK = 16  # their manifests are read in parallel
 _WAYS = ("subscribe", "subscribepattern", "assign")
 _NAMES = ("path", "url", "storeoptions", "topicid", "prices", "layout", "layoutprefixes", "layoutkeys", *_WAYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentsOptions:
-    """What one ``load()`` asks for."""
+    """The options of one ``load()``."""
 
     read: ReadOptions
     prices: PriceTable = field(default=BUILT_IN, repr=False)
 
 
 def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
-    """Raises InvalidRequest naming the option that is wrong, and what keeps the file of prices from being read."""
+    """Raises InvalidRequest with the name of a wrong option, and the errors of reading the file of prices."""
     options = {name.lower(): value for name, value in given.items()}
     for name in options:
         if name not in _NAMES:
@@ -63,7 +65,7 @@ def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
 
 
 class SegmentsSource(DataSource):
-    """See the module text."""
+    """The data source of the module text."""
 
     @classmethod
     def name(cls) -> str:
@@ -78,7 +80,7 @@ class SegmentsSource(DataSource):
 
 
 class SegmentsReader(DataSourceReader):
-    """Lists partitions in one process and reads their heads in others."""
+    """Lists partitions in one process and reads their manifests in others."""
 
     def __init__(self, options: SegmentsOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -108,7 +110,7 @@ class SegmentsReader(DataSourceReader):
         from tiered.spark.source.planning import format_of, side_by_side
 
         run: list[RemotePartitionName] | Any = partition.value
-        if run is None:  # what Spark makes of an empty list of partitions
+        if run is None:  # Spark passes None for an empty list of partitions
             return
         table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
         store = keyed_store(

@@ -1,8 +1,8 @@
-"""The Spark data source ``tiered``: batch and streaming reads of the bucket, nobody's broker in between.
+"""The Spark data source ``tiered``: batch and streaming reads of the bucket without a broker.
 
 `partitions` runs once for each ``load()``, so a DataFrame is a snapshot: call ``load()`` again to see newer segments.
-Spark prunes no columns of a Python source by itself; a schema given by hand does it:
-``.schema("offset long, key binary")`` moves those two columns alone.
+Spark does not prune columns of a Python source by itself. An explicit schema does:
+``.schema("offset long, key binary")`` transfers only these two columns.
 
 There is no `pushFilters` and must be none: Spark 4.x keeps pushed filters in the relation that all uses of a DataFrame
 share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it). Ranges are options instead.
@@ -42,8 +42,11 @@ COLUMNS = {
 
 
 class TieredSource(DataSource):
-    """See `tiered.spark.source.options`. An unknown option and a wrong choice of topics raise InvalidRequest at
-    ``load()``, a wrong value does when the read is planned."""
+    """The data source. Its options are in `tiered.spark.source.options`.
+
+    An unknown option and a wrong choice of topics raise InvalidRequest at ``load()``. A wrong value raises it when the
+    read is planned.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -69,14 +72,14 @@ class TieredSource(DataSource):
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        del overwrite  # "complete" and "update" say so; a log is appended to in any case
+        del overwrite  # "complete" and "update" set it; the sink appends in any case
         from tiered.spark.sink.sink import stream_writer
 
         return stream_writer(self.options, schema)
 
 
 class BucketReader(DataSourceReader):
-    """Plans in one process and reads in others; what travels between them is options and splits, never a client."""
+    """Plans in one process and reads in others. Only options and splits are sent, never a client."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -97,12 +100,15 @@ class BucketReader(DataSourceReader):
         from tiered.spark.source.task import read_split
 
         split: Any = partition.value
-        if split is not None:  # what Spark makes of an empty list of partitions
+        if split is not None:  # Spark passes None for an empty list of partitions
             yield from read_split(split, self._options, self._names)
 
 
 def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> tuple[str, ...]:
-    """The names in `schema`. Raises InvalidRequest unless they are columns of this source with their own types."""
+    """The names in `schema`.
+
+    Raises InvalidRequest unless they are columns of this source with their own types.
+    """
     for field in schema.fields:
         if columns.get(field.name) != field.dataType.simpleString():
             asked = f"{field.name} {field.dataType.simpleString()}"

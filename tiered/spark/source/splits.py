@@ -1,8 +1,8 @@
-"""From segment rows to tasks, as a function of values: no Spark, no store.
+"""Splits: tasks made of segment entries, as pure functions without Spark or a store.
 
 A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. A `Piece` is a run of
-whole batches of one segment. Segments larger than a split are cut at batch starts, which their offset index names.
-Both carry the rows of the head they were planned on, so a job of hours reads one state of the log.
+whole batches of one segment. Segments larger than a split are cut at batch starts, which their offset index names. Both
+contain the entries of the manifest of the plan, so a long job reads one state of the log.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from remote.segment_entry import RemoteSegment
 
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
 OFFSET_MAX = 2**63 - 1
-OTHERS = 8  # pins; a thousand partitions are looked at by every 125 tasks
+OTHERS = 8  # pins; of a thousand partitions, each is checked by one task in 125
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class SideBySide(Protocol):
-    """`work` of each, in order."""
+    """A map that returns a list: the results of `work` in order."""
 
     def __call__(self, work: Callable[[T], R], of: Sequence[T], /) -> list[R]: ...
 
@@ -37,11 +37,11 @@ def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Whole batches of one segment: those with last offsets in ``[from_last, upto_last)``.
+    """Whole batches of one segment: the batches with last offsets in ``[from_last, upto_last)``.
 
-    The bytes ``[position, end_position)`` hold them, says the segment's offset index. A task compares both positions
-    with the batches there (`tiered.spark.source.task`), so the offsets decide what a piece has, and no wrong entry
-    does.
+    By the segment's offset index they are in the bytes ``[position, end_position)``. A task compares both positions
+    with the batches there (`tiered.spark.source.task`). The offsets therefore define the piece, and a wrong index entry
+    cannot change it.
     """
 
     segment: RemoteSegment
@@ -57,11 +57,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """What is to be read of one partition: offsets ``[start_offset, next_offset)``, as the head `head_sequence` had it.
+    """One partition's part of a read: the offsets ``[start_offset, next_offset)``.
 
-    `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending. Records
-    of the `aborted` transactions are left out. `pin` keeps the head, None where nothing does. `layout` is whose bucket
-    it is (`remote.external.external_layout`).
+    They are by the manifest `head_sequence`. `prefix` is the prefix of the partition's keys in the store. `segments`
+    are that manifest's entries, ascending. Records of the `aborted` transactions are left out. `pin` protects the
+    manifest, None without a pin. `layout` is the bucket's layout (`remote.external.external_layout`).
     """
 
     topic: str
@@ -78,9 +78,9 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One task. Records outside ``[start_offset, next_offset)`` that share a batch with wanted ones are dropped.
+    """One task. It drops the records of its batches outside ``[start_offset, next_offset)``.
 
-    `others` are pins of other partitions of the same read, with their prefixes, for which this task cares as well.
+    `others` are pins of other partitions of the same read, with their prefixes. This task renews them too.
     """
 
     topic: str
@@ -111,9 +111,9 @@ def plan_splits(
 ) -> list[Split]:
     """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
 
-    `index_of` gives a segment's offset index; it is asked only for segments that are to be cut. `partitions_min` makes
-    smaller splits, as far as batches can be parted; `records_max` bounds the offsets of each. `side_by_side` is a `map`
-    that gives a list, in order; only the pieces go into it, so that few decoded indexes are held at a time.
+    `index_of` returns a segment's offset index; it is called only for segments to cut. `partitions_min` makes smaller
+    splits, as far as batches can be separated. `records_max` limits the offsets of each. `side_by_side` returns a list
+    in order. Only the pieces are passed through it, so that few decoded indexes exist at a time.
     """
     ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
     if partitions_min is not None:
@@ -135,7 +135,7 @@ def plan_splits(
 
 
 def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
-    """The rows that may hold an offset of the range; empty segments are left out."""
+    """The entries that may hold an offset of the range; empty segments are left out."""
     return tuple(
         segment
         for segment in each.segments
@@ -145,7 +145,7 @@ def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
 
 
 def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
-    """Equal ranges of at most so many offsets, as Kafka's source cuts its own; those without a segment are left out."""
+    """Equal ranges of at most `records_max` offsets, as in Kafka's source, if they have a segment."""
     span = each.next_offset - each.start_offset
     shares = -(-span // records_max)
     bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
@@ -157,11 +157,11 @@ def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRan
 
 
 def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
-    """The segment without leading and trailing batches that the index proves to lie outside the offsets.
+    """The segment without leading and trailing batches that are outside the offsets by the index.
 
-    An entry names the last offset of the batch at its position, so everything from the **following** entry on lies
-    above that offset, and everything before an entry's position below it. An entry whose position lies outside the
-    segment, or before the other one, cuts nothing.
+    An entry names the last offset of the batch at its position. Everything from the **following** entry on is therefore
+    above that offset, and everything before the entry's position is below it. An entry with a position outside the
+    segment, or before the other cut, cuts nothing.
     """
     first = bisect_right(entries, start_offset, key=_offset) - 1
     past = bisect_left(entries, next_offset - 1, key=_offset) + 1
@@ -175,14 +175,14 @@ def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_of
 
 
 def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
-    """The segment holds offsets outside the range."""
+    """Whether the segment holds offsets outside the range."""
     return segment.base_offset < start_offset or segment.next_offset > next_offset
 
 
 def with_others(splits: Sequence[Split]) -> list[Split]:
-    """The splits, each with up to OTHERS pins of other partitions, all of them in turns.
+    """The splits, each with up to OTHERS pins of other partitions, in rotation.
 
-    Tasks of one partition may wait for hours behind those of others, or run once more, and its pin must not end.
+    Tasks of one partition may wait for hours behind other tasks, or run again, and its pin must not expire.
     """
     pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
     found, at = [], 0
@@ -210,7 +210,7 @@ def _cut_at_index(
 def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
     """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow.
 
-    Both columns of an index rise, so an entry that does not lie above the cut before it is wrong, and cuts nothing.
+    Both columns of an index ascend. An entry that is not above the previous cut is wrong and cuts nothing.
     """
     shares = -(-piece.size_bytes // split_bytes)
     inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
@@ -258,7 +258,7 @@ def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
 
 
 def _within(aborted: Sequence[AbortedTransaction], start: int, end: int) -> tuple[AbortedTransaction, ...]:
-    """Those that may have records in ``[start, end)``."""
+    """The aborted transactions that may have records in ``[start, end)``."""
     return tuple(each for each in aborted if each.first_offset < end and each.last_offset >= start)
 
 

@@ -1,7 +1,7 @@
-"""The shell between Spark's streaming engine and `tiered.spark.source.stream_planning`.
+"""The adapter between Spark's streaming engine and `tiered.spark.source.stream_planning`.
 
-Spark makes this reader twice. One lives in a Python process beside the driver for the whole query and is asked for
-offsets and batches; the other is pickled once and `read` in the workers: it holds options and nothing else.
+Spark creates this reader twice. One instance lives in a Python process next to the driver for the whole query and
+returns offsets and batches. The other is pickled once, and the workers call its `read`: it has only options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Offset = dict[str, Any]
 
 
 class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module text."""
+    """The stream reader of the module text."""
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._plan().initial().encode()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """`limit` is what `getDefaultReadLimit` gave, or none at all where the trigger wants everything."""
+        """`limit` is the result of `getDefaultReadLimit`, or unlimited if the trigger takes everything."""
         is_unlimited = isinstance(limit, ReadAllAvailable)
         begin = StreamPosition.decode(start)
         end = self._plan().next_end(
@@ -82,7 +82,7 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_split(split, self._options.read, self._names)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: what was read is in Spark's checkpoint, and nothing in the bucket waits for it."""
+        """Do nothing: Spark's checkpoint has the position, and nothing in the bucket depends on it."""
 
     def stop(self) -> None:
         if self._store is not None:

@@ -1,15 +1,15 @@
-"""The brain of a streaming read: what is new, how much of it makes the next micro-batch, which tasks read that batch.
+"""The planner of a streaming read: new offsets, the size of the next micro-batch, and its tasks.
 
-It lives in the driver for as long as the query does, and all it keeps is what it has seen of the bucket: a restart
-finds the same again. News cost one small GET a partition, of the head after the one last seen, and no more often than
-every POLL_MS however often Spark asks; new partitions and topics are listed every LIST_MS.
+It lives in the driver as long as the query. Its only state is its view of the bucket: a restart finds the same again.
+Polling costs one small GET a partition, for the manifest after the last one seen, at most every POLL_MS even if Spark
+asks more often. New partitions and topics are listed every LIST_MS.
 
-A batch is planned on the newest heads seen and nothing is pinned for it: it is far shorter than the grace time. One
-that fails for want of an object is planned anew, by newer heads, when the query is started again. A batch is offsets,
-and replayed it is the same offsets, with fewer records where compaction passed in between.
+A batch is planned on the newest manifests seen, without a pin: it is far shorter than the grace period. If an object is
+missing, the batch fails; at the restart of the query it is planned again, by newer manifests. A batch is a range of
+offsets. Its replay has the same offsets, with fewer records if compaction ran in between.
 
-Data loss is what the checkpoint says was next and the bucket no longer has: offsets below the log start, a partition or
-topic that is gone, one that was created anew. It is an error, or with failOnDataLoss=false left out.
+Data loss means that the bucket lacks the checkpoint's next offsets: they are below the log start, or a partition or
+topic is missing or was created again. It is an error; with failOnDataLoss=false it is skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tiered.spark.source.planning import (
 from tiered.spark.source.splits import Split
 from tiered.spark.source.stream_position import Offsets, StreamPosition, batch_start, prorated, share
 
-POLL_MS = 1_000  # Spark asks every 10 ms where a trigger has no interval
+POLL_MS = 1_000  # Spark asks every 10 ms if a trigger has no interval
 LIST_MS = 60_000
 _CACHE_BYTES = 64 << 20
 
@@ -47,7 +47,10 @@ Partitions = Mapping[TopicPartition, OpenPartition]
 
 
 class StreamPlanner:
-    """One query's view of the bucket. Not thread safe. Every verb raises Unavailable when the store is out of reach."""
+    """One query's view of the bucket. Not thread safe.
+
+    Every method raises Unavailable if the store is out of reach.
+    """
 
     def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
         self._store = store
@@ -60,32 +63,32 @@ class StreamPlanner:
         self._opened: dict[RemotePartitionName, OpenPartition] = {}
         self._seen: Partitions = {}
         self._listed_ms = self._polled_ms = -LIST_MS
-        self._batch_ms: int | None = None  # when the last batch was given out
+        self._batch_ms: int | None = None  # when the last batch was planned
         self._target: Offsets | None = None
 
     def initial(self) -> StreamPosition:
-        """Where the options say to begin. Raises as planning a batch read does."""
+        """The first position by the options. Raises the errors of planning a batch read."""
         seen = self._look()
         check_complete("starting", self._options.start, set(seen))
         starts = side_by_side(self._initial_of, seen.values())
         return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
 
     def freeze(self) -> None:
-        """From now on nothing is new: what there is at this moment is all that is read."""
+        """Set the present end as the end of the stream: later records are not read."""
         self._target = self._ends(self._look())
 
     def newest(self) -> StreamPosition:
-        """The end of all that there is."""
+        """The end of all present records."""
         seen = self._look()
         return StreamPosition(offsets=self._ends(seen), topic_ids=_ids(seen))
 
     def next_end(
         self, start: StreamPosition, *, offsets_max: int | None, bytes_max: int | None, may_wait: bool = True
     ) -> StreamPosition:
-        """Where the batch that begins at `start` ends; `start` itself where there is nothing to read yet.
+        """The end of the batch that begins at `start`; `start` itself if there is nothing to read yet.
 
-        `offsets_max` and `bytes_max` bound it, over all partitions; None for no bound. Raises OffsetOutOfRange and
-        NotFound for data that was lost.
+        `offsets_max` and `bytes_max` limit the batch over all partitions; None for no limit. Raises OffsetOutOfRange
+        and NotFound for lost data.
         """
         now_ms = self._clock()
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
@@ -121,7 +124,7 @@ class StreamPlanner:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> Partitions:
-        """The partitions by their newest heads, as they are now or were a moment ago."""
+        """The partitions by their newest manifests, at most POLL_MS old."""
         now_ms = self._clock()
         is_due = now_ms - self._listed_ms >= LIST_MS
         if is_due:
@@ -145,7 +148,7 @@ class StreamPlanner:
         return known
 
     def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
-        if not self._options.is_committed:  # the heads say it, and Spark may ask every few ms
+        if not self._options.is_committed:  # the manifests have it, and Spark may ask every few ms
             return {name: self._end_of(each) for name, each in seen.items()}
         return dict(zip(seen, side_by_side(self._end_of, seen.values()), strict=True))
 
@@ -158,7 +161,10 @@ class StreamPlanner:
     # --- data loss ---------------------------------------------------------------------------------------------------
 
     def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
-        """The partitions that are read on. Raises NotFound where one of `position` is gone or is another one now."""
+        """The partitions to read further.
+
+        Raises NotFound if one of `position` is missing or was created again.
+        """
         for name in sorted(position.offsets):
             each = seen.get(name)
             known_id = position.topic_ids.get(name.topic)
@@ -170,7 +176,7 @@ class StreamPlanner:
         return seen
 
     def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
-        """Where to go on: where `start` says, or at the beginning of what it does not know."""
+        """The next offset to read: that of `start`, or the log's first offset if `start` has none."""
         name = each.name.topic_partition
         edges = each.edges(self._options)
         is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
@@ -187,7 +193,7 @@ class StreamPlanner:
     def _within_bytes(
         self, seen: Partitions, starts: Offsets, ends: Offsets, bytes_max: int
     ) -> dict[TopicPartition, int]:
-        """Ends that are some `bytes_max` of batches behind `starts`, each partition by its share of the backlog."""
+        """Ends about `bytes_max` of batches behind `starts`, each partition with its share of the backlog."""
 
         def backlog(name: TopicPartition) -> int:
             return seen[name].source.ask(lambda index: _bytes_between(index, starts[name], ends[name])) or 0
@@ -206,7 +212,7 @@ class StreamPlanner:
 
 
 def _bytes_between(index: MetadataIndex, start: int, end: int) -> int:
-    """From the head alone; of a part that begins before or ends after, the share of its offsets."""
+    """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
     return sum(
         _part_bytes(part.base_offset, part.next_offset, part.size_bytes, start, end) for part in index.parts(start, end)
     )
@@ -218,7 +224,7 @@ def _part_bytes(base_offset: int, next_offset: int, size_bytes: int, start: int,
 
 
 def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
-    """The offset behind `budget` bytes from `start` on: one further at least, `end` at most."""
+    """The offset `budget` bytes behind `start`: at least one offset further, at most `end`."""
     at = start
     for row in index.rows(start, end):
         inside = _part_bytes(row.base_offset, row.next_offset, row.size_bytes, start, end)

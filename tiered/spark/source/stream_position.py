@@ -1,14 +1,14 @@
-"""Where a stream stands: offsets as JSON in Spark's checkpoint, and how far one micro-batch may go.
+"""A stream's position: offsets as JSON in Spark's checkpoint, and the limits of a micro-batch.
 
 | JSON | meaning |
 |---|---|
-| ``{"orders":{"0":120}}`` | the first offset that was not read yet, as Spark's Kafka source writes it |
-| ``"@ids": {"orders":"<topic id>"}`` | whose offsets these are: a topic created anew begins at 0 again |
-| ``"@since": {"orders":{"0":100}}`` | where the batch that ends here begins, where its start does not say it |
-| ``"@initial": true`` | nobody has read anything: the start may still be another one after a restart |
+| ``{"orders":{"0":120}}`` | the first unread offset, as Spark's Kafka source writes it |
+| ``"@ids": {"orders":"<topic id>"}`` | the topic of the offsets: a topic that is created again begins at 0 |
+| ``"@since": {"orders":{"0":100}}`` | the begin of the batch that ends here, if its start position lacks it |
+| ``"@initial": true`` | no batch was read: a restart may choose another start |
 
-The last two make a batch that was planned and not finished the same batch after a restart. Spark does not keep the
-initial offsets; `latest` is another offset by then, and a new partition's log may begin later. No name of a topic
+With the last two, a batch that was planned and not finished is the same batch after a restart. Spark does not store the
+initial offsets; after a restart `latest` is another offset, and a new partition's log may begin later. No topic name
 begins with ``@``.
 """
 
@@ -27,7 +27,7 @@ _IDS, _SINCE, _INITIAL = "@ids", "@since", "@initial"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """See the module text."""
+    """The position of the module text."""
 
     offsets: Offsets
     topic_ids: Mapping[str, str]
@@ -45,7 +45,7 @@ class StreamPosition:
 
     @staticmethod
     def decode(given: Mapping[str, object]) -> StreamPosition:
-        """Raises InvalidRequest for what is no position, as when the checkpoint is another source's."""
+        """Raises InvalidRequest for a value that is no position, as in the checkpoint of another source."""
         try:
             return StreamPosition(
                 offsets=_flat({name: each for name, each in given.items() if not name.startswith("@")}),
@@ -58,16 +58,16 @@ class StreamPosition:
 
 
 def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPartition) -> int:
-    """Where the batch between the two begins in a partition of `end`."""
+    """The begin of the batch between the two positions in a partition of `end`."""
     if partition in end.since:
         return end.since[partition]
     return start.offsets[partition]
 
 
 def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, int]:
-    """Ends that are `limit` offsets in all behind `start`, each partition by its share of what there is.
+    """Ends that are `limit` offsets in all behind `start`, each partition by its share of the backlog.
 
-    As Kafka's source does it: a share below one is one, so `limit` may be passed by a few where partitions are many.
+    As in Kafka's source a share below one is one: with many partitions the total may exceed `limit` by a few.
     """
     sizes = {each: max(0, ends[each] - start[each]) for each in ends}
     total = sum(sizes.values())
@@ -77,7 +77,7 @@ def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, 
 
 
 def share(limit: int, size: int, total: int) -> int:
-    """What `size` of `total` gets of `limit`; at least one of anything."""
+    """The share of `limit` for `size` of `total`; at least one if `size` is not zero."""
     exact = limit * size / total
     return ceil(exact) if exact < 1 else floor(exact)
 

@@ -1,9 +1,9 @@
-"""What one task does: fetch the pieces of its split, decode them, hand out Arrow batches.
+"""One Spark task: fetch the pieces of its split, decode them, return Arrow batches.
 
-Data comes in windows of WINDOW_BYTES; while one is decoded the next is fetched by a thread. All bytes pass the chunk
-checksums of `remote.fetch.range_reader` and the batch CRCs. Where a piece begins and ends is compared with the batches
-there (`tiered.spark.source.boundaries`). The store is opened here, in the worker process that uses it: a client made
-before a fork hangs or fails after it.
+Data is fetched in windows of WINDOW_BYTES. A thread fetches the next window while one is decoded. All bytes pass the
+chunk checksums of `remote.fetch.range_reader` and the batch CRCs. The begin and end of a piece are compared with the
+batches there (`tiered.spark.source.boundaries`). The store is opened here, in the worker process that uses it: a client
+created before a fork hangs or fails after it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WINDOW_BYTES = 8 << 20
-STEP_BYTES = 16 << 20  # of inflated batches at once: some columns of it, their copy in Arrow, and no step before it
-_CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room for indexes
+STEP_BYTES = 16 << 20  # of inflated batches at once: some of its columns, their copy in Arrow, and no earlier step
+_CACHE_BYTES = 4 * WINDOW_BYTES  # the current window, the next one, and room for indexes
 
 
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The split's records as Arrow batches of the columns `names`.
 
-    Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`,
-    unless a compacted view is read), Corrupt for damaged bytes.
+    Raises NotFound if a segment has left the bucket since the plan (not without `fail_on_data_loss`, unless a compacted
+    view is read), Corrupt for damaged bytes.
     """
     store = keyed_store(open_store(options.url, options.store_options), options.key_ring)
     try:
@@ -58,7 +58,7 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
             split,
             load_key_ring(options.key_ring, os.environ),
             pin_ms=options.pin_ms,
-            # The log below a view has what the view let go of: older records of a key, and aborted ones.
+            # The log below a view has records that the view removed: older records of a key, and aborted ones.
             fail_on_data_loss=options.fail_on_data_loss or options.view is not None,
             layout=options.layout,
         ):
@@ -77,10 +77,10 @@ def split_columns(
     fail_on_data_loss: bool = True,
     layout: LayoutOptions = OURS,
 ) -> Iterator[Columns]:
-    """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
+    """The split's records in offset order, without records outside its offsets or of aborted transactions.
 
-    `pin_ms` is for how long its pin and those of `others` are renewed, None leaves them alone. Raises as `read_split`;
-    without `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
+    `pin_ms` is the life of its pin and of those in `others` after a renewal; None does not renew them. Raises as
+    `read_split`. Without `fail_on_data_loss`, the newest manifest's records replace a deleted segment.
     """
     remote = _remote(store, split, keys, layout)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
@@ -103,7 +103,7 @@ def split_columns(
 
 
 def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
-    """The partition as the layout says that was found when the split was planned."""
+    """The partition in the layout that the plan of the split detected."""
     cache = ChunkCache(_CACHE_BYTES)
     found = foreign_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
     if found is None:
@@ -125,7 +125,10 @@ def _gone(split: Split, error: NotFound) -> NotFound:
 
 
 class _Fetch:
-    """Reads windows, and warms the cache with the one that is likely next. An error there shows in the real read."""
+    """Reads windows, and fetches the likely next one into the cache.
+
+    An error there reappears in the real read.
+    """
 
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
         self._remote = remote
@@ -144,7 +147,7 @@ class _Fetch:
 
 
 def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
-    """The piece without the batches that lie outside the split's offsets, says its segment's index."""
+    """The piece without the batches that are outside the split's offsets by its segment's index."""
     segment = piece.segment
     if not is_partial(segment, split.start_offset, split.next_offset):
         return piece
@@ -153,12 +156,12 @@ def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
     position = max(piece.position, tight.position)
     end_position = min(piece.end_position, tight.end_position)
     if position >= end_position:
-        return piece  # the piece was cut by another index than this one: a wrong one
+        return piece  # a wrong index: the piece was cut by another one
     return replace(piece, position=position, end_position=end_position)
 
 
 def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | None) -> Piece | None:
-    """For reading ahead; that its segment is gone is told when it is read."""
+    """The piece for reading ahead; None if its segment is missing, which the real read reports."""
     with suppress(NotFound):
         return _tightened(remote, split, piece) if piece is not None else None
     return None
@@ -191,7 +194,7 @@ def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece |
 
 
 def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
-    """In steps of bounded memory, however well the batches were compressed."""
+    """The batches in steps of bounded memory, at any compression ratio."""
     try:
         yield from kernels.decode_in_steps(data, step_bytes=STEP_BYTES)
     except Corrupt as error:
