@@ -1,9 +1,8 @@
-"""Answers that are made in threads, for a loop that may not wait: nobody waits longer than ANSWER_S, however long a
-disk or a lock keeps the making.
+"""Compute responses in threads, at most ANSWER_S each, so that an event loop never blocks.
 
-Threads are daemons: one that hangs for ever keeps no process alive. ANSWERS_MAX are made at a time, others wait for
-their turn; how many can wait is bounded by the connections that a server holds.
-"""
+A slow disk or a held lock does not extend the wait.
+Threads are daemons: a hanging thread keeps no process alive. At most ANSWERS_MAX responses are computed at a time,
+further requests queue. The server's connection limit bounds the queue."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ Answered = tuple[HTTPStatus, str, str]  # status, content type, body
 
 
 class Answering:
-    """Makes answers of one server. Only for its loop's thread."""
+    """Computes the responses of one server. Call it only in the thread of the server's loop."""
 
     def __init__(self, *, limit_s: float = ANSWER_S, count_max: int = ANSWERS_MAX) -> None:
         self._limit_s = limit_s
         self._places = asyncio.Semaphore(count_max)
 
     async def of(self, make: Callable[[], Answered]) -> Answered:
-        """What `make` gives. Raises what it raises, and Unavailable when it does not in time."""
+        """Return the result of `make`. Raises its exceptions, and Unavailable if there is no result in time."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[Answered] | None = None
         try:
@@ -62,12 +61,12 @@ class Answering:
         try:
             loop.call_soon_threadsafe(self._done, made, answer, failed)
         except RuntimeError:
-            return  # the server was closed meanwhile, and its loop with it
+            return  # the server and its loop were closed before the result came
 
     def _done(self, made: asyncio.Future[Answered], answer: Answered | None, failed: Exception | None) -> None:
         self._places.release()
         if made.done():
-            return  # who waited for it has gone
+            return  # the request was cancelled
         if failed is not None:
             made.set_exception(failed)
         else:

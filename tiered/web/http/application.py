@@ -1,9 +1,8 @@
-"""The application that serves answers: pure functions of an address stay what they are, starlette does the HTTP.
+"""The Starlette application: HTTP around pure functions from an address to a response.
 
-Every answer, also one that something is wrong, keeps a browser from loading or sending anything elsewhere. Pages are of
-their moment and are kept by nobody; what does not change while the process runs (the stylesheet, the scripts) is kept
-and asked about by its ETag. GET and HEAD are the verbs unless a route says another. What is large goes out compressed.
-"""
+Every response, errors included, has headers that keep a browser from loading from or sending to another site. Pages
+are not cacheable. Content that is constant for the process (stylesheet, scripts) is cached and revalidated by ETag.
+A route allows GET and HEAD unless it names another method. Large responses are compressed."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ from tiered.web.http.answering import Answered, Answering
 from tiered.web.pages.parts import bare_page
 
 HTML_TYPE = "text/html; charset=utf-8"
-GZIP_BYTES_MIN = 4096  # less than that fits into few packets
-HEAD_BYTES_MAX = 16 * 1024  # of a request's address and headers
+GZIP_BYTES_MIN = 4096  # smaller responses fit into few packets
+HEAD_BYTES_MAX = 16 * 1024  # of a request's target and headers
 GZIP_LEVEL = 5  # a page of a thousand rows in a fifth of the time of level 9, a few per cent larger
-_KEPT_TYPES = ("text/css", "text/javascript")  # the same bytes as long as the process runs
+_KEPT_TYPES = ("text/css", "text/javascript")  # constant while the process runs
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with none at all a browser sends our own form without its origin
+    "Referrer-Policy": "same-origin",  # with `no-referrer` a browser sends our own form without its origin
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -45,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> ASGIApp:
-    """Routes behind what all answers have; `within` sees a request before its route does."""
+    """Build the application: `routes` behind the common headers; `within` sees a request before its route."""
     made = Starlette(
         routes=list(routes),
         middleware=[
@@ -59,7 +58,7 @@ def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> A
 
 
 async def answered(request: Request, answering: Answering, make: Callable[[], Answered]) -> Response:
-    """The answer that `make` gives, in time, or that it is not to be had."""
+    """Return the response of `make`, or 503 if it is not ready in time."""
     try:
         status, kind, text = await answering.of(make)
     except Unavailable as error:
@@ -72,7 +71,7 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
     body = text.encode()
     if status != HTTPStatus.OK or not kind.startswith(_KEPT_TYPES):
         return Response(body, status, media_type=None, headers={"Content-Type": kind})
-    mark = f'W/"{hashlib.sha256(body).hexdigest()[:20]}"'  # weak: compressed it is the same
+    mark = f'W/"{hashlib.sha256(body).hexdigest()[:20]}"'  # weak: the same for compressed bodies
     headers = {"Content-Type": kind, "Cache-Control": "no-cache", "ETag": mark}
     if mark in [each.strip() for each in request.headers.get("If-None-Match", "").split(",")]:
         return Response(None, HTTPStatus.NOT_MODIFIED, headers=headers)
@@ -80,19 +79,19 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
 
 
 def page(status: HTTPStatus, title: str, inner: Sequence[Html]) -> Response:
-    """A page that knows nothing of the logs."""
+    """A page without any data of the logs."""
     return Response(bare_page(title, list(inner)), status, media_type=HTML_TYPE)
 
 
 def target_of(scope: Scope) -> str:
-    """The path as it was asked for, with its query."""
+    """Return the requested path with its query."""
     query = scope["query_string"].decode("latin-1")
     path = scope["raw_path"].decode("latin-1")
     return f"{path}?{query}" if query else path
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """No such address, or no such verb: what starlette says of routes."""
+    """Answer an unknown address or a method that is not allowed, as Starlette reports them."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
@@ -103,21 +102,22 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A mistake of ours."""
+    """Answer an unexpected exception (500)."""
     return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "The log of this process says why.")])
 
 
 def _place(error: Exception) -> str:
-    """What it is and where. Its text is left out, for it may show anything."""
+    """Return the type and place of an exception. Its message is omitted because it may contain any data."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"kind={type(error).__name__} at={at.filename.rpartition('/')[2]}:{at.lineno}"
 
 
 class _Outside:
-    """Puts the headers above on every answer that does not say better; takes no request whose head is too long.
+    """Middleware: add the default headers and refuse requests with too large a head.
 
-    The parser refuses those that come in pieces; one that comes at once is whole before it looks.
-    """
+    Headers that the response sets itself win. The parser refuses a large head that arrives in pieces; a head that
+    arrives
+    at once is complete before the parser checks its size."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

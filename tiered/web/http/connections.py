@@ -1,18 +1,17 @@
-"""Connections of clients that are slow, silent, or too many: what uvicorn has no limit for.
+"""Limits on slow, silent and too many connections, which uvicorn does not have.
 
-Each connection waits for one thing at a time, and no longer than that may take:
+Each connection waits for one thing at a time, and each wait has a limit:
 
 | it waits for | limit |
 |---|---|
-| the whole head of a request, from its first byte or from the connection's beginning | HEAD_S |
-| the rest of the request, its answer, and the client that reads it | EXCHANGE_S |
+| the whole head of a request, from its first byte or from the start of the connection | HEAD_S |
+| the rest of the request, its response, and the client that reads it | EXCHANGE_S |
 | another request | IDLE_S |
 
-Bytes that trickle in prolong nothing. CONNECTIONS_MAX are held open: when one more comes, the one that has waited the
-longest for its client gives way, so that clients which only hold connections keep nobody out. A server listens with a
-`Listener`, which counts from `accept` on: what has not even ended its TLS handshake is held, too, and is let go of at
-SOCKETS_MAX. Runs in the loop's thread alone.
-"""
+Bytes that trickle in extend no limit. At most CONNECTIONS_MAX connections are open. One more closes the connection
+that has waited longest for its client, so idle clients cannot block others. A server listens with a `Listener`, which
+counts sockets from `accept` on, before the TLS handshake, and closes new ones above SOCKETS_MAX. Only for the loop's
+thread."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ SOCKETS_MAX = CONNECTIONS_MAX + 128
 
 
 class Places:
-    """The connections of one server, those that wait for their client in the order of their waiting."""
+    """The connections of one server; connections that wait for their client are in order of waiting."""
 
     def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
         self._count_max = count_max
@@ -44,7 +43,8 @@ class Places:
         return len(self._busy) + len(self._waiting)
 
     def enter(self, connection: BoundConnection) -> None:
-        """Waiting. Another gives way where there is no room, or this one where all others are being answered."""
+        """Add a waiting connection. If there is no room, close the longest-waiting one, or the new one if none
+        waits."""
         self.wait(connection)
         if len(self) > self._count_max:
             longest = next(iter(self._waiting))
@@ -52,12 +52,12 @@ class Places:
             longest.let_go()
 
     def wait(self, connection: BoundConnection) -> None:
-        """It waits for its client from now on."""
+        """Mark the connection as waiting for its client from now on."""
         self.leave(connection)
         self._waiting[connection] = None
 
     def work(self, connection: BoundConnection) -> None:
-        """It is being answered."""
+        """Mark the connection as being answered."""
         self._waiting.pop(connection, None)
         self._busy.add(connection)
 
@@ -67,7 +67,7 @@ class Places:
 
 
 class BoundConnection(H11Protocol):
-    """A connection within the limits above. Each server has a class of its own with its `places`."""
+    """A connection within the limits of this module. Each server has a subclass with its own `places`."""
 
     places: ClassVar[Places]
     head_s: ClassVar[float] = HEAD_S
@@ -84,7 +84,7 @@ class BoundConnection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limit: asyncio.TimerHandle | None = None
         self._is_idle = False
-        self._answered: RequestResponseCycle | None = None  # the request whose limit runs
+        self._answered: RequestResponseCycle | None = None  # the request whose limit is running
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,13 +103,13 @@ class BoundConnection(H11Protocol):
             self._within(self.head_s)
         try:
             super().data_received(data)
-        except h11.LocalProtocolError:  # rubbish behind a request that is being answered: there is no room for a 400
+        except h11.LocalProtocolError:  # invalid bytes after a request that is being answered: a 400 cannot be sent
             self.let_go()
             return
         self._look()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # begins the next one, where it has come already
+        super().on_response_complete()  # starts the next request if it has already arrived
         if not self._look() and not self.transport.is_closing():
             self._is_idle = True
             self._answered = None
@@ -117,12 +117,12 @@ class BoundConnection(H11Protocol):
             self.places.wait(self)
 
     def let_go(self) -> None:
-        """End it now, whatever was still to be sent."""
+        """Close the connection now and discard unsent data."""
         self.transport.abort()
 
     def _look(self) -> bool:
-        """Whether a request is being answered. From when its whole body is there the client is not waited for."""
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type has none, its value does
+        """Update whether a request is being answered. Waiting for the client ends when the whole body has arrived."""
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type is not Optional, its value is
         if cycle is None or cycle.response_complete:
             return False
         if self._answered is not cycle:
@@ -139,17 +139,17 @@ class BoundConnection(H11Protocol):
 
 
 class Listener(socket.socket):
-    """Holds no more than `count_max` sockets of clients open; who comes then is hung up on."""
+    """A listening socket that holds at most `count_max` client sockets open and closes further ones."""
 
     count_max = SOCKETS_MAX
 
     def __init__(self, family: socket.AddressFamily) -> None:
-        # Without its protocol's number asyncio leaves Nagle's algorithm on, and each answer waits 40 ms for an ACK.
+        # Without the protocol number asyncio leaves Nagle's algorithm on, and each response waits 40 ms for an ACK.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._held: list[socket.socket] = []
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises ConnectionAbortedError for one too many, as the kernel does for a client that went away."""
+        """Raises ConnectionAbortedError for a socket above the limit, as the kernel does for a disconnected client."""
         client, address = super().accept()
         self._held = self.open_clients()
         if len(self._held) >= self.count_max:

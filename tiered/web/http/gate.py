@@ -1,14 +1,13 @@
-"""Who may see pages: names that lead here, and a token where anybody could reach them.
+"""Access control of the pages: known host names, and a token where other machines can connect.
 
 | guard | against |
 |---|---|
-| Host | a page elsewhere whose name is made to lead here (DNS rebinding): only known names and plain addresses pass |
-| Origin | a page elsewhere that sends a form here |
-| token | whoever can reach the address; as a header for programs, by a form and a cookie for browsers |
+| Host | DNS rebinding: only known names and plain addresses pass |
+| Origin | a form that a page of another site sends |
+| token | any client that can reach the address; a header for programs, a form and a cookie for browsers |
 
-The cookie holds a random word of this process, never the token; it lasts until the process or the browser ends. Beyond
-one machine TLS, of the server itself, of a proxy or a tunnel, keeps both from being read on the way.
-"""
+The cookie holds a random word of this process, never the token. It lasts until the process or the browser ends. Beyond
+one machine, TLS of the server, a proxy or a tunnel must protect both in transit."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def check_token(token: str, **facts: object) -> str:
-    """The same. Raises InvalidRequest, with these facts, for one that could be guessed."""
+    """Return the token. Raises InvalidRequest, with these facts, if it is easy to guess."""
     if len(token) < TOKEN_LETTERS_MIN or not token.isascii() or not token.isprintable():
         told = {**facts, "letters_at_least": TOKEN_LETTERS_MIN}
         raise InvalidRequest("reading the token, too short or not plain letters", **told)
@@ -38,10 +37,10 @@ def check_token(token: str, **facts: object) -> str:
 
 
 class Gate:
-    """Looks at headers alone. Thread safe: nothing in it changes."""
+    """Checks requests by their headers alone. Thread safe: immutable."""
 
     def __init__(self, *, token: str | None = None, hosts: Collection[str] = ()) -> None:
-        """`hosts` are further names that lead here. Raises InvalidRequest for a token that could be guessed."""
+        """`hosts` are further names of this server. Raises InvalidRequest if the token is easy to guess."""
         self._token = None if token is None else check_token(token)
         self._session = secrets.token_urlsafe(32)
         self._hosts = frozenset(each.casefold() for each in hosts)
@@ -51,7 +50,7 @@ class Gate:
         return self._token is not None
 
     def is_host(self, header: str) -> bool:
-        """Whether a Host header names this place. A plain address is nobody's name, so no name server can lie of it."""
+        """Whether a Host header names this server. A plain address passes: a name server cannot forge it."""
         name = host_name(header).casefold()
         if name in _LOCAL or name in self._hosts:
             return True
@@ -61,12 +60,12 @@ class Gate:
             return False
 
     def is_own(self, headers: Mapping[str, str]) -> bool:
-        """Whether a form was sent from a page of this place."""
+        """Whether a form was sent from a page of this server."""
         origin = headers.get("Origin")
         return origin is None or origin.partition("://")[2] == headers.get("Host", "")
 
     def may_see(self, headers: Mapping[str, str]) -> bool:
-        """Whether the token came along, or the cookie that stands for it."""
+        """Whether the request has the token or the cookie that stands for it."""
         if self._token is None:
             return True
         kind, _, given = headers.get("Authorization", "").partition(" ")
@@ -82,19 +81,18 @@ class Gate:
         return self._token is not None and _same(text, self._token)
 
     def token_of(self, body: bytes) -> str:
-        """What a form holds."""
+        """Return the token in a form body."""
         return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
 
     def cookie(self, *, is_encrypted: bool) -> str:
-        """A Set-Cookie header for whoever has shown the token; where the way is encrypted it goes no other."""
+        """Return the Set-Cookie header after a valid token; `Secure` if the connection is encrypted."""
         return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
 
 
 def own_names() -> set[str]:
-    """This machine's: as it calls itself, the same without its domain, which its neighbours leave out, as looked up.
+    """This machine's names: the host name, the host name without its domain, and the looked-up full name.
 
-    A name server that does not answer holds up no start: then only the first two are known.
-    """
+    A name server that does not answer does not delay the start: then only the first two are known."""
     name, found = socket.gethostname(), list[str]()
     looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
     looking.start()
@@ -103,8 +101,9 @@ def own_names() -> set[str]:
 
 
 def names_here(header: str, hosts: Collection[str]) -> bool:
-    """Whether a Host header is one of `hosts` (in lower case), this machine for itself, a plain address, or nothing:
-    no browser that was led here under another's name sends one of those."""
+    """Whether a Host header is one of `hosts` (lower case), a name of this machine, a plain address, or empty.
+
+    A browser in a DNS rebinding attack sends none of these."""
     name = host_name(header).casefold()
     if not name or name in _LOCAL or name in hosts:
         return True
@@ -116,11 +115,11 @@ def names_here(header: str, hosts: Collection[str]) -> bool:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port, nor the dot at the end of one that is whole."""
+    """Return the name in a Host header, without the port and the final dot."""
     name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
     return name.strip("[]").removesuffix(".")
 
 
 def _same(one: str, other: str) -> bool:
-    """In a time that tells nothing."""
+    """Compare in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -1,11 +1,8 @@
-"""An HTTP endpoint beside a manager at work: ``/metrics`` for Prometheus, ``/health`` for whoever restarts things, and
-pages for people (`tiered.web`).
+"""HTTP endpoint of a running manager: ``/metrics`` for Prometheus, ``/health`` for supervisors, and the pages.
 
-Reads alone, no authentication: it listens on the loopback address unless told otherwise, and has its pages only there.
-A browser that was led here under another machine's name (DNS rebinding) gets nothing of all this, and none may load or
-send anything elsewhere. Those who ask for the same figures at the same time share one answer; figures that are not
-there within a deadline are a 503, never old ones.
-"""
+Read-only and without authentication. It listens on the loopback address by default and serves pages only there.
+DNS rebinding gets no content, and no page may load from or send to another site. Concurrent requests for the same
+figures share one response. Figures that are not ready within a deadline are a 503, never old figures."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from tiered.web.pages.data_loader import Gathering
 
 LOOPBACK = "127.0.0.1"
 _NOT_HERE = "This name is none of this server's. --host NAME makes it one.\n"
-FIGURES_S = ANSWER_S - 1  # a scrape waits for ten seconds, unless it was told otherwise
+FIGURES_S = ANSWER_S - 1  # Prometheus waits ten seconds for a scrape by default
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 Answer = Callable[[str], Answered]  # of an Accept header
@@ -36,7 +33,7 @@ Pages = Callable[[str], Answered]  # of a path with its query
 
 
 class MetricsServer(ServerInThread):
-    """``/metrics``, ``/health``, and pages."""
+    """Serves ``/metrics``, ``/health`` and the pages."""
 
     def __init__(
         self,
@@ -50,12 +47,11 @@ class MetricsServer(ServerInThread):
         answer_s: float = ANSWER_S,
         hosts: Collection[str] = (),
     ) -> None:
-        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
-        `answer_s` is what the making of an answer may take. Whoever asks under a name gets nothing but under that of
-        `host`, this machine's, or one of `hosts`.
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free port.
 
-        Raises InvalidRequest for an address or a certificate that cannot be had.
-        """
+        `answer_s` limits the time to compute a response. A request by name must use `host`, a name of this machine or
+        one of
+        `hosts`. Raises InvalidRequest for an address or a certificate that cannot be used."""
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
         desk = _Desk(
@@ -69,7 +65,7 @@ _PORT_DIGITS = 5
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``:9464`` is the loopback address; ``0.0.0.0:9464`` is everybody; ``[::1]:9464``. Raises InvalidRequest."""
+    """Parse an address: ``:9464`` is loopback; ``0.0.0.0:9464`` all; ``[::1]:9464``. Raises InvalidRequest."""
     host, colon, port = text.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
     if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
@@ -78,7 +74,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Whether only this machine can reach the address."""
     if host.casefold() == "localhost":
         return True
     try:
@@ -88,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Desk:
-    """The one route."""
+    """The only route."""
 
     def __init__(
         self, answers: dict[str, Answer], pages: Pages | None, answering: Answering, hosts: Collection[str]
@@ -120,7 +116,7 @@ class _Desk:
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:
-    """What ``/metrics`` says, in the form that is asked for."""
+    """Return the metrics in the requested format."""
 
     def answer(accept: str) -> tuple[HTTPStatus, str, str]:
         form = form_of(accept)
@@ -130,7 +126,7 @@ def metrics_answer(text: Callable[[Form], str]) -> Answer:
 
 
 def health_answer(troubles: Callable[[], list[str]]) -> Answer:
-    """What ``/health`` says: 200 while there is no trouble, 503 and the troubles otherwise."""
+    """Return the health: 200 without problems, 503 with the list of problems otherwise."""
 
     def answer(accept: str = "") -> tuple[HTTPStatus, str, str]:
         found = troubles()

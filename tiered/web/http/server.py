@@ -1,9 +1,7 @@
-"""`tiered web` and `run --ui`: the pages over HTTP, read-only. GET, HEAD and, where there is a token, the one form that
-takes it.
+"""The read-only page server of `tiered web` and `run --ui`.
 
-No address changes anything: there is no other verb. What a gate (`tiered.web.http.gate`) does not let through gets a
-page that says why and nothing of what the others show.
-"""
+Methods are GET and HEAD, and POST for the token form if there is a token. No address changes any data. A request that
+the gate (`tiered.web.http.gate`) refuses gets a page with the reason and no data."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from tiered.web.http.gate import Gate
 from tiered.web.http.serving import ServerInThread, Tls
 
 FORM_MAX = 4096
-# What the page that asks for the token needs.
+# Assets of the token form.
 OPEN = frozenset({"/page.css", "/page.js", "/favicon.svg", "/favicon.ico"})
 
 Pages = Callable[[str], Answered]  # of a path with its query
@@ -34,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class WebServer(ServerInThread):
-    """The pages, to whom the gate lets through."""
+    """Serves the pages to requests that pass the gate."""
 
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
     ) -> None:
-        """Port 0 takes any free one. Raises InvalidRequest for an address or a certificate that cannot be had."""
+        """Port 0 takes any free port. Raises InvalidRequest for an address or a certificate that cannot be used."""
         guesses = _Guesses()
         desk = _Desk(pages, gate, guesses)
         routes = [
@@ -51,7 +49,7 @@ class WebServer(ServerInThread):
 
 
 class _Guard:
-    """Lets a request through to its route, or answers it."""
+    """Middleware: pass a request to its route, or refuse it."""
 
     def __init__(self, app: ASGIApp, gate: Gate, guesses: _Guesses) -> None:
         self._app, self._gate, self._guesses = app, gate, guesses
@@ -66,7 +64,7 @@ class _Guard:
             words = "This name is none of this server's. --host NAME makes it one."
             return page(HTTPStatus.MISDIRECTED_REQUEST, "Not here", [tag("p", words)])
         if request.method == "POST" or target_of(request.scope) in OPEN:
-            return None  # a POST shows nothing
+            return None  # a POST shows no data
         if self._gate.may_see(request.headers):
             return None
         if "Authorization" in request.headers:
@@ -86,7 +84,7 @@ class _Desk:
         return await answered(request, self._answering, lambda: self._pages(target))
 
     async def take_token(self, request: Request) -> Response:
-        """From the page that asks for it."""
+        """Accept the token from the form."""
         if not self._gate.wants_token:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
@@ -102,7 +100,7 @@ class _Desk:
 
 
 class _Guesses:
-    """Wrong tokens; the log has the first, the tenth, the hundredth and so on."""
+    """Counts wrong tokens; logs the first, the tenth, the hundredth and so on."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -115,7 +113,7 @@ class _Guesses:
 
 
 async def _form(request: Request) -> bytes | None:
-    """What was sent, None for more than a token can be."""
+    """Return the body, or None if it is longer than a token can be."""
     body = bytearray()
     try:
         async for piece in request.stream():
@@ -128,7 +126,7 @@ async def _form(request: Request) -> bytes | None:
 
 
 def _question(trouble: str | None) -> Response:
-    """The page that asks for the token."""
+    """The page with the token form."""
     form = tag(
         "form",
         tag("label", "Token", for_="token"),
@@ -140,5 +138,5 @@ def _question(trouble: str | None) -> Response:
     where = tag("p", "It stands where the pages were started, or in the file that --token-file names.")
     wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
     answer = page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
-    answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser asks by itself for that kind
+    answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser prompts for this scheme
     return answer

@@ -1,12 +1,15 @@
-"""An HTTP server beside threads: uvicorn with a loop in a thread of its own, from `start` to `close`.
+"""Run uvicorn in its own thread with its own event loop, from `start` to `close`.
 
-It installs no signal handlers (only the main thread could), trusts no proxy's headers and writes no line for a request;
-what goes wrong in it is logged by our logging, as everything else. How many connections there may be, and for how long,
-is `tiered.web.http.connections`; what is answered is the application's affair.
+It installs no signal handlers (only the main thread could), trusts no proxy headers and logs no requests. Its errors
+use the application's logging. `tiered.web.http.connections` limits connections; the application makes the responses.
 
-`close` takes no new connection, lets what is being answered end for DRAIN_S, and hangs up on all others. It returns in
-any case: a loop that does not end is left to its thread, which keeps no process alive.
-"""
+`close` works in this order:
+
+1. Accept no new connection.
+2. Wait up to DRAIN_S for responses in progress.
+3. Close all other connections.
+
+It always returns: a loop that does not end stays in its daemon thread, which keeps no process alive."""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tiered.web.http.application import HEAD_BYTES_MAX
 from tiered.web.http.connections import HEAD_S, IDLE_S, BoundConnection, Listener, Places
 
 DRAIN_S = 2
-END_S = DRAIN_S + 3.0  # for the thread to end
+END_S = DRAIN_S + 3.0  # limit for the end of the thread
 BACKLOG = 128
 
 _log = logging.getLogger(__name__)
@@ -35,22 +38,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Files in PEM: the certificate with those that it stands on, and its key (None: in the same file)."""
+    """PEM files: the certificate with its chain, and its key (None: in the same file)."""
 
     certificate: str
     key: str | None = None
 
 
 class ServerInThread:
-    """Serves an application between `start` and `close`. It has its address from the beginning."""
+    """Serves an application between `start` and `close`. Its address is known from construction on."""
 
     def __init__(
         self, host: str, port: int, application: ASGIApp, *, name: str, option: str, tls: Tls | None = None
     ) -> None:
-        """Port 0 takes any free one. `option` is where the address came from, for the error's line.
+        """Port 0 takes any free port. `option` names the source of the address for the error message.
 
-        Raises InvalidRequest for an address that cannot be had and for a certificate that cannot be used.
-        """
+        Raises InvalidRequest for an address or a certificate that cannot be used."""
 
         class Connection(BoundConnection):
             places = Places()
@@ -58,13 +60,13 @@ class ServerInThread:
         self._server = _Server(_config(application, Connection, tls))
         self._listener = _listening(host, port, option)
         at, taken = self._listener.getsockname()[:2]
-        self.address: tuple[str, int] = at, taken  # where it listens
+        self.address: tuple[str, int] = at, taken  # listening address
         self._scheme = "http" if tls is None else "https"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def root(self) -> str:
-        """Its address for a browser, with the slash."""
+        """The URL of the server, with the final slash."""
         host, port = self.address
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -88,11 +90,11 @@ class ServerInThread:
         await self._server.serve(sockets=[self._listener])
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # for the loop to see them end; handshakes are tasks, which the runner cancels
+        await asyncio.sleep(0)  # the loop processes their end; handshakes are tasks, which the runner cancels
 
 
 class _Server(Server):
-    """Looks round once a second, for the Date header, not ten times: a daemon that is asked nothing sleeps."""
+    """A server that ticks once a second (for the Date header), not ten times: an idle daemon sleeps."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -109,18 +111,18 @@ class _Server(Server):
                 continue
 
     def end(self) -> None:
-        """From any thread."""
+        """Stop the server. Thread safe."""
         self.should_exit = True
         if self._woken is not None:
             loop, event = self._woken
             try:
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:
-                return  # it has ended already
+                return  # already ended
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """With a limit on handshakes, for which uvicorn has no setting."""
+    """An event loop with a limit on TLS handshakes, for which uvicorn has no setting."""
 
     async def create_server(self, *given: Any, **options: Any) -> asyncio.Server:  # noqa: ANN401 - as asyncio's
         if options.get("ssl") is not None:
@@ -129,7 +131,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | None) -> Config:
-    """Raises InvalidRequest for a certificate that cannot be used."""
+    """Return uvicorn's configuration. Raises InvalidRequest for a certificate that cannot be used."""
     config = Config(
         application,
         http=connection,
@@ -137,7 +139,7 @@ def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | 
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level=logging.ERROR,  # warnings are of clients that send rubbish
+        log_level=logging.ERROR,  # warnings only report invalid bytes from clients
         access_log=False,
         proxy_headers=False,
         server_header=False,
