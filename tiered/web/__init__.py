@@ -1,1 +1,1 @@
-"""The page of a manager at work: read-only HTML and JSON over what the library tells."""
+"""Read-only HTML and JSON pages over a manager."""

@@ -1,8 +1,7 @@
-"""Drawings, as SVG in the page: bars that stand in a table's cells, and lines over an axis.
+"""SVG drawings: bars for table cells, and line charts.
 
-Every drawing has a title and says in words what it shows; its figures stand in a table beside it. Colours are the
-stylesheet's, by class, and never the only sign: lines have marks of their own shape and their names at their ends.
-"""
+Every drawing has a title and a description in words; a table next to it has the figures. Colours are classes of the
+stylesheet and never the only sign: each line has its own marker shape and its name at its end."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from itertools import pairwise
 from tiered.web.html import Child, Html, tag
 
 BAR = 1000  # the width of a bar, in its own units
-WIDE, HIGH = 540, 320  # of a chart of lines
+WIDE, HIGH = 540, 320  # of a line chart
 LEFT, RIGHT, TOP, BOTTOM = 60, 112, 24, 46
-SERIES_MAX = 6  # as many classes the stylesheet has
+SERIES_MAX = 6  # number of line classes in the stylesheet
 _TICKS = 4
 _NAME_HEIGHT = 15
 
@@ -30,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A point with a word beside it."""
+    """A point with a label."""
 
     words: str
     x: float
@@ -38,7 +37,8 @@ class Mark:
 
 
 def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
-    """Parts of a sum one after another, each (class, value), as a share of `most`; its words stand beside it."""
+    """Draw parts of a sum in sequence, each (class, value), as a share of `most`; the caller puts the words next to
+    it."""
     drawn, reached = [], 0.0
     for name, value in parts:
         begin, reached = reached, reached + max(0.0, value)
@@ -63,7 +63,7 @@ def line_chart(
     marks: Sequence[Mark] = (),
     rules: Sequence[tuple[float, str]] = (),
 ) -> Html:
-    """Lines over one axis, from zero. `words` say what is to be seen; `rules` are upright lines with a word each."""
+    """Draw lines over one axis, from zero. `words` describe the chart; `rules` are labelled vertical lines."""
     xs = [x for line in lines for x, _ in line.points] + [x for x, _ in x_ticks]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     top = nice_top(max((y for line in lines for _, y in line.points), default=0.0))
@@ -89,7 +89,7 @@ def line_chart(
 
 
 def nice_top(value: float) -> float:
-    """The first of a few whole steps of a power of ten that is not below."""
+    """Return the smallest value not below, from a few whole steps of a power of ten."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -124,7 +124,7 @@ def _axes(frame: _Frame, x_ticks: Sequence[tuple[float, str]], x_name: str, y_na
     for value, words in x_ticks:
         x = frame.x(value)
         found.append(tag("line", class_="grid", x1=x, x2=x, y1=HIGH - BOTTOM, y2=HIGH - BOTTOM + 4))
-        if x - 3.7 * len(words) >= last + 6:  # no two upon each other
+        if x - 3.7 * len(words) >= last + 6:  # labels must not overlap
             found.append(tag("text", words, x=x, y=HIGH - BOTTOM + 18, text_anchor="middle"))
             last = x + 3.7 * len(words)
     middle = (LEFT + WIDE - RIGHT) / 2
@@ -145,7 +145,7 @@ def _line(frame: _Frame, at: int, line: Line, name_y: float) -> list[Html]:
 
 
 def _dot(at: int, x: float, y: float) -> Html:
-    """A shape for each line: what only differs by colour some do not tell apart."""
+    """Return a marker shape for each line, for readers that cannot distinguish colours."""
     name = f"dot s{at}"
     if at % 3 == 0:
         return tag("circle", class_=name, cx=x, cy=y, r=3.5)
@@ -170,12 +170,12 @@ def _rule(frame: _Frame, value: float, name: str) -> list[Html]:
 def name_heights(
     heights: Sequence[float], lowest: float = HIGH - BOTTOM + 4, apart: float = _NAME_HEIGHT
 ) -> list[float]:
-    """Where names stand so that none covers another, each near the end of its line, in the order given."""
+    """Place names without overlap, each near the end of its line, in the given order."""
     order = sorted(range(len(heights)), key=lambda at: heights[at])
     found = list(heights)
     for before, after in pairwise(order):
         found[after] = max(found[after], found[before] + apart)
-    if max(found, default=0.0) > lowest:  # below the axis: all move up together, then apart again
+    if max(found, default=0.0) > lowest:  # below the axis: move all up together, then separate them again
         for after, before in pairwise(reversed(order)):
             found[after] = min(found[after], lowest)
             found[before] = min(found[before], found[after] - apart)

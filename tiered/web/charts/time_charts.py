@@ -1,9 +1,8 @@
-"""Lines over time, as SVG in the page: small enough to be whole on a phone, with gaps where nobody knew.
+"""SVG line charts over time, which fit a phone screen and show gaps where data is missing.
 
-The frame is 340 units wide and shown at that size at most, so letters stay readable on a phone and do not grow on a
-wide screen. Lines differ in colour, in their dashes and in their names at their ends; a point with nothing on either
-side is a dot. Their figures stand in a table beside them.
-"""
+The frame is 340 units wide and never shown larger, so text stays readable on a phone and does not grow on a wide
+screen. Lines differ in colour, in dash pattern and in the name at their end. A point with no neighbour is a dot. A
+table next to the chart has the figures."""
 
 from __future__ import annotations
 
@@ -36,8 +35,9 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeChart:
-    """Lines over ``[since_ms, until_ms]``, from zero; `show` says a value. `words` say what is to be seen; `rules`
-    are upright lines with a word each."""
+    """Lines over ``[since_ms, until_ms]``, from zero; `show` formats a value.
+
+    `words` describe the chart; `rules` are labelled vertical lines."""
 
     id: str
     title: str
@@ -50,7 +50,7 @@ class TimeChart:
     rules: Sequence[tuple[int, str]] = field(default=())
 
     def drawn(self) -> Html:
-        """The picture."""
+        """Return the SVG."""
         values = [value for line in self.lines for run in line.runs for _, value in run]
         top = _top(max(values, default=0.0), self.binary)
         frame = _Frame(self.since_ms, max(self.until_ms, self.since_ms + 1), top)
@@ -77,7 +77,7 @@ class TimeChart:
 
 
 def bytes_label(value: float) -> str:
-    """``1.5 TiB``, ``512 GiB``: without digits that say nothing."""
+    """Format bytes without insignificant digits: ``1.5 TiB``, ``512 GiB``."""
     number, _, unit = format_bytes(round(value)).partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
@@ -87,7 +87,7 @@ def dollars_label(value: float) -> str:
 
 
 def time_ticks(since_ms: int, until_ms: int, count_max: int = 5) -> list[tuple[int, str]]:
-    """Whole hours, days or months (UTC) within a stretch of time, with a word each."""
+    """Return labelled ticks at whole hours, days or months (UTC) within a time range."""
     span = until_ms - since_ms
     step = next((step for step in _STEPS if span // step <= count_max), None)
     if step is None:
@@ -97,7 +97,7 @@ def time_ticks(since_ms: int, until_ms: int, count_max: int = 5) -> list[tuple[i
 
 
 def thinned(run: Run, since_ms: int, until_ms: int, *, most: bool) -> Run:
-    """One point for each unit of the width at most: the last, or the most; the first and the last stay."""
+    """Keep at most one point per unit of width: the last or the largest; the first and the last stay."""
     width = max(1, until_ms - since_ms) / (WIDE - LEFT - RIGHT)
     found: list[tuple[int, float]] = []
     for at, value in run:
@@ -122,7 +122,7 @@ class _Frame:
 
 
 def _top(value: float, binary: bool) -> float:
-    """A whole figure above, in the unit in which it is said."""
+    """Return a round figure above the value, in its display unit."""
     if not binary:
         return nice_top(value)
     unit = 1.0
@@ -172,7 +172,7 @@ def _runs(frame: _Frame, line: TimeLine) -> list[Html]:
 
 
 def _end(frame: _Frame, line: TimeLine, show: Callable[[float], str], y: float) -> list[Html]:
-    """Where it ends, its name there, and its last value below that."""
+    """Return the end of a line, with its name there and its last value below the name."""
     at_ms, value = line.runs[-1][-1]
     dot = tag("circle", class_=f"dot {line.style}", cx=frame.x(at_ms), cy=frame.y(value), r=3)
     x = WIDE - RIGHT + 7
