@@ -1,12 +1,13 @@
-"""Compaction of what is in a bucket, by a Spark job: `tiered.jobs.bucket_compaction` with its passes in tasks.
+"""Compact topics of a bucket by a Spark job: the passes of `tiered.jobs.bucket_compaction` in tasks.
 
-Only digests of keys and offsets are shuffled, 19 bytes a record that may stay (`tiered.jobs.key_exchange`); keys and
-values never leave the Python worker that read them. One action does both passes (`tiered.spark.jobs.compaction_job`),
-and each partition is then committed by one head, in the driver; partitions of very many rows go on in further rounds.
+Only digests of keys and offsets are shuffled, 19 bytes for each record that may stay (`tiered.jobs.key_exchange`). Keys
+and values never leave the Python worker that read them. One action runs both passes
+(`tiered.spark.jobs.compaction_job`). The driver then commits each partition with one manifest. Partitions with very
+many entries need further rounds.
 
-Tasks may fail, be retried and run twice: what an attempt uploads has names of its own, and only the winners' are
-committed. Executors need disk for one group each (``work_directory``) and no memory for data; the driver holds rows of
-the index, never records.
+Tasks may fail, be retried and run twice: each attempt uploads under its own names, and only those of the successful
+attempts are committed. Executors need disk for one group each (``work_directory``) and no memory for data. The driver
+holds segment entries, never records.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-BUFFER_BYTES = 64 << 20  # of one task, for keys that come twice in what it reads; without it more would be shuffled
+BUFFER_BYTES = 64 << 20  # of one task, for keys that come twice in its input; without it more would be shuffled
 
 
 def compact(
@@ -66,19 +67,19 @@ def compact(
     should_stop: Callable[[], bool] = lambda: False,
     errors: dict[TopicPartition, LogError] | None = None,
 ) -> list[CompactionOutcome]:
-    """Compact topics in the bucket, all of their partitions or those named; what came of each.
+    """Compact topics in the bucket, all of their partitions or `partitions`; the outcome of each.
 
-    `settings` outweigh the topics' own, as their heads have them. `start_offset` and `upto_offset` bound the rows that
-    are looked at, in every partition. A `job_id` makes the job one that may be run again: partitions that it has
-    committed are passed over. Managers at work go on. `bucket` stands in for url, options, ring and directory. Between
-    rounds (of `rows_max` rows a partition) it ends when it `should_stop`; run again under its `job_id` it goes on.
+    `settings` override the topics' own, which are in their manifests. `start_offset` and `upto_offset` limit the
+    segments to compact, in every partition. A run with the `job_id` of an earlier one skips partitions that the earlier
+    run committed. Managers may run at the same time. `bucket` replaces url, options, ring and directory. Between rounds
+    (of `rows_max` entries a partition) the job ends if `should_stop`; a run under its `job_id` continues it.
 
-    An outcome with `given_up` groups is that of a job that is still due: run it again under its `job_id`.
+    If an outcome has `given_up` groups, the job is still due: run it again under its `job_id`.
 
-    Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
-    after all other partitions are committed what the first one raised that could not be: Fenced when another writer
-    took it over meanwhile, Conflict when it changed too much. Then the job may simply be run again. With `errors` that
-    is added there instead of raised.
+    Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted. After
+    the commits of all other partitions it raises the first error of a partition that could not be committed: Fenced
+    after a takeover by another writer, Conflict after too many changes. The job may then be run again. With `errors`
+    these errors are added there instead.
     """
     bucket = bucket or Bucket(
         url=url,
@@ -128,7 +129,7 @@ def compact(
 def _chosen(
     store: ObjectStore, topics: Sequence[str], partitions: Sequence[TopicPartition] | None, topic_id: str | None
 ) -> list[RemotePartitionName]:
-    """The partitions of living topics. Raises NotFound, and what `MetadataLog.missing` returns."""
+    """The partitions of living topics. Raises NotFound, and the errors of `MetadataLog.missing`."""
     from remote.manifest.catalog import list_partitions, list_topics
     from remote.manifest.commit_protocol import MetadataLog
 
@@ -156,7 +157,7 @@ def _committed(
     now_ms: int,
     failed: dict[TopicPartition, LogError],
 ) -> dict[RemotePartitionName, CompactionOutcome]:
-    """All that can be; what went wrong with the others is added to `failed`."""
+    """Commit all partitions that can be committed; errors of the others are added to `failed`."""
     outcomes = {}
     for number, plan in enumerate(plans):
         try:

@@ -1,13 +1,13 @@
-"""Both passes of a compaction as one Spark action: what is read, where it meets, what is written.
+"""Both passes of a compaction as one Spark action.
 
-| stage | a task has | gives |
+| stage | input of a task | output |
 |---|---|---|
-| pass one | neighbouring groups, `PART_BYTES` at most, one after the other | digests of keys with offsets, by bucket |
+| pass one | neighbouring groups, `PART_BYTES` at most, in sequence | digests of keys with offsets, by bucket |
 | the newest of each key | a bucket: all records of some keys | the offsets that stay, by group |
-| pass two | a group | what it uploaded |
+| pass two | a group | the uploaded segments |
 
-What travels between them are a few byte strings (`tiered.jobs.key_exchange`): Spark moves rows, of which there are
-thousands, never records, of which there are millions. One action, because a second one would repeat the uploads.
+The stages exchange a few byte strings (`tiered.jobs.key_exchange`): Spark moves thousands of rows, never the millions
+of records. It is one action, because a second one would repeat the uploads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tiered.jobs.key_exchange import KeyRun
 
-PART_BYTES = 1 << 30  # of one task of pass one: keys that come again in it travel once
+PART_BYTES = 1 << 30  # of one task of pass one: a key that repeats in it is sent once
 _ROWS_BYTES = 4 << 20  # of byte strings in one Arrow batch
 _GROUPS = "tp int, part int, slot int, plan binary"
 _KEYS = "bucket int, tp int, records binary"
@@ -39,11 +39,11 @@ _RESULTS = "tp int, result binary"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The numbers that tasks go by. Buckets and groups (slots) are counted over all plans."""
+    """The numbering that all tasks share. Buckets and groups (slots) are counted over all plans."""
 
     buffer_bytes: int
     bases: tuple[tuple[int, ...], ...]  # by plan: each group's first offset
-    buckets: tuple[int, ...]  # by plan: how many
+    buckets: tuple[int, ...]  # by plan: number of buckets
 
     @staticmethod
     def of(plans: Sequence[CompactionPlan], buffer_bytes: int) -> _Layout:
@@ -65,7 +65,7 @@ class _Layout:
 def rewritten(
     spark: SparkSession, bucket: Bucket, plans: Sequence[CompactionPlan], buffer: Buffer
 ) -> dict[int, list[GroupResult]]:
-    """What became of every group, by the number of its plan."""
+    """The results of all groups, by the number of their plan."""
     layout = _Layout.of(plans, buffer.size_bytes)
     groups = [(number, group) for number, plan in enumerate(plans) for group in plan.groups]
     if not groups:
@@ -85,7 +85,7 @@ def rewritten(
 
 
 def _parts(groups: Sequence[tuple[int, RowGroup]], cores: int) -> list[tuple[tuple[int, RowGroup], ...]]:
-    """Runs of groups, one for each core at least where there are so many."""
+    """Runs of groups, at least one for each core if there are enough groups."""
     total = sum(group.size_bytes for _, group in groups)
     return packed(groups, lambda each: each[1].size_bytes, min(PART_BYTES, -(-total // cores)))
 
@@ -93,13 +93,13 @@ def _parts(groups: Sequence[tuple[int, RowGroup]], cores: int) -> list[tuple[tup
 def _as_job(
     spark: SparkSession, description: str, groups: DataFrame, bucket: Bucket, layout: _Layout, parts: int
 ) -> list[Any]:
-    """The one action, under a name that people see; exactly once, for it has effects."""
+    """Run the one action, with a description for Spark's UI; exactly once, because it has effects."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
     keys = _placed(groups, parts, "part").mapInArrow(_pass_one(bucket, layout), _KEYS)
     offsets = _placed(keys, layout.first_buckets[-1], "bucket").mapInArrow(_newest(layout), _OFFSETS)
     nothing = F.lit(None)
-    # A group that lost every record is rewritten as well: its plan comes along as a row of its own.
+    # A group that lost every record is rewritten too: its plan is a row of its own.
     every = offsets.select(nothing.cast("int").alias("tp"), "slot", "offsets", nothing.cast("binary").alias("plan"))
     every = every.unionByName(groups.select("tp", "slot", nothing.cast("binary").alias("offsets"), "plan"))
     together = _placed(every, layout.first_slots[-1], "slot").mapInArrow(_pass_two(bucket), _RESULTS)
@@ -108,11 +108,11 @@ def _as_job(
     try:
         return together.collect()
     finally:
-        spark.sparkContext.setLocalProperty("spark.job.description", cast(str, before))  # None takes it away
+        spark.sparkContext.setLocalProperty("spark.job.description", cast(str, before))  # None removes it
 
 
 def _placed(frame: DataFrame, tasks: int, column: str) -> DataFrame:
-    """A task for each number in `column`; before Spark 4.1 some of them share one, and others have none."""
+    """One task for each number in `column`; before Spark 4.1 some share a task, and other tasks are empty."""
     by_number = getattr(frame, "repartitionById", None)
     return cast("DataFrame", by_number(tasks, column)) if by_number else frame.repartition(tasks, column)
 
@@ -133,8 +133,10 @@ def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBa
 
 
 def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, KeyRun]]:
-    """The newest records of the groups in `batches`, older ones let go of where memory allows; with their plan's
-    number."""
+    """The newest records of the groups in `batches`, with their plan's number.
+
+    Older records of a key are dropped as far as memory allows.
+    """
     from local.storage import DiskStorage
     from tiered.jobs.compaction_passes import GroupWork
     from tiered.jobs.key_exchange import Combiner, records_held
@@ -143,7 +145,7 @@ def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]
     at, combiner = -1, Combiner(records_held(layout.buffer_bytes))
     with bucket.opened() as store:
         for tp, plan in _plans_of(batches):
-            if tp != at:  # another partition: another secret, nothing to combine
+            if tp != at:  # another partition: another secret, so nothing to combine
                 yield from ((at, run) for run in combiner.rest())
                 at = tp
             with bucket.scratch() as directory:
@@ -206,7 +208,7 @@ def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> Grou
 
 
 def _plans_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, CompactionPlan]]:
-    """In the order of their numbers, so that the groups of a partition come one after the other."""
+    """Plans in the order of their numbers, so that the groups of a partition follow each other."""
     for tp, _, _, plan in sorted(_rows_of(batches), key=lambda row: row[2]):
         yield tp, pickle.loads(plan)  # noqa: S301 - our own driver's
 
@@ -217,7 +219,7 @@ def _rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 
 def _as_batches(rows: Iterable[tuple[Any, ...]], ddl: str) -> Iterator[pa.RecordBatch]:
-    """Rows of numbers and byte strings, some megabytes of them at a time."""
+    """Arrow batches of numbers and byte strings, some megabytes each."""
     import pyarrow as pa
 
     fields = [field.split() for field in ddl.split(", ")]
@@ -244,7 +246,7 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _column(kind: pa.DataType, values: Sequence[Any]) -> pa.Array[Any]:
-    """From buffers: `pyarrow.array` would import pandas into every worker, a quarter of a second."""
+    """A column from buffers: `pyarrow.array` would import pandas into every worker (0.25 s)."""
     import numpy as np
     import pyarrow as pa
 

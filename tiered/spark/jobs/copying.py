@@ -1,9 +1,12 @@
-"""Copying to another bucket, rows in Spark's tasks; plans, commits and the comparison are
-`tiered.jobs.bucket_copying`'s.
+"""Copy partitions to another bucket in Spark tasks.
 
-The driver begins every partition's copy (its epoch), tasks copy rows, and what a wave gave is committed in the order of
-offsets; rows of a partition that was cleaned when the last of them is there. Whoever runs it again goes on behind what
-is committed. A row that cannot be copied for good ends its own partition alone.
+Plans, commits and the comparison are those of `tiered.jobs.bucket_copying`.
+
+1. The driver begins every partition's copy (its writer epoch).
+2. Tasks copy segments.
+3. The driver commits each wave in offset order. Entries of a cleaned partition are committed together, after the last.
+
+A second run continues behind the committed entries. A segment that cannot be copied ends only its own partition.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Work = tuple[int, CopyPlan, int, CopyRow]  # the plan's number, the plan without its rows, the epoch, a row
+_Work = tuple[int, CopyPlan, int, CopyRow]  # the plan's number, the plan without its entries, the epoch, an entry
 
 
 def copy(
@@ -56,12 +59,13 @@ def copy(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[CopyOutcome]:
-    """Do plans of `tiered.jobs.bucket_copying` and compare; what came of each, in order. Told to stop, it ends between
-    two waves with all committed that may be by itself.
+    """Run plans of `tiered.jobs.bucket_copying` and compare; the outcome of each, in order.
 
-    Raises, once the other partitions are done, the first error of those that are not: Conflict where somebody else
-    writes to the copy, Fenced where another run of it began, NotFound for a row that expired meanwhile, Corrupt for a
-    damaged one. Raises what Spark raises for a task that failed for good.
+    `should_stop` ends the job between two waves, with a commit of everything that may be committed alone.
+
+    After the other partitions it raises the first error of the failed ones: Conflict if another writer writes to the
+    copy, Fenced if another run of it began, NotFound for an entry that has expired, Corrupt for a damaged one. Raises
+    Spark's error for a task that failed for good.
     """
     with source.opened() as store, target.opened() as to:
         job = _Job(store, to, plans, now_ms)
@@ -92,7 +96,7 @@ def _copying(
 
 
 class _Job:
-    """How far each partition's copy is; the driver's alone. Begins all of them."""
+    """The state of each partition's copy, in the driver only. Begins all copies."""
 
     def __init__(
         self, source: ObjectStore, target: ObjectStore, plans: Sequence[CopyPlan], now_ms: Callable[[], int]
@@ -101,7 +105,7 @@ class _Job:
         self.errors: dict[int, LogError] = {}
         self._epochs: dict[int, int] = {}
         self._waiting: list[list[RemoteSegment]] = [[] for _ in plans]
-        self._there = [0] * len(plans)  # rows
+        self._there = [0] * len(plans)  # committed entries
         self._sizes = [0] * len(plans)  # their bytes
         for number, plan in enumerate(plans):
             self._guarded(number, partial(self._begin, number, plan))
@@ -116,11 +120,11 @@ class _Job:
                 yield number, bare, self._epochs[number], row
 
     def wanted(self, pack: Sequence[_Work]) -> tuple[_Work, ...]:
-        """Without rows behind one that is missing."""
+        """The pack without entries behind a missing one."""
         return tuple(each for each in pack if each[0] not in self.errors)
 
     def commit(self, results: Sequence[tuple[int, RemoteSegment | LogError]]) -> None:
-        """What a wave gave: rows before the first one that is missing."""
+        """Commit the results of a wave that precede the first missing entry."""
         for number, result in results:
             if number in self.errors:
                 continue
@@ -143,7 +147,7 @@ class _Job:
             self._sizes[number] += sum(row.size_bytes for row in rows)
 
     def outcomes(self) -> list[CopyOutcome]:
-        """Finish what is whole. Raises the first error that was kept."""
+        """Finish the complete copies. Raises the first recorded error."""
         found: list[CopyOutcome] = []
         for number, plan in enumerate(self._plans):
             if number not in self.errors:

@@ -1,26 +1,27 @@
-"""Records as Parquet files by topic and date, written by Spark's tasks, resumable, each record once.
+"""Export records as Parquet files by topic and date, in Spark tasks; resumable, each record once.
 
 | object below the target | content |
 |---|---|
 | ``topic=<topic>/date=<day>/<partition>-<first offset>-<job>-<wave>.parquet`` | records of one task and one day |
-| ``_tiered/<job>/plan.json`` | what is exported: the offsets of each partition, fixed when the job begins |
-| ``_tiered/<job>/wave-<wave>.json`` | what one wave of tasks has exported, and its files |
-| ``_tiered/<job>/complete.json`` | the job is over: totals |
+| ``_tiered/<job>/plan.json`` | the export: the offsets of each partition, fixed when the job begins |
+| ``_tiered/<job>/wave-<wave>.json`` | the exported ranges of one wave of tasks, and its files |
+| ``_tiered/<job>/complete.json`` | the job is finished: totals |
 
-The day is that of the record's timestamp, in UTC; records without one lie under ``__HIVE_DEFAULT_PARTITION__``. Readers
-of directories (Spark, DuckDB, pyarrow) pass over names that begin with an underscore.
+The day is that of the record's timestamp, in UTC. Records without one are under ``__HIVE_DEFAULT_PARTITION__``. Readers
+of directories (Spark, DuckDB, pyarrow) skip names that begin with an underscore.
 
-Records stay in the Python worker that decoded them, and write Parquet there: the JVM, where each costs time, sees none.
+Records stay in the Python worker that decoded them, which writes the Parquet file. They never pass through the JVM,
+where each one costs time.
 
-**Once.** A task's file names follow from its records and its wave, and these from the pinned head, so a task that runs
-twice writes the same files twice. A wave's record is written after all its tasks; who resumes a job goes on
-behind the last one, after deleting files of the job that no record names. Two drivers must not run one job at a time.
+**Once.** A task's file names follow from its records and its wave, and these from the pinned manifest. A task that runs
+twice therefore writes the same files twice. A wave's record is written after all its tasks. A resumed job first deletes
+its files that no record names, then continues behind the last record. Two drivers must not run one job at a time.
 
-| cut | left behind | resumed |
+| interrupted | left behind | resumed |
 |---|---|---|
 | before the plan | nothing | a new job |
 | in a wave | files that no record names; readers of the directory see them | deleted, then exported again |
-| between record and next wave | nothing | goes on |
+| between record and next wave | nothing | continued |
 | before ``complete`` | every file and record | written |
 """
 
@@ -52,7 +53,7 @@ Codec = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 COLUMNS = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")  # the topic is in the name
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
-_OPEN_MAX = 16  # files that a task writes at a time; a record of another day closes the one longest untouched
+_OPEN_MAX = 16  # files that a task writes at a time; a record of a further day closes the least recently used one
 _BUFFER_BYTES = 32 << 20  # of a file's records before they become a row group
 _DAY_US = 86_400_000_000
 _JOB = re.compile(r"[0-9A-Za-z_]{1,64}")
@@ -61,7 +62,7 @@ _FILE = re.compile(r"topic=[^/]+/date=[^/]+/\d+-\d{20}-([0-9A-Za-z_]+)-(\d{6})\.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFile:
-    """One file: records of one partition and one day, the first one's offset to behind the last one's."""
+    """One file: records of one partition and one day, from the first offset to behind the last."""
 
     key: str
     topic: str
@@ -74,7 +75,7 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """`files` are those of all runs of the job. Where it is not complete, run it again with its id."""
+    """The files of all runs of the job. If it is not complete, run it again with its id."""
 
     job_id: str
     is_complete: bool
@@ -118,12 +119,12 @@ def export(
     progress: Callable[[int, int], None] = lambda done_bytes, all_bytes: None,
     **options: str,
 ) -> ExportResult:
-    """Export the records that `options` choose, which are those of ``spark.read.format("tiered")``, to `to`.
+    """Export the records that `options` select, as in ``spark.read.format("tiered")``, to `to`.
 
-    A `job_id` that `to` knows goes on with that job: its offsets are those of its beginning, only what else `options`
-    say counts. `to` is a store's URL. `progress` hears how many bytes of batches of this run's are done.
+    A `job_id` that `to` has continues that job: it has the offsets of its begin, and only the other `options` count.
+    `to` is a store's URL. `progress` receives the finished bytes of batches of this run and their total.
 
-    Raises what planning a read raises, InvalidRequest for a codec or job id that is none, or a job of another bucket.
+    Raises the errors of planning a read, and InvalidRequest for an invalid codec or job id, or a job of another bucket.
     """
     if codec not in CODECS:
         raise InvalidRequest("exporting with spark, not a codec", codec=codec, choices=",".join(CODECS))
@@ -156,7 +157,7 @@ def export(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRange:
-    """What an export would read of one partition: `size_bytes` of batches in so many `tasks`."""
+    """An export's planned part of one partition: `size_bytes` of batches in `tasks` tasks."""
 
     topic: str
     partition: int
@@ -167,7 +168,10 @@ class PlannedRange:
 
 
 def plan_export(url: str, **options: str) -> list[PlannedRange]:
-    """What `export` of a new job would read. Needs no Spark and pins nothing. Raises what planning a read raises."""
+    """The ranges that `export` of a new job would read.
+
+    Needs no Spark and pins nothing. Raises the errors of planning a read.
+    """
     found: dict[tuple[str, int], list[Split]] = {}
     for split in _planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})):
         found.setdefault((split.topic, split.partition), []).append(split)
@@ -189,7 +193,7 @@ def _size(splits: Iterable[Split]) -> int:
 
 
 def _due(job: _Job, asked: ReadOptions) -> list[Split]:
-    """What is left to do, of a job that begins or goes on. In order, so that waves end where the next ones begin."""
+    """The remaining splits of a new or resumed job, ordered so that waves continue earlier ones."""
     if not job.is_known:
         splits = _planned(asked)
         job.begin(splits)
@@ -234,10 +238,10 @@ def _assigned(ranges: Iterable[_Range]) -> dict[str, list[int]]:
 
 
 class _Job:
-    """What the target knows of one job; the driver's alone."""
+    """The target's records of one job, in the driver only."""
 
     def __init__(self, store: ObjectStore, job_id: str, source: str) -> None:
-        """Raises InvalidRequest for a job that exports another bucket, Corrupt for a record that cannot be read."""
+        """Raises InvalidRequest for a job that exports another bucket, Corrupt for an unreadable record."""
         self.job_id = job_id
         self.waves: list[tuple[ExportedFile, ...]] = []
         self._store, self._source = store, source
@@ -253,9 +257,9 @@ class _Job:
             self._reached.update({(topic, partition): reached for topic, partition, reached in wave["reached"]})
 
     def begin(self, splits: Sequence[Split]) -> None:
-        """Fix what is exported. Raises InvalidRequest when another driver begins the same job."""
+        """Fix the ranges of the export. Raises InvalidRequest if another driver begins the same job."""
         ranges: dict[tuple[str, int], _Range] = {}
-        for split in splits:  # of a partition there are several ranges: a view's and the log's, or of so many records
+        for split in splits:  # a partition may have several: a view's and the log's, or limited ones
             name, start, end = (split.topic, split.partition), split.start_offset, split.next_offset
             if (known := ranges.get(name)) is not None:
                 start, end = min(start, known.start_offset), max(end, known.next_offset)
@@ -264,12 +268,12 @@ class _Job:
         plan = {"version": VERSION, "source": self._source, "ranges": [asdict(each) for each in self.ranges]}
         try:
             self._store.put_if_absent(self._key("plan.json"), json.dumps(plan).encode())
-        except AlreadyExists as error:  # or our own, after a lost answer: the same plan
+        except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
             if self._read("plan.json") != plan:
                 raise InvalidRequest("exporting with spark, another driver runs this job", job=self.job_id) from error
 
     def left(self) -> list[_Range]:
-        """What of its offsets no wave has reached."""
+        """The ranges that no wave has reached."""
         rest = [
             replace(each, start_offset=max(each.start_offset, self._reached.get((each.topic, each.partition), 0)))
             for each in self.ranges
@@ -277,7 +281,7 @@ class _Job:
         return [each for each in rest if each.start_offset < each.next_offset]
 
     def sweep(self) -> None:
-        """Delete files of this job that no record names: a wave was cut short."""
+        """Delete files of this job that no record names: a wave was interrupted."""
         for topic in sorted({each.topic for each in self.ranges}):
             listed = self._store.list(f"topic={topic}/")
             names = [(info.key, _FILE.fullmatch(info.key)) for info in listed]
@@ -289,9 +293,9 @@ class _Job:
             self._store.delete(cut)
 
     def finish_wave(self, splits: Sequence[Split], files: Sequence[ExportedFile], following: Split | None) -> None:
-        """A wave's tasks are all done; `following` is the first one that is not.
+        """Record a finished wave; `following` is the first split after it.
 
-        Splits are in the order of offsets, so what is left of a partition lies behind the last record that was seen.
+        Splits are in offset order, so the rest of a partition is behind the last record that was read.
         """
         reached: dict[tuple[str, int], int] = {}
         for file in files:
@@ -378,7 +382,10 @@ class _Written:
 
 
 def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_Written]:
-    """The records of each day in files of their own; a file is given when it is whole, and may be taken away then."""
+    """Write the records of each day to separate files; yields each file when it is whole.
+
+    The caller may then delete it.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -400,7 +407,7 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
 
 
 def _date(day: int) -> str:
-    """A day as the directory has it; years outside of the calendar as Arrow cannot have them either."""
+    """A day as in the directory name; NumPy also formats years that Arrow's dates cannot have."""
     import numpy as np
 
     return NO_DATE if day == np.iinfo(np.int64).min else str(np.datetime64(day, "D"))
@@ -408,7 +415,7 @@ def _date(day: int) -> str:
 
 class _DayFile:
     def __init__(self, directory: str, date: str, batch: pa.RecordBatch, codec: Codec) -> None:
-        """`batch` is the first one that will be added: it says how the file is named and what columns it has."""
+        """`batch` is the first batch to add: it determines the file's name and columns."""
         from pyarrow.parquet import ParquetWriter
 
         self._date, self._records, self._schema = date, 0, batch.schema

@@ -1,8 +1,8 @@
-"""Orphans searched for and deleted partition by partition in Spark's tasks; the rules are those of
-`tiered.jobs.orphan_collection`.
+"""List and delete orphans in Spark tasks, partition by partition.
 
-A task lists what lies below a few partitions' prefixes and what their heads name; only what is nobody's comes back. So
-the driver holds no listing, and of orphans as many as one list may have, however many objects the bucket has.
+The rules are those of `tiered.jobs.orphan_collection`. A task lists the objects under a few partitions' prefixes, reads
+the objects that their manifests name, and returns only the orphans. The driver therefore holds no listing, and at most
+as many orphans as one list may have.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def list_garbage(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda partitions: None,
 ) -> GarbageList | None:
-    """Everything of these partitions that is nobody's, in their order, as `tiered.jobs.orphan_collection.list_garbage`
-    has it; None when it was told to stop before the end. Changes nothing. `progress` hears how many partitions are
-    done."""
+    """The orphans of these partitions, in order, as in `tiered.jobs.orphan_collection.list_garbage`.
+
+    None if `should_stop` ended the search. Changes nothing. `progress` receives the number of finished partitions.
+    """
     moment = wall_ms() if now_ms is None else now_ms
     packs = packed(names, lambda name: 1, partitions_a_task)
 
@@ -88,8 +89,10 @@ def delete_garbage(
     wave_tasks: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Deleted:
-    """Take away what was listed, is nobody's by a look that its task makes, and is old enough. Told to stop, what is
-    left stays listed. Raises InvalidRequest for another store's list."""
+    """Delete the listed objects that a new check of the task confirms as orphans and that are old enough.
+
+    If `should_stop` ends the job, the rest stays listed. Raises InvalidRequest for another store's list.
+    """
     moment = wall_ms() if now_ms is None else now_ms
     parts: dict[RemotePartitionName, list[Garbage]] = {}
     for each in listed.entries:
@@ -115,7 +118,7 @@ def delete_garbage(
 
 
 def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
-    """None for a store that has no such thing."""
+    """None for a store without multipart uploads."""
     if not bucket.url.startswith("s3:"):
         return None
     from remote.store.unfinished_uploads import UnfinishedUploads

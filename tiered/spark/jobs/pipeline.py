@@ -1,4 +1,4 @@
-"""A pipeline's work in Spark's tasks (`tiered.jobs.pipeline_job.Runner`)."""
+"""Run a pipeline's work in Spark tasks (`tiered.jobs.pipeline_job.Runner`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ R = TypeVar("R")
 
 
 class SparkRunner:
-    """Waves of tasks; a large partition's compaction and the groups of merges spread over all of them."""
+    """A runner with waves of tasks.
+
+    The compaction of a large partition, and the groups of merges, are spread over all tasks.
+    """
 
     def __init__(
         self,

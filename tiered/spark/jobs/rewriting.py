@@ -1,10 +1,10 @@
-"""Merging and recoding of what is in a bucket, groups in Spark's tasks; plans and commits are
-`tiered.jobs.rewriting`'s.
+"""Merge and recode segments of a bucket in Spark tasks.
 
-A task reads a few groups and uploads what they become; the driver commits what a wave of them gave, a head or two for
-each partition. So a job that is cut, or a driver that dies, loses one wave, and going on is planning again. A group
-that cannot be done for good (damaged, expired, a key missing) is told, and costs the others nothing; where the store
-does not answer the task fails, and Spark tries it again. Managers at work go on.
+Plans and commits are those of `tiered.jobs.rewriting`. A task reads a few groups and uploads the results. The driver
+commits each wave, with one or two manifests for each partition. An interrupted job, or a crashed driver, therefore
+loses one wave; the next run plans again. A group that fails for good (damaged, expired, a missing key) is reported and
+does not affect the others. If the store does not answer, the task fails and Spark retries it. Managers may run at the
+same time.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def rewrite(
     progress: Callable[[int], None] = lambda size_bytes: None,
     errors: dict[int, LogError] | None = None,
 ) -> list[RewriteOutcome]:
-    """Do plans of `tiered.jobs.rewriting`, of any number of partitions; what came of each, in order.
+    """Run plans of `tiered.jobs.rewriting`, of any number of partitions; the outcome of each, in order.
 
-    `target` is the same bucket opened in another way. Told to stop, it ends between two waves with all that is done
-    committed. `job_id` is what Spark's UI has the jobs under; `progress` hears of the bytes of each group. As much of a
-    partition is done as its head has room to list the old objects of; the rest waits for the grace time.
+    `target` is the same bucket opened in another way. `should_stop` ends the job between two waves, with all results
+    committed. `job_id` groups the jobs in Spark's UI. `progress` receives the bytes of each group. The job does as much
+    of a partition as its manifest can list pending deletes for; the rest waits for the grace period.
 
-    Raises, once all that could be done is committed, the first error of what could not: Fenced for a partition that
-    another writer took over, Corrupt for a damaged row. Into `errors`, where it is given, go these instead, the first
-    one of each plan by its number. Raises what Spark raises for a task that failed for good.
+    After all possible commits it raises the first error of the others: Fenced for a partition that another writer took
+    over, Corrupt for a damaged segment. With `errors` the first error of each plan is added there instead, by the
+    plan's number. Raises Spark's error for a task that failed for good.
     """
     with bucket.opened() as store:
         job = _Job(store, plans, now_ms)
@@ -97,7 +97,7 @@ def _rewriting(
 
 
 class _Job:
-    """How far each plan is; the driver's alone."""
+    """The state of each plan, in the driver only."""
 
     def __init__(self, store: ObjectStore, plans: Sequence[RewritePlan], now_ms: Callable[[], int]) -> None:
         self._store, self._plans, self._now_ms = store, plans, now_ms
@@ -107,7 +107,7 @@ class _Job:
         self._over: set[int] = set()
 
     def work(self) -> Iterator[_Work]:
-        """Groups, as far as their partition's head can list what they give up."""
+        """The groups of each partition, as far as its manifest can list the pending deletes."""
         for number, plan in enumerate(self._plans):
             room = 0
             if plan.groups:
@@ -120,11 +120,14 @@ class _Job:
                 yield number, bare, group
 
     def wanted(self, pack: Sequence[_Work]) -> tuple[_Work, ...]:
-        """Without what could not be committed anyway."""
+        """The pack without groups that can no longer be committed."""
         return tuple(each for each in pack if each[0] not in self._over)
 
     def commit(self, results: Sequence[tuple[int, RewrittenGroup | LogError]], progress: Callable[[int], None]) -> None:
-        """What a wave gave, by partition. An error of one is kept for the end, and ends what it is not safe after."""
+        """Commit the results of a wave by partition.
+
+        An error is recorded for the end. It ends its partition if no later commit would be safe.
+        """
         done: dict[int, list[RewrittenGroup]] = {}
         for number, result in results:
             if isinstance(result, LogError):

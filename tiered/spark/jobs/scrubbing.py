@@ -1,4 +1,4 @@
-"""A deep scrub with its reading in Spark's tasks; planning and the report are those of `tiered.health.scrub`."""
+"""A deep scrub that reads in Spark tasks; the plan and the report are those of `tiered.health.scrub`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def scrub(
     progress: Callable[[int], None] = lambda read_bytes: None,
     local_copy: LocalCopy = lambda name, row: False,
 ) -> ScrubReport | None:
-    """Read every byte of `topics`, of all without any; the report is that of ``tiered scrub --deep``.
+    """Read every byte of `topics`, by default of all; the report is that of ``tiered scrub --deep``.
 
-    `state` remembers what is done after each wave, and what it knows already is not read again; `progress` hears of the
-    bytes of each segment. None when it was told to stop before the end. Changes nothing in the bucket.
+    `state` records the finished segments after each wave; segments in it are not read again. `progress` receives the
+    bytes of each segment. None if `should_stop` ended the scrub. Changes nothing in the bucket.
 
     Raises NotFound for a topic that the bucket lacks.
     """
@@ -80,7 +80,7 @@ def scrub_partitions(
     local_copy: LocalCopy = lambda name, row: False,
     settings: SettingsOf = own_settings,
 ) -> ScrubReport | None:
-    """`scrub` for partitions that were chosen; `telling` makes its `progress` once it is known how much there is."""
+    """`scrub` for selected partitions; `telling` creates its `progress` when the total is known."""
     started_ms = state.started_ms if state is not None else wall_ms()
     with bucket.opened() as store:
         plan = plan_scrub(store, names, deep=True, settings=settings, missing=missing)

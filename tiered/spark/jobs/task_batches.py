@@ -1,10 +1,11 @@
-"""Work with effects as Spark tasks: each piece runs in one task, and its result comes from the attempt that won.
+"""Run work with effects as Spark tasks.
 
-The work goes out in waves, one action each. A second action over the same rows would repeat the effects, so a wave is
-collected once and nothing of it is cached. Between waves the driver can note how far it is: whoever resumes a job loses
-one wave at most. A wave is large enough that its tasks are started once for many, and ends when its slowest task does.
+One task for each piece, with the result of its successful attempt. The work runs in waves of one action each. A second
+action over the same rows would repeat the effects. A wave is therefore collected once and never cached. Between waves
+the driver can record its progress, so that a resumed job loses at most one wave. A wave has many tasks for each core,
+and ends with its slowest task.
 
-Pieces travel inside the function that the tasks run, pickled; neither they nor what they carry stand in Spark's UI.
+Pieces are pickled into the function that the tasks run, so neither they nor their content appear in Spark's UI.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-TASKS_PER_CORE = 8  # of a wave: enough that one slow task leaves few cores idle, few enough that little is done twice
+TASKS_PER_CORE = 8  # of a wave: enough that one slow task leaves few cores idle, few enough that little is repeated
 W = TypeVar("W")
 R = TypeVar("R")
 
 
 def packed(work: Sequence[W], size_of: Callable[[W], int], task_bytes: int) -> list[tuple[W, ...]]:
-    """Runs of `work`, in order, each of up to `task_bytes` or of one piece: a task costs some 30 ms by itself."""
+    """Runs of `work`, in order, each of up to `task_bytes` or of one piece.
+
+    A task itself costs some 30 ms.
+    """
     packs: list[list[W]] = []
     size = 0
     for each in work:
@@ -40,7 +44,10 @@ def packed(work: Sequence[W], size_of: Callable[[W], int], task_bytes: int) -> l
 
 
 def or_error(do: Callable[[], R]) -> R | LogError:
-    """What it gives, or the error: a piece's trouble is its own. Raises Unavailable: Spark tries the task again."""
+    """The result of `do`, or its error: a failed piece does not affect the others.
+
+    Raises Unavailable, so that Spark retries the task.
+    """
     try:
         return do()
     except Unavailable:
@@ -64,12 +71,12 @@ def in_waves(
     group: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[R]]:
-    """What `do` gave for each piece of `work`, in order, a list for each wave; ends early when it `should_stop`.
+    """The results of `do` for each piece of `work`, in order, one list for each wave.
 
-    `work` is asked for a wave when the one before is done, and may leave out what is not wanted any more; `total` is
-    how many pieces it has, where it does not say. `description` is what Spark's UI shows, with how far the work is, and
-    `group` the id under which it has the jobs together. Results are to be small, the driver holds them.
-    Raises what Spark raises when a task has failed for good; what earlier waves gave has been given.
+    Ends early if `should_stop`. `work` is read one wave at a time, after the previous one, and may skip pieces that are
+    no longer wanted. `total` is its length if it is not a sequence. `description` is shown in Spark's UI, with the
+    progress, and `group` is the id of the job group there. The driver holds the results: they should be small.
+    Raises Spark's error if a task has failed for good; earlier waves have been returned by that time.
     """
     step = wave_tasks or tasks_of_a_wave(spark)
     everything = len(work) if isinstance(work, Sequence) else total
@@ -90,7 +97,7 @@ _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 
 @contextmanager
 def named_job(spark: SparkSession, description: str, group: str | None = None) -> Iterator[None]:
-    """Whatever Spark does meanwhile has this description in its UI, and its group of jobs where one is given."""
+    """Set the description, and the job group if given, of all Spark jobs inside the block."""
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in (_GROUP, _DESCRIPTION)}
     if group is not None:
@@ -100,7 +107,7 @@ def named_job(spark: SparkSession, description: str, group: str | None = None) -
         yield
     finally:
         for name, value in before.items():
-            context.setLocalProperty(name, cast(str, value))  # None takes it away
+            context.setLocalProperty(name, cast(str, value))  # None removes it
 
 
 def _wave(spark: SparkSession, pieces: list[bytes], do: Callable[[W], R]) -> list[R]:
