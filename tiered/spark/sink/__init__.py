@@ -1,4 +1,4 @@
-"""Writing a DataFrame to a topic.
+"""Write a DataFrame to a topic.
 
-`sink` is the data source for writes, `sink_options` its options, `routing` chooses partitions.
+`sink` is the data source for writes, `sink_options` has its options, `routing` chooses partitions.
 """

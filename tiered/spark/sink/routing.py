@@ -1,9 +1,11 @@
-"""Which partition each row of a bulk ingest goes to.
+"""The partition of each row of a bulk ingest.
 
-The one that it names, or by its key as Kafka's default partitioner has it, or by its value and timestamp. So it depends
-on the row alone, never on the task or the batch that brings it. A job that is run again finds some partitions committed
-and may be cut into other tasks (Spark cuts files by the cores it has): were rows without a key sent in turns, some
-would go to a partition that was committed without them, and others a second time to one that was not.
+It is the row's column ``partition``, or follows from the key as in Kafka's default partitioner, or from value and
+timestamp. It depends on the row alone, never on the task or the batch.
+
+A second run of a job finds some partitions committed, and its tasks may differ (Spark cuts files by its cores). With
+round-robin for rows without a key, some rows would move to a partition that was committed without them. Others would be
+written a second time to a partition that was not.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from local.records.record_columns import of_arrow
 from tiered.jobs.ingest import IngestPlan
 from tiered.jobs.ingest_task import IngestTask
 
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: times that are whole seconds spread as others do
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: spreads times of whole seconds like other times
 
 
 class Router:
-    """Sends the rows of one task to their partitions, in order."""
+    """Routes the rows of one task to their partitions, in order."""
 
     def __init__(self, task: IngestTask, plan: IngestPlan) -> None:
         self._task, self._plan = task, plan
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises InvalidRequest for another topic and for a partition that is none."""
+        """Route a batch. Raises InvalidRequest for another topic and for an unknown partition."""
         if not batch.num_rows:
             return
         names = batch.schema.names
@@ -60,7 +62,10 @@ class Router:
         return found
 
     def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """As Kafka's default partitioner has it: murmur2 of the key; a row without one by its value and timestamp."""
+        """Partitions as by Kafka's default partitioner: murmur2 of the key.
+
+        Without a key of value and timestamp.
+        """
         found = _hashed(batch["key"]) if "key" in batch.schema.names else None
         has_key = np.zeros(batch.num_rows, np.bool_) if found is None else np.asarray(batch["key"].is_valid(), np.bool_)
         if not has_key.all():
@@ -74,7 +79,7 @@ class Router:
 
 
 def _hashed(column: pa.Array[Any]) -> NDArray[np.int64]:
-    """murmur2 of each; a null hashes as empty."""
+    """murmur2 of each value; a null hashes as empty."""
     (columns,) = of_arrow(pa.table({"key": column}), now_ms=0)
     return hash_keys(columns.key_data, columns.key_starts, np.maximum(columns.key_lengths, 0)).astype(np.int64)
 

@@ -1,34 +1,38 @@
-"""``df.write.format("tiered")``: a DataFrame appended to a topic as closed segments, straight into the bucket.
+"""``df.write.format("tiered")``: append a DataFrame to a topic as closed segments in the bucket.
 
-`tiered.jobs.ingest` in Spark's words. The driver takes the topic's partitions over when the write is planned; each task
-spools and uploads; one commit for each partition names what the winning attempts uploaded. Rows have the columns of
-Spark's Kafka sink.
+It runs `tiered.jobs.ingest` in Spark:
+
+1. The driver takes the topic's partitions over when the write is planned.
+2. Each task spools and uploads.
+3. One commit for each partition names the uploads of the successful attempts.
+
+Rows have the columns of Spark's Kafka sink.
 
 | option | value |
 |---|---|
-| ``path`` or ``url`` | the bucket; required (``save(url)`` gives it) |
-| ``topic`` | the topic; a column ``topic``, where there is one, must say the same or nothing |
-| ``createPartitions`` | create the topic with so many partitions if it is not there |
-| ``topicId`` | which topic, where the bucket holds two of one name |
-| ``jobId`` | a name by which a job that is run again is recognised; needed for a stream |
+| ``path`` or ``url`` | the bucket; required (``save(url)`` sets it) |
+| ``topic`` | the topic; a column ``topic``, if present, must have the same value or null |
+| ``createPartitions`` | create the topic with so many partitions if it does not exist |
+| ``topicId`` | selects the topic if the bucket has two of one name |
+| ``jobId`` | identifies the job when it is run again; required for a stream |
 | ``takeLeadership`` | ``false`` refuses partitions that a manager wrote before; ``true`` is the default |
-| ``offsets`` | ``ranges`` (default): each task has its own; ``dense``: no gaps, a partition comes from one task |
-| ``offsetsPerTask`` | how long such a range is (2^31) |
+| ``offsets`` | ``ranges`` (default): each task has its own; ``dense``: no gaps, one task for each partition |
+| ``offsetsPerTask`` | the length of such a range (2^31) |
 | ``storeOptions``, ``keyRing`` | as of the source |
-| ``workDirectory`` | where tasks put one segment for each partition they write; the system's place otherwise |
-| any property of a topic | ``segment.bytes``, ``compression.type``, ``remote.compression`` … outweigh the topic's own |
+| ``workDirectory`` | a place for one segment of each partition that a task writes; default: the system's |
+| any property of a topic | ``segment.bytes``, ``compression.type``, ``remote.compression`` … override the topic's own |
 
 | column | type | |
 |---|---|---|
 | value | string or binary | required; null is a tombstone |
 | key | string or binary | |
-| partition | int | without it, or null: Kafka's partitioner by key, and without a key by what the row says |
+| partition | int | if missing or null: Kafka's partitioner by key, and without a key by value and timestamp |
 | headers | array of struct of key string, value binary | |
-| timestamp | timestamp, or long in ms | without it, or null: the time of the job |
+| timestamp | timestamp, or long in ms | if missing or null: the time of the job |
 | topic | string | |
 
-A stream (``writeStream``) commits each batch once, told by `jobId` and the batch's id in the head; keep the `jobId`
-with the checkpoint. A batch that Spark runs again after a crash is found to be in already.
+A stream (``writeStream``) commits each batch once, identified by `jobId` and the batch's id in the manifest. Use one
+`jobId` with one checkpoint. If Spark repeats a batch after a crash, the sink finds its commit and does nothing.
 """
 
 from __future__ import annotations
@@ -61,13 +65,13 @@ COLUMNS = {
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task's winning attempt uploaded: `tiered.jobs.ingest.Ingested`, pickled."""
+    """The uploads of a task's successful attempt: `tiered.jobs.ingest.Ingested`, pickled."""
 
     ingested: bytes
 
 
 class _Writing:
-    """What both ways of writing share. Travels to the tasks: options and a plan, never a client."""
+    """The common part of both writers. It is sent to the tasks: options and a plan, never a client."""
 
     def __init__(self, options: WriteOptions, plan: IngestPlan) -> None:
         self._options, self._plan = options, plan
@@ -126,8 +130,10 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """The writer of one write, its partitions taken over. Raises InvalidRequest for columns or options that are wrong,
-    and what `tiered.jobs.ingest.plan_ingest` raises."""
+    """The writer of one write, with its partitions taken over.
+
+    Raises InvalidRequest for wrong columns or options, and the errors of `tiered.jobs.ingest.plan_ingest`.
+    """
     options = parse_write_options(given)
     if overwrite:
         raise InvalidRequest("writing with spark, a log is appended to", mode="overwrite", fix='mode("append")')
@@ -135,7 +141,10 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
-    """The same for one batch of a stream: Spark asks for each. The epoch is begun by the first one. Raises likewise."""
+    """The writer of one batch of a stream: Spark requests one for each. Raises as `batch_writer`.
+
+    The first batch takes the partitions over.
+    """
     options = parse_write_options(given)
     if options.job_id is None:
         raise InvalidRequest("writing a stream, the option jobId is needed: it names the stream over restarts")

@@ -1,5 +1,7 @@
-"""The options of ``df.write.format("tiered")``, checked and understood; see `tiered.spark.sink.sink` for their
-table."""
+"""The options of ``df.write.format("tiered")``, checked and parsed.
+
+`tiered.spark.sink.sink` has their table.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ NAMES = (
     "workDirectory",
 )
 
-STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # settings that are not of a topic, and that a job honours
-_SPARKS = ("checkpointlocation", "queryname", "triggeravailablenow")  # a stream's own options come along
+STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # settings of other scopes than a topic that a job honours
+_SPARKS = ("checkpointlocation", "queryname", "triggeravailablenow")  # a stream passes its own options too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What one write asks for. `span` is None for offsets without gaps."""
+    """The options of one write. `span` is None for offsets without gaps."""
 
     bucket: Bucket
     topic: str
@@ -50,7 +52,7 @@ class WriteOptions:
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises InvalidRequest naming the option that is wrong."""
+    """Raises InvalidRequest with the name of a wrong option."""
     options, settings = _known(given)
     urls = [options[name] for name in ("path", "url") if name in options]
     if len(urls) != 1 or not urls[0]:
@@ -77,7 +79,10 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _known(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(options under lower-cased names, properties of the topic). Raises InvalidRequest, with the nearest name."""
+    """(options under lower-cased names, properties of the topic).
+
+    Raises InvalidRequest with the nearest name.
+    """
     real = {name.lower(): name for name in NAMES}
     options, settings = {}, {}
     for name, value in given.items():
