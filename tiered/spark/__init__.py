@@ -1,4 +1,4 @@
-"""Spark over the bucket. Importing this costs nothing; pyspark is looked for when something is called."""
+"""Spark over the bucket. The import is light: pyspark is imported by the first call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tiered.spark.jobs.scrubbing import scrub
 
 __all__ = ["compact", "copy", "export", "read_arrow", "register", "rewrite", "scrub", "spark_session"]
-_LATER = {  # name: module, for what is not light
+_LATER = {  # name: module, imported on first use
     "compact": "compaction",
     "copy": "copying",
     "export": "exporting",

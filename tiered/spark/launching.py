@@ -1,4 +1,4 @@
-"""A session for one command, on whatever master it is asked to run: this machine, a cluster, or ``spark-submit``'s.
+"""A Spark session for one command, on a given master: this machine, a cluster, or ``spark-submit``'s.
 
 | started | master | Python of the workers |
 |---|---|---|
@@ -6,8 +6,8 @@
 | ``tiered ... --spark spark://...`` | as given | `PYSPARK_PYTHON`, ``spark.pyspark.python``, or the path of this one |
 | ``spark-submit ... submit.py ...`` | ``spark-submit``'s | ``spark-submit``'s: ``spark.pyspark.python``, an archive |
 
-Settings that were measured for one machine (`tiered.spark.session.SETTINGS`: loopback, no UI, one GiB) are for masters
-on this machine alone; on a cluster Spark's own hold, and those of its operator.
+The settings measured for one machine (`tiered.spark.session.SETTINGS`: loopback, no UI, one GiB) apply only to masters
+on this machine. On a cluster Spark's own settings and its operator's apply.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ DEFAULT_MASTER = "local[*]"
 _ANYWHERE = {
     "spark.python.worker.faulthandler.enabled": SETTINGS["spark.python.worker.faulthandler.enabled"],
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.showConsoleProgress": "false",  # commands tell their progress themselves
+    "spark.ui.showConsoleProgress": "false",  # commands report their progress themselves
 }
 _PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
 
 
 def is_on_this_machine(master: str) -> bool:
-    """``local...`` and ``local-cluster[...]``."""
+    """Whether the master is ``local...`` or ``local-cluster[...]``."""
     return master.startswith("local")
 
 
 def settings_for(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
-    """What a session is built with; `conf` outweighs all. Without a master, ``spark-submit``'s settings stand."""
+    """The settings of a session; `conf` overrides all. Without a master ``spark-submit``'s settings apply."""
     if master is None:
         return {**_ANYWHERE, **conf}
     if is_on_this_machine(master):
@@ -48,10 +48,10 @@ def settings_for(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def launched_session(app_name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A running session with our sources registered; the caller stops it. `master` None: `spark-submit`'s where that
-    started this process, else `DEFAULT_MASTER`.
+    """A running session with our sources registered; the caller stops it.
 
-    Raises InvalidRequest when pyspark or a Java is missing, or when a session with another master runs already.
+    `master` None means `spark-submit`'s if it started this process, else `DEFAULT_MASTER`. Raises InvalidRequest if
+    pyspark or a Java is missing, or if a session with another master is running.
     """
     ensure_pyspark()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -71,9 +71,9 @@ def launched_session(app_name: str, master: str | None = None, conf: Mapping[str
 
 
 def _choose_python(master: str | None, settings: Mapping[str, str]) -> None:
-    """Spark would run the first python3 on PATH in its workers, and miss this environment's packages."""
+    """Set the Python of the workers: Spark's default, the first python3 on PATH, may lack our packages."""
     if master is None:
-        return  # spark-submit has said it, or the cluster's default is meant
+        return  # set by spark-submit, or the cluster's default
     asked = next((settings[name] for name in _PYTHONS if name in settings), None)
     if is_on_this_machine(master):
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = asked or sys.executable

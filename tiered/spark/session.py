@@ -1,7 +1,7 @@
-"""A Spark session for this machine with settings that were measured, and the data source registered in it.
+"""A Spark session for this machine with measured settings and the registered data source.
 
-`spark_session` is for scripts, the demo and tests; a session that exists already only needs `register`. Nothing here
-is needed on a cluster beyond the installed package.
+`spark_session` is for scripts, the demo and tests; an existing session needs only `register`. A cluster needs only the
+installed package.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
     """A running session with the source ``tiered`` registered; the caller stops it.
 
     `conf` overrides `SETTINGS`; dots in names are written as double underscores
-    (``spark__sql__shuffle__partitions="8"``). A session that runs already is returned as it is, apart from settings
-    that Spark can change while running. Raises InvalidRequest when pyspark or a Java is missing.
+    (``spark__sql__shuffle__partitions="8"``). A running session is returned unchanged, apart from settings that Spark
+    can change at run time. Raises InvalidRequest if pyspark or a Java is missing.
     """
     ensure_pyspark()
     ensure_java()
@@ -59,11 +59,11 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the sources ``tiered`` and ``tiered-segments`` known to the session, which is returned. May repeat.
+    """Register the sources ``tiered`` and ``tiered-segments`` in the session, which is returned.
 
-    Spark runs a source in the interpreter that PYSPARK_PYTHON names, else in the first ``python3`` on PATH. On this
-    machine alone (``local[...]``) without that variable it is the caller's own interpreter. Raises InvalidRequest where
-    the interpreter lacks the package, naming both.
+    May repeat. Spark runs a source in the interpreter that PYSPARK_PYTHON names, else in the first ``python3`` on PATH.
+    With a master on this machine (``local[...]``) and without that variable it is the caller's interpreter. Raises
+    InvalidRequest if the interpreter lacks the package, with both names.
     """
     ensure_pyspark()
     from tiered.spark.source.segments_source import SegmentsSource
@@ -77,7 +77,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _own_interpreter(spark: SparkSession) -> Iterator[None]:
-    """While inside, what is registered runs in an interpreter that has the package."""
+    """Inside the block, registered sources run in an interpreter that has the package."""
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none: its server decides
     chosen = getattr(context, "pythonExec", None)
     if context is None or chosen is None:
@@ -95,7 +95,7 @@ def _own_interpreter(spark: SparkSession) -> Iterator[None]:
 
 
 def check_interpreter(program: str) -> None:
-    """Raises InvalidRequest where this machine's `program` is no Python that can import the source."""
+    """Raises InvalidRequest if this machine's `program` is no Python that can import the source."""
     found = shutil.which(program)
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return
@@ -112,7 +112,7 @@ def check_interpreter(program: str) -> None:
 
 
 def ensure_pyspark() -> None:
-    """Raises InvalidRequest, naming the extra to install, unless pyspark 4 and pyarrow can be imported."""
+    """Raises InvalidRequest, with the extra to install, unless pyspark 4 and pyarrow can be imported."""
     try:
         import pyarrow  # noqa: F401
         from pyspark.sql import datasource  # noqa: F401

@@ -1,8 +1,8 @@
-"""The file that ``spark-submit`` runs: the command `tiered`, on the master that ``spark-submit`` was told.
+"""The file that ``spark-submit`` runs: the command `tiered`, on the master of ``spark-submit``.
 
     spark-submit --master yarn $(python -m tiered.spark.submit) rewrite merge orders --remote s3://bucket/logs --yes
 
-Called by itself, without a word, it prints where it lies.
+Without arguments, and not started by ``spark-submit``, it prints its own path.
 """
 
 from __future__ import annotations
