@@ -1,8 +1,7 @@
-"""HTML that is escaped by construction: whatever is not `Html` already becomes text.
+"""HTML that is escaped by construction: every value that is not `Html` becomes text.
 
-Topic names, messages of errors and reasons come from elsewhere; there is no way to put them into a page but through
-`tag`, which escapes them, in text as in attributes.
-"""
+Topic names, error messages and reasons are untrusted input. They enter a page only through `tag`, which escapes
+content and attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ VOID = frozenset({"meta", "link", "input"})
 
 
 class Html(str):
-    """Markup. Made by `tag` and `join` alone."""
+    """Markup. Only `tag` and `join` make it."""
 
     __slots__ = ()
 
@@ -31,7 +30,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | bool |
 
 
 def join(children: Child) -> Html:
-    """Children one after the other, escaped where they are not markup."""
+    """Concatenate children; escape all that are not markup."""
     if children is None:
         return Html("")
     if isinstance(children, Html):

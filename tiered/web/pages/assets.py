@@ -1,14 +1,13 @@
-"""The stylesheet and the scripts of the pages, served by ourselves: nothing is ever fetched from anywhere else.
+"""The stylesheet and the scripts of the pages, served by this server: no page loads from another site.
 
-Without the script everything works: the page then asks for itself again whole. The script asks for it beside what is
-shown, leaves alone what somebody types into, and stops while nobody looks.
-"""
+Everything works without the script: the page then reloads as a whole. The script reloads in the background, leaves
+fields that have input unchanged, and pauses while the page is not visible."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 
-# Every pair that text is shown in has a contrast of 4.5 at least (WCAG 2.2 AA); a test reckons it.
+# Every text and background pair has a contrast of at least 4.5 (WCAG 2.2 AA); a test computes it.
 LIGHT = {
     "ground": "#ffffff",
     "panel": "#f3f5f7",
@@ -139,9 +138,9 @@ svg .clean { fill: var(--remote); }
 .key { font-weight: 600; }
 """
 
-# Colours of lines and of kinds of dollars, in the order in which they are drawn.
+# Colours of lines and of kinds of cost, in drawing order.
 _SERIES = ("local", "remote", "s2", "s3", "s4", "s5")
-# Lines over time: (colour, dashes), for colour alone some do not tell apart.
+# Lines over time: (colour, dash pattern), because some readers cannot distinguish colours.
 _TIMES = {
     "t-remote": ("remote", None),
     "t-local": ("local", "7 3"),
@@ -213,25 +212,25 @@ SCRIPT = """"use strict";
 
 
 def stylesheet() -> str:
-    """Light or dark as the reader's system is."""
+    """The stylesheet, light or dark as the reader's system is."""
     dark = f"@media (prefers-color-scheme: dark) {{ {_colours(DARK)} }}"
     return f":root {{ color-scheme: light dark; }}\n{_colours(LIGHT)}\n{dark}\n{_RULES}{_classes()}"
 
 
 def icon() -> str:
-    """The sign of the pages: a short log on a disk over a long one in a bucket. Seen on light and dark alike."""
+    """The icon: a short log on a disk above a long one in a bucket. Visible on light and dark backgrounds."""
     ground = f'<rect width="16" height="16" rx="3" fill="{LIGHT["local"]}"/>'
     bars = '<path fill="#fff" d="M9 3.5h4.5v3.5h-4.5zM2.5 9h11v3.5h-11z"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">{ground}{bars}</svg>'
 
 
 def lab_script() -> str:
-    """The module of the cost lab's page."""
+    """The script module of the cost lab page."""
     return files("tiered.web.pages").joinpath("lab.js").read_text(encoding="utf-8")
 
 
 def _classes() -> str:
-    """Rules by class for what is drawn in the order of `_SERIES`, and for kinds of dollars."""
+    """Rules by class for series in the order of `_SERIES` and for kinds of cost."""
     found = []
     for at, name in enumerate(_SERIES):
         found.append(

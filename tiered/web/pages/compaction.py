@@ -1,4 +1,4 @@
-"""The page of compaction: how dirty each log is, what would help, what the last passes did."""
+"""The compaction page: how dirty each log is, which changes would help, and the last cleaner passes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How compaction stands at one moment; `runs` oldest first."""
+    """The state of compaction at one moment; `runs` oldest first."""
 
     logs: Sequence[LogCleaningStatus]
     metrics: CleanerMetrics
@@ -77,7 +77,7 @@ class Compaction:
 
 
 def look_at_compaction(manager: LogManager, now_ms: int) -> Compaction:
-    """Without a request to the store. The dirtiest first."""
+    """Collect the state of compaction without a store request. Dirtiest logs first."""
     found = compaction_status(manager, now_ms, may_ask=False).values()
     return Compaction(
         logs=sorted(found, key=_urgency),
@@ -122,7 +122,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
 
 
 def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
-    """The same for programs, a page of logs at a time."""
+    """The same as facts for programs, one page of logs at a time."""
     page = min(page_count(len(found.logs)), asked_page(query))
     some = found.logs[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     return {

@@ -1,9 +1,8 @@
-"""What pages are made from, gathered in threads: a reader waits for DEADLINE_S at most, whatever the manager waits for.
+"""Load page data in threads: a reader waits at most DEADLINE_S, however long the manager blocks.
 
-Looks that are asked for at the same time are one. What is not there by the deadline goes on being gathered, and is
-there for whoever asks next; until then there is the last that was found, however old, or `Unavailable`. No more than
-THREADS_MAX looks go on at a time: one that hangs for ever costs a thread, not the page.
-"""
+Concurrent requests for the same data share one load. A load that misses the deadline continues, and its result serves
+later requests. Until then requests get the last result, however old, or `Unavailable`. At most THREADS_MAX loads run
+at a time: a load that hangs for ever costs a thread, not the page."""
 
 from __future__ import annotations
 
@@ -25,10 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Told(Generic[T]):
-    """What was found, begun at `at_ms`. `late_since_ms`: a newer look began then and has not ended.
+    """A result of a load that started at `at_ms`. `late_since_ms`: start of a newer load that has not ended.
 
-    `read_ms` is when the tiers were read that it was made from, None for `at_ms`.
-    """
+    `read_ms` is when the tiers were read, None for `at_ms`."""
 
     value: T
     at_ms: int
@@ -37,12 +35,12 @@ class Told(Generic[T]):
 
     @property
     def data_ms(self) -> int:
-        """Of when the data is."""
+        """The time of the data."""
         return self.at_ms if self.read_ms is None else min(self.at_ms, self.read_ms)
 
 
 class Patience:
-    """What one reader waits in all, over as many looks as the page needs."""
+    """The total wait of one reader over all loads of a page."""
 
     def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
         self._elapsed_s = elapsed_s
@@ -53,7 +51,7 @@ class Patience:
 
 
 class Gathering:
-    """Finds by key. Thread safe."""
+    """Loads data by key. Thread safe."""
 
     def __init__(self, now_ms: Callable[[], int], *, deadline_s: float = DEADLINE_S) -> None:
         self._now_ms, self._deadline_s = now_ms, deadline_s
@@ -62,15 +60,16 @@ class Gathering:
         self._running: dict[str, _Look] = {}
 
     def patience(self) -> Patience:
-        """A whole deadline, to be shared by the looks of a page that needs one after the other."""
+        """Return a full deadline, shared by the consecutive loads of one page."""
         return Patience(self._deadline_s)
 
     def get(self, key: str, make: Callable[[], T], *, keep_ms: int = 0, patience: Patience | None = None) -> Told[T]:
-        """What `make` gives, or gave less than `keep_ms` ago under this key (0: what is found is only of use to
-        those who waited for it). Waits for a deadline of its own, or for what is left of a `patience`.
+        """Return the result of `make`, or its result under this key that is less than `keep_ms` old.
 
-        Raises what `make` raises, and Unavailable for what is not there by the deadline and never was.
-        """
+        With `keep_ms` 0 a result serves only the requests that waited for it. Waits for its own deadline, or for the
+        rest of
+        `patience`. Raises the exceptions of `make`, and Unavailable if there is no result by the deadline and no
+        earlier one."""
         now = self._now_ms()
         with self._lock:
             known = cast("Told[T] | None", self._found.get(key))
@@ -95,8 +94,8 @@ class Gathering:
         try:
             threading.Thread(target=self._run, args=(key, look, make), name=f"tiered-page {key}", daemon=True).start()
         except RuntimeError:
-            return None  # the process can have no thread now; whoever asks next begins it
-        self._running[key] = look  # under the lock, which it needs to end
+            return None  # no thread can start now; the next request tries again
+        self._running[key] = look  # under the lock, which the load needs to end
         return look
 
     def _run(self, key: str, look: _Look, make: Callable[[], object]) -> None:
@@ -115,7 +114,7 @@ class Gathering:
 
 
 class _Look:
-    """One that goes on."""
+    """A running load."""
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms

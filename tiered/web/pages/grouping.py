@@ -1,4 +1,4 @@
-"""What is stuck, on a page: a box for each cause (`tiered.status.problem_rows`), which opens and lists its places."""
+"""Problems on a page: a box for each cause (`tiered.status.problem_rows`), which opens to list its places."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tiered.status.status_report import StatusReport, Stuck
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.parts import lasted, link, place, since, trouble
 
-SHOWN = 5  # groups at the head of a page
-MEMBERS_SHOWN = 50  # of a group that is opened
+SHOWN = 5  # groups at the top of a page
+MEMBERS_SHOWN = 50  # of an opened group
 
 
 def boxes(report: StatusReport, groups: Iterable[StuckGroup], query: Mapping[str, str]) -> list[Html]:
-    """A box for each group; one of several places says how many, and opens."""
+    """A box for each group; a group of several places shows their number and opens."""
     return [trouble(report, each.first) if len(each.members) == 1 else _box(report, each, query) for each in groups]
 
 
 def worst_troubles(report: StatusReport, stuck: Sequence[Stuck], topic: str = "") -> list[Html]:
-    """Those that last longest; a link to the page of all, of one `topic` alone where it is named."""
+    """The oldest problems, and a link to the page of all problems, or of one `topic` if given."""
     found = group_stuck(stuck, report.now_ms)
     rest = sum(len(each.members) for each in found[SHOWN:])
     query = {"topic": topic}

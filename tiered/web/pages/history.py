@@ -1,9 +1,8 @@
-"""How the tiers stood over time, on the overview and on the page of a topic: three small charts, a table behind them.
+"""The history of both tiers on the overview and topic pages: three small charts and a table.
 
-What is drawn is what managers at work noted (`tiered.status.tier_history`): where nobody was at work, or the bucket had
-not been seen, a line is broken. For the time before the first note there is one dotted line, which the bucket itself
-tells: of what is in it today, so much was there by then at the least.
-"""
+The charts show the notes of running managers (`tiered.status.tier_history`). A line is broken where no manager ran or
+the bucket was not read. Before the first note one dotted line shows a lower bound from the bucket: the bytes that the
+bucket holds today and already held then."""
 
 from __future__ import annotations
 
@@ -44,14 +43,14 @@ _NOT_OPEN = Heading("Not open", is_number=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Notes, and (time, bytes) of what is still in the bucket (`tiered.status.tier_history.still_there`)."""
+    """Notes, and (time, bytes) of data still in the bucket (`tiered.status.tier_history.still_there`)."""
 
     series: TierSeries
     still: Sequence[tuple[int, int]]
 
 
 def asked_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> str:
-    """The one that is asked for, else the shortest that shows all there is, up to 30 days."""
+    """Return the requested span, else the shortest that shows everything, up to 30 days."""
     span = query.get("span", "")
     if span in SPANS:
         return span
@@ -62,7 +61,7 @@ def asked_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> s
 def history_section(
     past: Past, topic: str | None, now_ms: int, path: str, query: Mapping[str, str], kept: Mapping[str, str]
 ) -> Html:
-    """The part of a page with the id ``history``; `path` and the query `kept` lead to the same page again."""
+    """The part of a page with the id ``history``; `path` and the query `kept` link to the same page."""
     span = asked_span(query, past.series.of(topic).oldest_ms, now_ms)
     found = history_of(past.series, topic, now_ms, SPANS[span][0])
     still = _still(past.still, found)
@@ -144,7 +143,7 @@ def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
 
 
 def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, float]]]:
-    """The parts of a stretch with that figure."""
+    """The runs of a line in which the figure is known."""
     found: list[list[tuple[int, float]]] = [[]]
     for point in stretch:
         value = getattr(point, field)
@@ -156,7 +155,7 @@ def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, flo
 
 
 def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
-    """That of the time shown before the first note; nothing where notes reach back so far."""
+    """The part of that lower bound within the shown time before the first note; empty if notes cover all of it."""
     until = found.until_ms if found.begun_ms is None else min(found.begun_ms, found.until_ms)
     if until <= found.since_ms:
         return []
@@ -164,9 +163,9 @@ def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
     run: list[tuple[int, float]] = [(found.since_ms, float(before[-1]))] if before else []
     for at, size in still:
         if found.since_ms <= at < until:
-            run += [(at, run[-1][1] if run else 0.0), (at, float(size))]  # steps: nothing lay there between
+            run += [(at, run[-1][1] if run else 0.0), (at, float(size))]  # steps: the size is constant in between
     if not run or until - run[0][0] < (found.until_ms - found.since_ms) // 100:
-        return []  # too short to be seen
+        return []  # too short to be visible
     return [*thinned(run, found.since_ms, found.until_ms, most=True), (until, run[-1][1])]
 
 
@@ -196,7 +195,7 @@ def _words(found: TierHistory, *, has_still: bool) -> str:
 
 
 def _table(found: TierHistory, span: str) -> Html:
-    """A row for each hour, day or month: the last figures, the most of what waited and was at risk."""
+    """A row for each hour, day or month: the last figures, and the maximum of copy lag and bytes at risk."""
     name, form = _PERIODS[span]
     periods: dict[str, list[TierPoint]] = {}
     for point in found.points:
@@ -211,7 +210,7 @@ def _table(found: TierHistory, span: str) -> Html:
 
 
 def _command(found: TierHistory) -> str:
-    """The command that tells all of them."""
+    """The command that prints all notes."""
     span = format_ms(found.until_ms - found.since_ms)
     topic = "" if found.topic is None else f" {found.topic}"
     return f"tiered status{topic} --history {span} -o csv"

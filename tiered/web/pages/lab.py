@@ -1,8 +1,7 @@
-"""The cost lab: today's bill beside that of other settings, simulated from the topics' own history.
+"""The cost lab: today's bill next to the bill of other settings, simulated from the topics' own history.
 
-The controls are a form, so all of it works without the script; with it they are sliders, and what they lead to is drawn
-while they move (`lab.js`). Only the part with the id ``results`` is other then.
-"""
+The controls are a form, so all works without the script. With the script they are sliders, and results update as they
+move (`lab.js`). Only the part with the id ``results`` changes then."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from tiered.web.pages.lab_results import request_count, results
 from tiered.web.pages.lab_words import HERE, LABELS, class_word, shown_value, value_words
 from tiered.web.pages.parts import commands, frame, link
 
-TOPICS_MAX = 3  # that are simulated at a time unless one is named
+TOPICS_MAX = 3  # topics simulated at a time unless one is named
 
 
 def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, note: Child = None) -> str:
-    """The page; `left_out` tiered topics are not simulated."""
+    """The page; `left_out` is the number of tiered topics that are not simulated."""
     topics = ", ".join(each.topic for each in lab.measured if each.stream is not None)
     words = f"What {topics} would cost a month under other settings, simulated from their own segments and requests."
     rest = f" Smaller ones ({left_out:,}) are left out; name one to see it." if left_out else ""
@@ -39,7 +38,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
 
 
 def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note: Child = None) -> str:
-    """Where there is nothing to simulate; `why` has a line for each topic that has stored something."""
+    """The page without anything to simulate; `why` has a line for each topic with stored data."""
     if why:
         asked = tag(
             "form", _asked_of(query), tag("div", button("Simulate"), class_="do"), method="get", action=HERE,
@@ -58,7 +57,7 @@ def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note
 
 
 def lab_facts(lab: CostLab) -> dict[str, object]:
-    """The same for programs and for what draws it in other ways."""
+    """The same as facts for programs and other charts."""
 
     def drawn(cost: VariantCost) -> dict[str, object]:
         return {
@@ -136,7 +135,7 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
 
 
 def _asked_of(query: Mapping[str, str]) -> list[Html]:
-    """Which topic, and what comes where that cannot be measured."""
+    """The topic, and its rate if it cannot be measured."""
     return [
         field("topic", "Topic", query.get("topic", ""), example=f"the largest {TOPICS_MAX}"),
         field("rate", "Arrival rate", query.get("rate", ""), example="measured; 20GiB/d"),
@@ -144,7 +143,7 @@ def _asked_of(query: Mapping[str, str]) -> list[Html]:
 
 
 def _slider(lab: CostLab, field_: str, query: Mapping[str, str]) -> Html:
-    """The steps in their order, with what holds today among them; ``""`` is that."""
+    """The steps in order, with today's value among them; ``""`` is today's value."""
     today, asked = lab.value_today(field_), getattr(lab.chosen.variant, field_)
     values = {_rank(value): value for value in STEPS[field_]}
     if asked is not None:
@@ -164,5 +163,5 @@ def _slider(lab: CostLab, field_: str, query: Mapping[str, str]) -> Html:
 
 
 def _rank(value: int | float) -> float:
-    """For ever comes last."""
+    """Sort key; unlimited is last."""
     return float("inf") if value == FOR_EVER_MS else float(value)

@@ -1,4 +1,4 @@
-"""What the cost lab shows of an answer: figures, levers, charts with their tables, break-even lines, its basis."""
+"""The results of the cost lab: figures, levers, charts with tables, break-even lines, and the basis."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _used(lab: CostLab) -> list[str]:
 
 
 def _curve(lab: CostLab) -> Html:
-    """What each step along one setting costs."""
+    """The cost of each step of one setting."""
     name = LABELS[lab.along]
     lines = [Line(name="as chosen", points=[(_at(value), cost.total) for value, cost in lab.curve])]
     is_other = any(field_ != lab.along for field_ in lab.chosen.variant.changes)
@@ -152,18 +152,18 @@ def _curve(lab: CostLab) -> Html:
 
 
 def _drawing(chart: Html) -> Html:
-    """Wide on a small screen: it scrolls by itself, with the keyboard, too."""
+    """A wide chart: on a small screen it scrolls, also by keyboard."""
     return tag("div", chart, class_="drawing", tabindex=0, role="group", aria_label="Chart")
 
 
 def _at(value: int | float) -> float:
-    """Steps grow by factors, so they are drawn by their logarithm."""
+    """Return the logarithm of a step, because steps grow by factors."""
     return log(max(1.0, float(value)))
 
 
 def _classes(lab: CostLab) -> Html:
-    """Each class by how much is read: where lines cross, one class begins to be cheaper than another."""
-    names = [name for name in lab.by_class if name != "EXPRESS_ONEZONE"]  # so much dearer that nothing else is seen
+    """The cost of each storage class by read volume: where lines cross, another class becomes cheaper."""
+    names = [name for name in lab.by_class if name != "EXPRESS_ONEZONE"]  # so expensive that it would hide all others
     lines = [
         Line(name=class_word(name), points=[(share, cost.total) for share, cost in lab.by_class[name]])
         for name in names
@@ -202,7 +202,7 @@ def _classes(lab: CostLab) -> Html:
 
 
 def _merged(rules: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Lines at one place have their names together."""
+    """Merge the names of lines at the same place."""
     found: dict[float, str] = {}
     for at, name in rules:
         key = round(at, 2)

@@ -1,4 +1,4 @@
-"""What the cost lab is asked and where its answers come from: topics measured once a minute, simulated when asked."""
+"""Requests of the cost lab: topics are measured at most once a minute and simulated on request."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tiered.web.pages.lab_words import FIELD_OF
 from tiered.web.pages.manager_cache import Looks
 from tiered.web.pages.stale_banner import age_facts, note_on
 
-MEASURED_MS = 60_000  # how long what was measured is good enough to simulate with
+MEASURED_MS = 60_000  # how long a measurement stays valid for simulations
 ANSWER_MS = 60_000
-_Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, how many others there are, the prices
+_Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, the number of the others, the prices
 
 
 class Laboratory:
@@ -30,7 +30,7 @@ class Laboratory:
         self._looks, self._gathering, self._now_ms = looks, gathering, now_ms
 
     def page(self, query: Mapping[str, str]) -> str:
-        """Raises InvalidRequest for settings that cannot be, NotFound for a topic that is not there."""
+        """Raises InvalidRequest for invalid settings, NotFound for an unknown topic."""
         patience = self._gathering.patience()
         basis = self._measured(query, patience)
         measured, left_out, _ = basis.value
@@ -43,7 +43,7 @@ class Laboratory:
         return lab_page(told.value, query, told.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
-        """The same for programs. Raises InvalidRequest where there is nothing to simulate, too."""
+        """The same as facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
         patience = self._gathering.patience()
         told = self._lab(query, self._measured(query, patience), patience)
         return {**age_facts(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS), **lab_facts(told.value)}
@@ -74,7 +74,7 @@ class Laboratory:
 
 
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
-    """TOPICS_MAX of them by bytes in the bucket and on the disk, by what the manager holds in memory."""
+    """Return the TOPICS_MAX largest topics by bytes in both tiers, from the manager's memory."""
     sizes = dict.fromkeys(names, 0)
     for held in manager.partitions(names):
         head = held.head()
@@ -90,7 +90,7 @@ def _topic(query: Mapping[str, str]) -> str:
 
 
 def _rates(query: Mapping[str, str]) -> dict[str | None, float]:
-    """What comes, as ``--rate`` has it, several topics with commas between them. Raises InvalidRequest."""
+    """Parse incoming rates as ``--rate`` has them, separated by commas. Raises InvalidRequest."""
     text = query.get("rate", "").strip()
     return read_rates(text.split(",")) if text else {}
 

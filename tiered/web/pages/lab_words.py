@@ -1,4 +1,4 @@
-"""How the cost lab names settings and their values."""
+"""Names of settings and their values in the cost lab."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = {
 
 
 def value_words(field: str, value: int | float | str) -> str:
-    """``7d``, ``256MiB``, ``10%``: exactly that value, as an address and the command line have it."""
+    """``7d``, ``256MiB``, ``10%``: exactly the value, as an address and the command line have it."""
     if field == "read_share":
         return f"{100 * float(value):.6g}%"
     if field.endswith("_ms"):
@@ -31,7 +31,7 @@ def value_words(field: str, value: int | float | str) -> str:
 
 
 def shown_value(field_: str, value: int | float | str | None) -> str:
-    """As a person reads it."""
+    """Format a value for a reader."""
     if value is None:
         return "-"
     if value == FOR_EVER_MS:
@@ -42,6 +42,6 @@ def shown_value(field_: str, value: int | float | str | None) -> str:
 
 
 def class_word(storage_class: str) -> str:
-    """The short name of a class, as the command line has it."""
+    """Return the short name of a storage class, as the command line has it."""
     names = {value: name for name, value in CLASS_NAMES.items()}
     return names.get(storage_class, storage_class.lower())

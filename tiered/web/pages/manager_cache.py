@@ -1,12 +1,16 @@
-"""The manager that pages look at: the one at work in this process, or one that only looks, opened again and again.
+"""The manager behind the pages: the running one of this process, or read-only opens that are renewed.
 
-One that only looks sees the directory and the bucket as they were when it was opened. It is opened anew in a thread
-when a page is asked for and the last one is older than FRESH_MS; until the new one is there the old one serves. The
-caller waits up to FIRST_S for the new one where the old one is older than AGE_MAX_MS, which is so after an idle time;
-what is shown all the same is marked (`tiered.web.pages.stale_banner`). A manager is closed when no page uses it any
-more. A store that hangs may keep the first one from being opened for minutes: after FIRST_S the disk is looked at
-alone, and every page says so.
-"""
+A read-only open shows the directory and the bucket as of its opening.
+
+| state of the newest open | a page request |
+|---|---|
+| up to FRESH_MS old | uses it |
+| older than FRESH_MS | starts a new open in a thread, and uses the old one until the new one is ready |
+| older than AGE_MAX_MS (after an idle time) | also waits up to FIRST_S for the new one |
+| none, because the store hangs for minutes | after FIRST_S opens the disk alone, and every page says so |
+
+Data older than its limit is marked (`tiered.web.pages.stale_banner`). A manager is closed when no page uses it any
+more."""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FRESH_MS = 15_000
-AGE_MAX_MS = 30_000  # older data is read anew before it is shown, or marked as old
-STALE_MS = 10_000  # so long may a newer look take before people are told
-FIRST_S = 2.0  # how long the first to ask waits for the first manager
+AGE_MAX_MS = 30_000  # older data is read again before it is shown, or marked as old
+STALE_MS = 10_000  # how long a newer open may take before pages say so
+FIRST_S = 2.0  # how long the first request waits for the first manager
 
 
 class Looks:
@@ -42,7 +46,7 @@ class Looks:
         now_ms: Callable[[], int],
         open_alone: Callable[[], LogManager] | None = None,
     ) -> None:
-        """`open_alone` opens one that asks no store."""
+        """`open_alone` opens a manager that sends no store request."""
         self.config = config
         self._open, self._open_alone, self._now_ms = open_manager, open_alone, now_ms
         self._lock = threading.Lock()
@@ -54,23 +58,22 @@ class Looks:
 
     @classmethod
     def of(cls, manager: LogManager) -> Looks:
-        """Always that manager, which stays its owner's."""
+        """Use always the given manager; the caller owns it."""
         looks = cls(manager.config, lambda: manager, lambda: 0)
         looks._held = _Held(manager, 0, is_ours=False)
         return looks
 
     @contextmanager
     def manager(self) -> Iterator[LogManager]:
-        """The manager to look at, there until the block ends. Raises as `seen`."""
+        """The manager to read, valid until the block ends. Raises as `seen`."""
         with self.seen() as (manager, _):
             yield manager
 
     @contextmanager
     def seen(self) -> Iterator[tuple[LogManager, int | None]]:
-        """The manager to look at, there until the block ends, and when it read the tiers (None: it is at work).
+        """The manager to read, valid until the block ends, and when it read the tiers (None: a running manager).
 
-        Raises Unavailable while there is none yet, and what kept the first one from being opened.
-        """
+        Raises Unavailable while there is no manager yet, and the error of the first open if it failed."""
         held = self._take()
         try:
             yield held.manager, held.at_ms if held.is_ours else None
@@ -86,7 +89,7 @@ class Looks:
         keep_ms: int = 0,
         patience: Patience | None = None,
     ) -> Told[T]:
-        """As `Gathering.get`, of a manager to look at, with the age of its data."""
+        """As `Gathering.get`, from a manager to read, with the age of its data."""
 
         def look() -> tuple[T, int | None]:
             with self.seen() as (manager, read_ms):
@@ -97,7 +100,7 @@ class Looks:
         return Told(value, told.at_ms, told.late_since_ms, read_ms)
 
     def stale(self) -> tuple[int, str] | None:
-        """(of when, why) what is looked at is older than it should be; None while it is not."""
+        """(time, reason) if the data is older than it should be, else None."""
         now = self._now_ms()
         with self._lock:
             held, since, error = self._held, self._opening_since_ms, self._error
@@ -113,7 +116,7 @@ class Looks:
         return None
 
     def close(self) -> None:
-        """Let go of the manager, as soon as nobody looks at it."""
+        """Close the manager as soon as no page uses it."""
         with self._lock:
             self._is_closed = True
             held, self._held = self._held, None
@@ -143,7 +146,7 @@ class Looks:
         raise Unavailable("opening the logs, the disk or the store has not answered yet", waited_ms=waited)
 
     def _begin(self, now_ms: int) -> None:
-        """Look again, for whoever holds the lock."""
+        """Start a new open. The caller holds the lock."""
         try:
             threading.Thread(target=self._reopen, args=(now_ms,), name="tiered-look", daemon=True).start()
         except RuntimeError as error:
@@ -178,7 +181,7 @@ class Looks:
                 self._give_back(each)
 
     def _look_alone(self, now_ms: int) -> None:
-        """Without the store; one at a time, and only while there is nothing better."""
+        """Open the disk alone; one open at a time, and only while there is no full one."""
         with self._lock:
             if self._open_alone is None or self._held is not None or self._is_alone or self._is_closed:
                 return
@@ -187,14 +190,14 @@ class Looks:
             new = _Held(self._open_alone(), now_ms, is_alone=True)
         except LogError as error:
             _log.warning("looking at the disk failed: error=%s", error)
-            return  # whoever opens all of it meets it, too
+            return  # the full open fails with the same error
         finally:
             self._is_alone = False
         if not self._is_kept(new):
             self._give_back(new)
 
     def _is_kept(self, new: _Held) -> bool:
-        """Whether it is what serves from now on; something better may have come meanwhile."""
+        """Whether the manager is the one to serve from now on; a better one may exist already."""
         with self._lock:
             if self._held is not None or self._is_closed:
                 return False
@@ -202,7 +205,7 @@ class Looks:
             return True
 
     def _give_back(self, held: _Held) -> None:
-        """The last one to look closes it; who made it was the first."""
+        """End one use; the last use closes the manager. Its creator counts as the first use."""
         with self._lock:
             held.users -= 1
             is_over = held.users == 0 and held.is_ours
@@ -211,7 +214,7 @@ class Looks:
 
 
 class _Held:
-    """`users` counts those who look, and us while it is the newest."""
+    """`users` counts the current uses, plus one while the manager is the newest."""
 
     def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True, is_alone: bool = False) -> None:
         self.manager, self.at_ms, self.is_ours, self.is_alone = manager, at_ms, is_ours, is_alone

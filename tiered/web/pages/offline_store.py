@@ -1,4 +1,4 @@
-"""A store that answers nothing, at once: for looks at the disk while the real one hangs."""
+"""A store that fails every call at once: for reading the disk while the real store hangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remote.store import ObjectStore
 
 
 def silent_store(url: str) -> ObjectStore:
-    """Every call of it raises Unavailable."""
+    """Return a store whose every call raises Unavailable."""
     return cast(ObjectStore, _Silent(url))
 
 
@@ -19,7 +19,7 @@ class _Silent:
         self.url = url
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no resource to release."""
 
     def __getattr__(self, verb: str) -> Callable[..., NoReturn]:
         def refuse(*args: object, **more: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The overview (all topics, what is at risk, what is stuck, dollars) and the page of what is stuck alone."""
+"""The overview (topics, bytes at risk, problems, dollars) and the page of problems."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def overview(
 
 
 def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mapping[str, int]) -> list[Html]:
-    """A search, the page of the list that was asked for, and the way to the others; `stuck` counts by topic."""
+    """A search, the requested page of the list, and links to the others; `stuck` counts problems by topic."""
     asked = _asked(query)
     rows = _sorted(_found(everything, asked["q"]), asked["sort"])
     page = min(page_count(len(rows)), asked_page(query))
@@ -86,7 +86,7 @@ def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mappi
 
 
 def _asked(query: Mapping[str, str]) -> dict[str, str]:
-    """What every link to the same page keeps."""
+    """The query parts that every link to the same page repeats."""
     return {name: query.get(name, "") for name in ("q", "sort", "span")}
 
 
@@ -97,16 +97,15 @@ def _over_time(report: StatusReport, query: Mapping[str, str], past: Past | None
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
-    """The same for programs: ``tiered status -o json`` of the topics that a search finds, all pages at once."""
+    """The same for programs: ``tiered status -o json`` of the topics that match a search, all pages at once."""
     rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
     return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
 
 
 def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
-    """Everything that is stuck, or all of one ``topic``, equal troubles as one; a ``page`` of it.
+    """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
 
-    ``alike`` is a place: those that have the same trouble as it has, each by itself.
-    """
+    ``alike`` is a place: list each place that has the same problem as it."""
     here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
     stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
     stuck = group_of(stuck, alike) if alike else stuck
@@ -124,18 +123,18 @@ def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = 
 
 
 def unknown_remote(row: Row) -> bool:
-    """Whether the bucket was not seen of any of it, so that its figures of the remote tier are no figures."""
+    """Whether no bucket state was read for any partition, so that the remote tier has no figures."""
     return bool(row.get("is_tiered")) and row.get("remote_segments") is None
 
 
 def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str:
-    """A figure of a row; a dash for what has none."""
+    """Format a figure of a row; a dash for None."""
     value = row.get(name)
     return show(value) if isinstance(value, int) else "-"
 
 
 def lag(row: Row) -> str:
-    """What waits for its upload, as ``tiered status`` says it."""
+    """Format the copy lag as ``tiered status`` does."""
     if not row.get("is_tiered"):
         return "-"
     if unknown_remote(row):
@@ -156,12 +155,12 @@ def dollars(row: Row) -> str:
 
 
 def stuck_topics(report: StatusReport) -> Counter[str]:
-    """How many things are stuck of each topic."""
+    """Count the problems of each topic."""
     return Counter(each.partition.topic for each in report.stuck if each.partition is not None)
 
 
 def state(stuck: int) -> Child:
-    """What the last column says: a word, never a colour alone."""
+    """The text of the last column: a word, never only a colour."""
     return tag("span", f"{stuck:,} stuck", class_="bad") if stuck else "ok"
 
 
@@ -171,7 +170,7 @@ def _found(rows: Sequence[Row], text: str) -> list[Row]:
 
 
 def _sorted(rows: list[Row], name: str) -> list[Row]:
-    """Largest first; by name where nothing else was asked for."""
+    """Sort largest first; by name without a requested order."""
     if name not in SORTS or name == "topic":
         return rows
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
@@ -207,7 +206,7 @@ def _search(asked: Mapping[str, str]) -> Html:
 
 def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
     def total(name: str, show: Callable[[float], str]) -> str:
-        """Of the topics whose figure is known, and how many others there are."""
+        """The sum over topics with a known figure, and the number of the other topics."""
         known = [float(str(row[name])) for row in rows if row.get(name) is not None]
         missing = len(rows) - len(known)
         if not known:
@@ -244,7 +243,7 @@ def _work(report: StatusReport) -> Html:
 
 
 def _begin(has_remote: bool) -> list[Html]:
-    """What to do where nothing is yet."""
+    """The first steps for an empty directory."""
     words = "There is no topic yet. Make one and append to it in another terminal, in the same directory:"
     tiering = " -X remote.storage.enable=true" if has_remote else ""
     steps = commands(

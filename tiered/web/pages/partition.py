@@ -1,4 +1,4 @@
-"""The page of a partition: its segments in both tiers drawn over offsets and time, and the same as a table."""
+"""The page of a partition: its segments in both tiers, drawn over offsets and time, and as a table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HEADINGS = (
 def partition_page(
     report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], note: Child = None
 ) -> str:
-    """The page of one partition; `report` is of its topic."""
+    """The page of one partition; `report` is for its topic."""
     name = snapshot.partition
     here = partition_path(name)
     window = Window.of(snapshot, query)
@@ -71,8 +71,9 @@ def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, obj
 
 
 def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
-    """What each tier holds in a window, by offset: local segments, rows of the store, pages of rows that are not known
-    singly."""
+    """The content of each tier in a window, by offset.
+
+    It lists local segments, segment entries, and manifest pages whose entries are not loaded."""
     here: list[Row] = [
         {
             "tier": "local",

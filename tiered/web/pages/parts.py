@@ -1,4 +1,4 @@
-"""What all pages are made of: the frame, tables, figures, troubles, the links from page to page of a long list."""
+"""Common parts of all pages: frame, tables, figures, problems, and pager links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiered.status.status_report import StatusReport, Stuck
 from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
-SOON_S = 8  # for what could not be shown yet
+SOON_S = 8  # refresh interval while data is not ready
 ROWS_ON_A_PAGE = 100
 SECTIONS = {
     "/": "Overview",
@@ -26,10 +26,9 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A column: its title and whether numbers stand in it, or words that stay on one line.
+    """A column: its title, and whether it holds numbers or text that must not wrap.
 
-    `sort` is the name that a link sorts by.
-    """
+    `sort` is the name by which a link sorts."""
 
     title: str
     is_number: bool = False
@@ -38,17 +37,16 @@ class Heading:
 
     @property
     def style(self) -> str | None:
-        """The class of its cells."""
+        """The CSS class of its cells."""
         return "number" if self.is_number else "short" if self.is_short else None
 
 
 def frame(
     title: str, here: str, now_ms: int, *children: Child, refresh_s: int | None = REFRESH_S, script: str | None = None
 ) -> str:
-    """A whole document. `here` is the path of its section; one that refreshes does so with and without the script.
+    """A whole document. `here` is the path of its section; a refreshing page refreshes with and without the script.
 
-    `script` is the path of a module of its own.
-    """
+    `script` is the path of a module of this page."""
     by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=refresh_s)) if refresh_s else None
     head = tag(
         "head",
@@ -76,7 +74,7 @@ def frame(
 
 
 def bare_page(title: str, inner: Child) -> str:
-    """A document that knows nothing of the logs: what those see who may not see the pages."""
+    """A document without any data of the logs, for clients without access."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -104,9 +102,9 @@ def table(
 ) -> Html:
     """Rows under headings; the first cell names its row.
 
-    `sorts` are links by a heading's `sort`; numbers come largest first, names as they are spelt. `sorted_by` is the one
-    that holds.
-    """
+    `sorts` are links by a heading's `sort`; numbers sort largest first, names alphabetically. `sorted_by` is the
+    current
+    order."""
     links = sorts or {}
     head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
     lines = [tag("tr", [_cell(at, each, headings[at]) for at, each in enumerate(row)]) for row in rows]
@@ -115,23 +113,23 @@ def table(
 
 
 def figures(facts: Mapping[str, Child]) -> Html:
-    """Names and values side by side."""
+    """Names and values next to each other."""
     return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()], class_="figures")
 
 
 def troubles(report: StatusReport, stuck: Iterable[Stuck]) -> list[Html]:
-    """A box for each thing that is stuck."""
+    """A box for each problem."""
     return [trouble(report, each) for each in stuck]
 
 
 def trouble(report: StatusReport, stuck: Stuck) -> Html:
-    """Where it is stuck, what, since when, what to do."""
+    """Place, cause, start time and next step of a problem."""
     words = f": {stuck.what} ({since(stuck, report.now_ms)})"
     return tag("div", tag("strong", place(stuck)), words, tag("div", "Next: ", stuck.next_step), class_="trouble")
 
 
 def place(stuck: Stuck) -> Child:
-    """Where it is stuck, a link where there is a page of it."""
+    """The place of a problem; a link if the place has a page."""
     return stuck.where if stuck.partition is None else tag("a", stuck.where, href=partition_path(stuck.partition))
 
 
@@ -160,7 +158,7 @@ def pager(path: str, query: Mapping[str, str], page: int, count: int) -> Html:
 
 
 def asked_page(query: Mapping[str, str]) -> int:
-    """The ``page`` of a query, from 1; 1 where it is none."""
+    """The ``page`` of a query, from 1; 1 if it is missing or invalid."""
     text = query.get("page", "")
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else 1
 
@@ -170,7 +168,7 @@ def page_count(count: int) -> int:
 
 
 def link(path: str, query: Mapping[str, str]) -> str:
-    """A path with those parts of a query that say something."""
+    """A path with the query parts that are not empty."""
     said = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(said)}" if said else path
 
@@ -180,11 +178,11 @@ def topic_path(topic: str) -> str:
 
 
 def stamp(ms: int) -> str:
-    """A time in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        return f"{ms} ms"  # records may bear any time
+        return f"{ms} ms"  # records may have any timestamp
 
 
 def lasted(ms: int) -> str:

@@ -1,4 +1,4 @@
-"""What the pages say of uploads that somebody paused."""
+"""Notices about paused uploads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 5
 
 
 def pauses(report: StatusReport, rows: Sequence[Row]) -> list[Html]:
-    """A line for each of the first of these topics whose uploads are paused; how many more there are."""
+    """A line for each of the first topics with paused uploads, and the number of the others."""
     paused = [row for row in rows if row.get("is_paused")]
     found = [_line(report, row) for row in paused[:SHOWN]]
     return (

@@ -1,7 +1,6 @@
-"""The page of the plan: what a round would do, why, with bytes, requests and dollars now and after. Nothing is done.
+"""The plan page: decisions of the next maintenance, reasons, bytes, requests and dollars. Read-only.
 
-It can be asked about another moment, one topic, and other settings; how the command line says the same stands below.
-"""
+The query can give another moment, one topic, and other settings. The page ends with the equivalent command line."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ _TOTALS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the plan is asked for. `after_ms` from now; `settings` are overrides, as ``-X`` has them."""
+    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides, as ``-X`` has them."""
 
     topic: str = ""
     after: str = ""
@@ -78,7 +77,7 @@ class Asked:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Asked:
-        """Raises InvalidRequest for a moment that is none. Settings are checked where they are used."""
+        """Parse a query. Raises InvalidRequest for an invalid moment. Settings are checked where they are used."""
         settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
         kind = query.get("kind", "")
         found = cls(
@@ -108,12 +107,12 @@ class Asked:
 
     @property
     def key(self) -> str:
-        """The same for whatever needs the same plan."""
+        """Equal for equal plans."""
         return "&".join([self.topic, self.after, *(f"{name}={value}" for name, value in self.settings)])
 
 
 def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms: int, note: Child = None) -> str:
-    """The page; `note` stands above what the plan says."""
+    """The page; `note` is shown above the plan."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
     page = min(page_count(len(lines)), asked_page(query))
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
@@ -137,7 +136,7 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
 
 
 def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> dict[str, object]:
-    """The same for programs, a page of decisions at a time."""
+    """The same as facts for programs, a page of decisions at a time."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
     page = min(page_count(len(lines)), asked_page(query))
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
@@ -158,7 +157,7 @@ def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> di
 
 
 def _put_off(priced: PricedPlan) -> list[Child]:
-    """A line for each reason for which segments are not copied, cleaned or dropped yet."""
+    """A line for each reason of deferrals of copying, cleaning or dropping."""
     told = causes(priced.plan.deferrals)
     if not told:
         return []
@@ -233,7 +232,7 @@ def _known_bytes(size: float | None) -> str:
 
 
 def _left_out(priced: PricedPlan) -> list[Html]:
-    """What the plan does not know, each kind in a line."""
+    """A line for each kind of data that the plan does not know."""
     found = []
     if priced.problems:
         some = ", ".join(map(str, sorted(priced.problems)[:3]))
@@ -276,7 +275,7 @@ def _cells(row: Row) -> list[Child]:
 
 
 def _sign(row: Row) -> Html:
-    """The sign, and for whoever does not see it what it means."""
+    """The sign, and its meaning for screen readers."""
     sign = str(row["sign"])
     return tag("span", sign, " ", class_="sign", title=_SIGNS[sign])
 
@@ -288,7 +287,7 @@ def _caption(count: int, asked: Asked) -> Html | str:
 
 
 def _commands(asked: Asked) -> Sequence[str]:
-    """The command line that plans the same; a plan of later cannot be applied."""
+    """The command line of the same plan; a plan for a later moment cannot be applied."""
     words = ["tiered", "plan", *([asked.topic] if asked.topic else [])]
     for name, value in asked.settings:
         words += ["-X", f"{name}={value}"]

@@ -1,18 +1,17 @@
-"""The segments of both tiers as strips over offsets and over time: what is where, and what became of it.
+"""The segments of both tiers as strips over offsets and over time, with their state.
 
 | word | above, on the disk | below, in the bucket | bar |
 |---|---|---|---|
 | local | only this disk has it | | whole |
 | both | the bucket has it, too | | two thirds |
 | remote | | readers find it there | whole |
-| compacted | | the same, and the cleaner has been through it | 18 to 10 of 24: the lower, the fewer records are left |
-| expired | below the log start: its files or its row are about to go | the same | a fifth |
-| hole | | between two segments none has these offsets: nothing was left of them | a line |
+| compacted | | the same, after a cleaner pass | 18 to 10 of 24: the lower, the fewer records remain |
+| expired | below the log start offset: its files or its entry are about to be deleted | the same | a fifth |
+| hole | | a gap between two segments: no record remains of these offsets | a line |
 
-Colour is never the only sign: within a strip each has a height of its own. What lies too close together to be told
-apart is drawn as one bar, as the one of them that matters most; a hole as wide as a unit is always seen. A part of the
-offsets can be looked at closer (`Window`), by links alone. The table on the same page says the same in words.
-"""
+Colour is never the only sign: within a strip each kind has its own height. Bars too close to be distinguished are
+drawn as one bar, of the most important kind among them. A hole at least one unit wide is always visible. Links zoom
+into a part of the offsets (`Window`). The table on the same page has the same content in words."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ WIDTH = 1000  # of a strip, in its own units
 STRIP = 24
 TOPS = {"local": 8, "remote": 52}
 HEIGHTS = {"local": STRIP, "both": 16, "remote": STRIP, "compacted": 18, "expired": 5, "hole": 2}
-COMPACTED_LEAST = 10  # the height of one of which next to nothing is left
+COMPACTED_LEAST = 10  # the height of a segment with almost no records left
 KINDS = ("local", "both", "remote", "compacted", "expired", "hole")
 _WEIGHTS = {"local": 4, "expired": 3, "compacted": 2, "both": 1, "remote": 1, "hole": 0}
 _MEANINGS = {
@@ -50,7 +49,7 @@ Row: TypeAlias = tuple[int, int, int | None, str, float]  # base offset, next of
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of an axis, half open, what lies there, and of how many of its offsets a record is left."""
+    """A range of an axis, half open, its kind, and the share of its offsets that still have a record."""
 
     start: int
     stop: int
@@ -60,7 +59,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The offsets that are looked at, half open, of all from `begin` to `end`."""
+    """The visible offsets, half open, within all offsets from `begin` to `end`."""
 
     begin: int
     end: int
@@ -69,7 +68,7 @@ class Window:
 
     @classmethod
     def of(cls, snapshot: PartitionSnapshot, query: Mapping[str, str]) -> Window:
-        """What ``from`` and ``to`` ask for, as far as it can be; all of it without them."""
+        """Return the window of ``from`` and ``to``, clamped to the log; the whole log without them."""
         bases = [each.base_offset for each in (*snapshot.segments, *snapshot.committed_parts)]
         begin = min([snapshot.log_start_offset, *bases])
         end = max(snapshot.next_offset, begin + 1)
@@ -86,11 +85,11 @@ class Window:
         return {} if self.is_all else {"from": str(self.start), "to": str(self.stop)}
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
-        """Whether some of these offsets are looked at. An empty segment belongs to where it stands."""
+        """Whether the range overlaps the window. An empty segment counts at its base offset."""
         return base_offset < self.stop and max(next_offset, base_offset + 1) > self.start
 
     def steps(self) -> dict[str, tuple[int, int]]:
-        """Where links lead from here, by their words."""
+        """The targets of the zoom links, by label."""
         size = self.stop - self.start
         found = {}
         if size > 1:
@@ -107,7 +106,7 @@ class Window:
 
 
 def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
-    """Both drawings, the key, and in words what they span; `here` is the page's path."""
+    """Both drawings, the key, and a description of their ranges; `here` is the page's path."""
     local, rows = local_pieces(snapshot), remote_pieces(snapshot)
     stored = sorted([*rows, *holes(rows)], key=lambda each: each.start)
     pieces = [each for each in (*local, *stored) if window.holds(each.start, each.stop)]
@@ -129,12 +128,12 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
 
 
 def local_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """The disk's segments, by offset."""
+    """The segments of the disk, by offset."""
     return [Piece(each.base_offset, each.next_offset, _local_kind(snapshot, each)) for each in snapshot.segments]
 
 
 def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """What the bucket's rows and pages of rows hold, by offset."""
+    """The segment entries and manifest pages of the bucket, by offset."""
     found = []
     for row in snapshot.committed_parts:
         ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
@@ -143,7 +142,7 @@ def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
 
 
 def holes(stored: Sequence[Piece]) -> list[Piece]:
-    """The offsets between the bucket's pieces that none has."""
+    """The offsets between pieces of the bucket that no piece covers."""
     found, reached = [], stored[0].stop if stored else 0
     for piece in stored:
         if piece.start > reached:
@@ -153,21 +152,21 @@ def holes(stored: Sequence[Piece]) -> list[Piece]:
 
 
 def remote_kind(snapshot: PartitionSnapshot, row: RemoteSegment | SpillRow) -> str:
-    """Which of KINDS a row is."""
+    """Return the KINDS value of a segment entry."""
     if row.next_offset <= snapshot.log_start_offset:
         return "expired"
     return "compacted" if row.cleaned_through is not None else "remote"
 
 
 def records_left(row: RemoteSegment | SpillRow) -> float:
-    """Of how many of its offsets a record is left, 0..1."""
+    """Return the share of its offsets that still have a record, 0..1."""
     ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
     offsets = sum(stop - start for start, stop in ranges)
     return min(1.0, row.record_count / offsets) if offsets else 1.0
 
 
 def bars(pieces: Iterable[Piece], begin: int, end: int, top: int) -> list[Html]:
-    """The ground, and WIDTH bars at the most: neighbours that are narrower than two units together are one."""
+    """The background and at most WIDTH bars: neighbours together narrower than two units are merged."""
     scale = WIDTH / (end - begin)
     drawn: list[_Bar] = []
     for each in pieces:
@@ -194,7 +193,7 @@ class _Bar:
     records_left: float
 
     def is_one_with(self, later: _Bar) -> bool:
-        """Whether the two cannot be told apart. What is a unit away can, and a hole as wide as that."""
+        """Whether two bars cannot be distinguished. A gap of one unit, or a hole that wide, separates them."""
         hole = self if self.kind == "hole" else later
         if (self.kind == "hole") != (later.kind == "hole") and hole.right - hole.left >= 1:
             return False
@@ -205,7 +204,7 @@ class _Bar:
         return _Bar(self.left, max(self.right, later.right), kind, min(self.records_left, later.records_left))
 
     def drawn(self, top: int) -> Html:
-        """With a unit of ground behind it, where there is room: segments that follow one another are told apart."""
+        """Draw the bar, followed by one unit of background if there is room, to separate adjacent segments."""
         width = self.right - self.left
         height: float = HEIGHTS[self.kind]
         if self.kind == "compacted":
@@ -244,7 +243,7 @@ def _strips(
 
 
 def _zoom(window: Window, here: str) -> Html:
-    """Ways to look closer, elsewhere, and at all of it again: links and a form, so that keys are enough."""
+    """Links and a form to zoom, move and reset, all usable by keyboard."""
     steps = [
         tag("a", words, href=link(here, {"from": str(start), "to": str(stop)}))
         for words, (start, stop) in window.steps().items()
@@ -295,7 +294,7 @@ def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
 
 
 def _timed(rows: Iterable[Row], reached: Sequence[tuple[int, int]], first_ms: int | None) -> list[Piece]:
-    """Stretches of time in the order of offsets; a time before those of older records moves nothing."""
+    """Time ranges in offset order; a time before that of older records moves nothing."""
     found: list[Piece] = []
     for base_offset, _, newest, kind, left in sorted(rows, key=lambda row: row[0]):
         if newest is not None:
@@ -317,14 +316,14 @@ def _counted(local: Sequence[Piece], window: Window) -> str:
 
 
 def _rows_in(row: RemoteSegment | SpillRow, window: Window) -> int:
-    """Of a page whose rows are not known one by one all are counted."""
+    """Count the visible entries; of a manifest page without loaded entries count all."""
     if not window.holds(row.base_offset, row.next_offset):
         return 0
     return row.segment_count if isinstance(row, SpillRow) else 1
 
 
 def _key(kinds: Sequence[str]) -> Html:
-    """Each kind as it is drawn, with its word and what it means."""
+    """The legend: each kind as drawn, with its word and meaning."""
     items = [tag("li", _sample(kind), tag("strong", kind), f" {_MEANINGS[kind]}") for kind in kinds]
     return tag("ul", items, class_="key-list")
 

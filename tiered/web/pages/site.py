@@ -1,10 +1,8 @@
-"""Which page an address is, and what it answers: HTML, or JSON under ``?format=json``.
+"""Route an address to its page: HTML, or JSON under ``?format=json``.
 
-Everything is read from what the manager holds in memory and from the disk; no page sends a request to the store, none
-changes anything. What pages are made from is gathered beside them (`tiered.web.pages.data_loader`): a disk that hangs,
-or a lock that is held for long, leaves the reader with what was found last and says so. What was gathered for one
-reader is as good as new for KEPT_MS for all others. Thread safe.
-"""
+Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
+loaded in threads (`tiered.web.pages.data_loader`): if a disk hangs or a lock is held for long, the reader gets the last
+result, marked as old. A result serves all readers for KEPT_MS. Thread safe."""
 
 from __future__ import annotations
 
@@ -44,13 +42,13 @@ KEPT_MS = 2000
 PAST_KEPT_MS = 10_000  # notes are taken every five minutes
 _log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
-QUERY_MAX = 2000  # letters of a query that are read
+QUERY_MAX = 2000  # characters of a query that are read
 HTML_TYPE = "text/html; charset=utf-8"
 JSON_TYPE = "application/json"
 _ASSETS = {
     "/page.css": ("text/css; charset=utf-8", stylesheet),
     "/favicon.svg": ("image/svg+xml", icon),
-    "/favicon.ico": ("image/svg+xml", icon),  # asked for by browsers that show what is no page
+    "/favicon.ico": ("image/svg+xml", icon),  # browsers ask for it on non-HTML responses
     "/page.js": ("text/javascript; charset=utf-8", lambda: SCRIPT),
     "/lab.js": ("text/javascript; charset=utf-8", lab_script),
 }
@@ -61,7 +59,7 @@ Query = Mapping[str, str]
 
 
 class Site:
-    """The pages over one manager, or over whatever manager `Looks` has."""
+    """The pages over one manager, or over the current manager of `Looks`."""
 
     def __init__(
         self,
@@ -71,14 +69,14 @@ class Site:
         storage: Storage | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """`storage` is the disk that what the working manager leaves behind is read from."""
+        """`storage` is the disk with the files that the running manager writes."""
         self._looks = manager if isinstance(manager, Looks) else Looks.of(manager)
         self._now_ms, self._storage = now_ms, storage
         self._gathering = Gathering(now_ms, deadline_s=deadline_s)
         self._lab: Laboratory | None = None
 
     def answer(self, target: str) -> Answered:
-        """What a GET of `target` (path and query) gives."""
+        """The response to a GET of `target` (path and query)."""
         path, _, text = target.partition("?")
         if path in _ASSETS:
             kind, content = _ASSETS[path]
@@ -90,7 +88,7 @@ class Site:
         except NotFound as error:
             return self._failed(HTTPStatus.NOT_FOUND, "Not found", error, is_json=is_json)
         except InvalidRequest as error:
-            is_name = path.startswith("/topics")  # of a topic that cannot be
+            is_name = path.startswith("/topics")  # of an invalid topic name
             status = HTTPStatus.NOT_FOUND if is_name else HTTPStatus.BAD_REQUEST
             return self._failed(status, "Not found" if is_name else "Not understood", error, is_json=is_json)
         except LogError as error:
@@ -151,7 +149,7 @@ class Site:
         past = self._past(None, patience) if told.value.topics else None
         return overview(told.value, query, has_remote=has_remote, note=self._late(told), past=past)
 
-    # -- what pages are made from ----------------------------------------------------------------------------------
+    # -- page data -----------------------------------------------------------------------------------------------------
 
     def _all(self, patience: Patience | None = None) -> Told[StatusReport]:
         def look(manager: LogManager) -> StatusReport:
@@ -160,7 +158,7 @@ class Site:
         return self._looks.gathered(self._gathering, "status", look, keep_ms=KEPT_MS, patience=patience)
 
     def _past(self, topic: str | None, patience: Patience) -> Past | None:
-        """None where it is not to be had now: the page then does without."""
+        """Return the history, or None if it is not available now: the page is shown without it."""
 
         def look() -> Past:
             disk = self._storage or DiskStorage()
@@ -197,7 +195,7 @@ class Site:
         return self._looks.gathered(self._gathering, f"topic/{topic}", look, patience=patience)
 
     def _partition(self, topic: str, number: str) -> Told[tuple[StatusReport, PartitionSnapshot]]:
-        """Raises NotFound, and what keeps a partition from being looked at."""
+        """Raises NotFound, and the errors of reading a partition."""
 
         def look(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
             report = self._look(manager, topic)
@@ -209,7 +207,7 @@ class Site:
         return self._looks.gathered(self._gathering, f"partition/{topic}/{number}", look)
 
     def _laboratory(self) -> Laboratory:
-        """Made when it is first asked for: it loads the simulator."""
+        """Created on first use, because it imports the simulator."""
         if self._lab is None:
             from tiered.web.pages.lab_site import Laboratory
 
@@ -220,10 +218,10 @@ class Site:
         topics = None if topic is None else [topic]
         return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- texts ---------------------------------------------------------------------------------------------------------
 
     def _late(self, told: Told[Any]) -> list[Html]:
-        """The age of a page's data, and why it is old where it is."""
+        """The age of a page's data, and the reason if it is old."""
         return note_on(self._looks, told, self._now_ms())
 
     def _aged(self, told: Told[Any], facts: Mapping[str, object]) -> str:
@@ -248,7 +246,7 @@ def _encoded(facts: Mapping[str, object]) -> str:
 
 
 def _plain(facts: Mapping[str, object]) -> dict[str, object]:
-    """Facts without what only tables have."""
+    """Facts without the fields that only tables have."""
     found = {name: value for name, value in facts.items() if name not in _INTERNAL_FIELDS}
     return {
         name: [_plain(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value

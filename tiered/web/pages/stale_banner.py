@@ -1,4 +1,4 @@
-"""What stands above every page: of when its data is, and why it is older than its limit where it is."""
+"""The banner above every page: the time of its data, and the reason if the data is too old."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.web.pages.parts import lasted, stamp
 
 
 def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> list[Html]:
-    """The age of a page's data; a mark above it where the data is older than AGE_MAX_MS and `kept_ms` allow."""
+    """The age of a page's data, with a mark if it is older than AGE_MAX_MS and `kept_ms` allow."""
     why = _why_old(looks, told, now_ms, kept_ms)
     age_ms = max(0, now_ms - told.data_ms)
     age = tag("p", f"Data of {stamp(told.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
@@ -20,13 +20,13 @@ def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> 
 
 
 def age_facts(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> Mapping[str, object]:
-    """The same for programs; `stale` says why the data is old, null where it is not."""
+    """The same for programs; `stale` is the reason for old data, else null."""
     why = _why_old(looks, told, now_ms, kept_ms)
     return {"data_ms": told.data_ms, "age_ms": max(0, now_ms - told.data_ms), "stale": why}
 
 
 def _why_old(looks: Looks, told: Told[Any], now_ms: int, kept_ms: int) -> str | None:
-    """None for data that is within its limit, and that no newer look waits to replace."""
+    """None for data within its limit that waits for no newer open."""
     stale = looks.stale()
     if stale is not None:
         _, why = stale

@@ -1,4 +1,4 @@
-"""The page of a topic: its partitions, its own settings, what is stuck of it."""
+"""The page of a topic: its partitions, settings and problems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HEADINGS = (
 def topic_page(
     report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, past: Past | None = None
 ) -> str:
-    """The page of one topic; `report` is of that topic alone, `past` has its notes."""
+    """The page of one topic; `report` is for that topic alone, `past` has its notes."""
     names = topic.partitions()
     page, asked = min(page_count(len(names)), asked_page(query)), {"span": query.get("span", "")}
     some = names[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
