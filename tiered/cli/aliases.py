@@ -1,4 +1,4 @@
-"""A group whose commands may have a second name: one is documented, the other does the same and stands in the help."""
+"""A click group whose commands may have an alias: the help names it, only the main name is documented."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class AliasedGroup(click.Group):
-    """`aliases` maps other names to the documented ones. Lists of commands and completion have the latter alone."""
+    """`aliases` maps aliases to documented names. Command lists and completion have only the latter."""
 
     aliases: Mapping[str, str] = {}
 

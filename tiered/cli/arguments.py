@@ -1,4 +1,6 @@
-"""What people type for a partition, a position or a moment, parsed. Mistakes are InvalidRequest, naming the text."""
+"""Parsers for partitions, positions and moments on the command line.
+
+Invalid text raises InvalidRequest, which names the text."""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from local.names import TopicPartition, check_topic
 from tiered.config.units import parse_duration
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
-_COUNT_MAX = 2**63 - 1  # what a slice of an iterator takes
+_COUNT_MAX = 2**63 - 1  # limit of an iterator's slice
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin: exactly one field is set. `last` counts records back from the end; `timestamp_ms` is absolute."""
+    """A start position: exactly one field is set.
+
+    `last` counts records back from the end; `timestamp_ms` is absolute."""
 
     offset: int | None = None
     last: int | None = None
@@ -29,19 +33,19 @@ class Position:
 
 
 def parse_partition(text: str) -> tuple[str, int | None]:
-    """``orders/3`` or ``orders``: the topic and the partition, None for all of them."""
+    """Parse ``orders/3`` or ``orders``: the topic and the partition, None for all partitions."""
     topic, slash, number = text.partition("/")
     if not slash:
         return check_topic(text), None
     if not _NUMBER.fullmatch(number) or number.startswith("-"):
-        # A slash may belong to a wrong topic name as well as to a wrong partition.
+        # The slash may belong to an invalid topic name or precede an invalid partition.
         raise InvalidRequest("reading TOPIC/PARTITION, the partition is not a number", text=repr(text))
     partition = TopicPartition(topic, int(number))
     return partition.topic, partition.partition
 
 
 def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
-    """``orders/3`` or ``orders/3@17``: the partition and the offset. Raises InvalidRequest without a partition."""
+    """Parse ``orders/3`` or ``orders/3@17``: partition and offset. Raises InvalidRequest without a partition."""
     name, at, offset = text.partition("@")
     topic, number = parse_partition(name)
     if number is None or (at and not (_NUMBER.fullmatch(offset) and not offset.startswith("-"))):
@@ -50,12 +54,12 @@ def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
 
 
 def count_type(at_least: int) -> click.IntRange:
-    """The click type of a ``-n``."""
+    """Return the click type of a ``-n`` option."""
     return click.IntRange(at_least, _COUNT_MAX)
 
 
 def parse_share(option: str, text: str) -> float:
-    """``5%`` or ``0.05``; any number, no bounds but that it is one."""
+    """Parse ``5%`` or ``0.05``; any number is allowed, without bounds."""
     try:
         share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -66,9 +70,9 @@ def parse_share(option: str, text: str) -> float:
 
 
 class Number(click.FloatRange):
-    """A click type: a number that is one. Python reads ``nan`` and ``1e400`` as numbers, too, and no range keeps them
-    out.
-    """
+    """A click type: a number that is not NaN and not infinite.
+
+    Python parses ``nan`` and ``1e400`` as floats, and click's ranges do not reject them."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -78,7 +82,7 @@ class Number(click.FloatRange):
 
 
 def parse_position(text: str, now_ms: int) -> Position:
-    """``start``, ``end``, an offset, ``-N`` (the last N), ``@TIME`` as `parse_time` takes it."""
+    """Parse ``start``, ``end``, an offset, ``-N`` (the last N), or ``@TIME`` as `parse_time` does."""
     match text:
         case "start" | "beginning" | "earliest":
             return Position(is_start=True)
@@ -93,7 +97,7 @@ def parse_position(text: str, now_ms: int) -> Position:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (UTC where no zone is given)."""
+    """Return ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (UTC without a zone)."""
     if text.startswith("-"):
         ago = parse_duration(text[1:])
         if ago is not None:

@@ -1,4 +1,4 @@
-"""What the commands for the care of a bucket share: the bucket itself, by the configuration or by its address alone."""
+"""Options and helpers of the bucket commands: the bucket of the configuration or of an address."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """`url` and `options` lead to it; `is_single_writer` as its user declares; `copies` is what this machine's disk
-    holds of it, None without a directory; `settings` are those of its topics, as far as this command knows them."""
+    """A bucket as a command addresses it, by `url` and `options`.
+
+    `is_single_writer` is the user's declaration. `copies` are the segments on this machine's disk, None without a
+    directory. `settings` are those of the bucket's topics, as far as this command knows them."""
 
     store: ObjectStore
     keys: KeyRing
@@ -38,10 +40,9 @@ class Bucket:
     copies: LocalCopies | None = None
 
     def settings_of(self, topic: str, own: Mapping[str, str], **more: str) -> dict[str, str]:
-        """The settings of a topic whose manifest has `own`; `more` are flags of the command, above them all.
+        """Return the settings of a topic whose manifest has `own`; `more` are command flags, which win.
 
-        Raises InvalidRequest for a key that the ring lacks: before anything is read or written.
-        """
+        Raises InvalidRequest for a key that the key ring lacks, before any read or write."""
         from tiered.stores.object_encoding import encoding_of
 
         found = {**self.settings.of(topic, own), **more}
@@ -49,7 +50,9 @@ class Bucket:
         return found
 
     def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
-        """Those that ``TOPIC[/PARTITION]`` words mean, all without a word. Raises NotFound where a word means none."""
+        """Return the partitions that ``TOPIC[/PARTITION]`` words name, all without a word.
+
+        Raises NotFound if a word names none."""
         from remote.manifest.catalog import chosen_partitions
 
         asked = [parse_partition(each) for each in targets]
@@ -61,7 +64,7 @@ class Bucket:
         return found
 
     def missing(self, targets: Sequence[str], names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-        """The partitions without any object between `names`, of the topics that the targets mean as a whole."""
+        """Return the partitions without any object among `names`, of topics that the targets name as a whole."""
         from remote.manifest.catalog import missing_between
 
         asked = [parse_partition(each) for each in targets]
@@ -70,7 +73,7 @@ class Bucket:
 
 
 def bucket_options(command: Callable[..., object]) -> Callable[..., object]:
-    """``--remote``, ``--option`` and ``--topic-id`` of a command."""
+    """Add ``--remote``, ``--option`` and ``--topic-id`` to a command."""
     for option in (
         click.option("--topic-id", metavar="ID", help="Which of several topics of this name in the bucket."),
         click.option(
@@ -92,11 +95,10 @@ def open_bucket(
     copies: bool = False,
     writes_segments: bool = False,
 ) -> Iterator[Bucket]:
-    """The bucket at `url`, or the configured one. `rate` limits what is read and what is written, each for itself.
+    """Open the bucket at `url`, or the configured one. `rate` limits reads and writes separately.
 
-    With `writes_segments` settings that the bucket cannot honour for new segments are refused. With `copies` this
-    directory's logs are the place of good copies, opened to read when one is asked for.
-    """
+    With `writes_segments` it refuses settings that the bucket cannot honour for new segments. With `copies` this
+    directory's logs serve as good copies; a log is opened read-only on the first request for it."""
     from remote.store.middleware.throttled_store import ThrottledStore
     from tiered.config.config import Config
     from tiered.config.key_rings import load_key_ring
@@ -140,8 +142,9 @@ def open_bucket(
 
 
 def lost_partitions(session: Session, targets: Sequence[str]) -> dict[TopicPartition, LogError]:
-    """The partitions of this directory (of `targets`, where there are any) whose records the configured bucket lacks
-    although this disk has dropped them: the bucket is lost or wrong. Every log is opened read-only."""
+    """Return the partitions whose dropped records the configured bucket lacks: it is lost or wrong.
+
+    Checks this directory's partitions, or only `targets` if given. Every log is opened read-only."""
     wanted = [parse_partition(each) for each in targets]
     with session.manager(read_only=True) as manager:
         return {
@@ -163,10 +166,9 @@ def open_target(
     rate: str | None,
     is_configured: bool,
 ) -> ObjectStore:
-    """The store that a rewriting writes to: objects of that class, encrypted by the server as the settings say.
+    """Open the store that a rewrite writes to, with that storage class and server-side encryption of the settings.
 
-    The settings are those of the configuration where the bucket that is read `is_configured`, else those given by -X.
-    """
+    The settings are those of the configuration if the source bucket `is_configured`, else those of -X."""
     from dataclasses import replace
 
     from remote.store.middleware.throttled_store import ThrottledStore
@@ -187,7 +189,7 @@ def open_target(
 
 
 def parse_rate(text: str) -> int:
-    """``50MB/s`` as bytes per second. Raises InvalidRequest."""
+    """Parse ``50MB/s`` to bytes per second. Raises InvalidRequest."""
     from tiered.config.units import parse_bytes
 
     rate = parse_bytes(text.removesuffix("/s"))

@@ -1,4 +1,4 @@
-"""How far long work over known bytes is, in the way that ``--progress`` asks for: a bar, lines, events, or nothing."""
+"""Progress of long work over a known number of bytes, as ``--progress`` asks: bar, lines, events or nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _LINE_EVERY_S = 10.0
 def byte_progress(
     session: Session, verb: str, size_bytes: int, *, bar_least_bytes: int = 1
 ) -> Iterator[Callable[[int], None]]:
-    """Something to be told of bytes as they are done, by any thread. `verb` as in "scrubbed 3 of 5 GiB".
+    """Return a callback for finished bytes, callable from any thread. `verb` as in "scrubbed 3 of 5 GiB".
 
-    Less than `bar_least_bytes` is done before a bar is read.
-    """
+    Work of less than `bar_least_bytes` shows no bar."""
     progress = session.progress
     if progress.meter is not None:
         progress.meter.expect(size_bytes)

@@ -1,7 +1,7 @@
-"""``tiered completion``: the script that lets a shell complete, and the answers to what it asks.
+"""``tiered completion``: the shell completion script and the answers to its requests.
 
-The script calls `tiered` with ``_TIERED_COMPLETE`` set. Commands are listed without importing them, topics come from
-the node's file of topics alone: no log is opened and no store asked, for a shell waits while it is pressed Tab in.
+The script calls `tiered` with ``_TIERED_COMPLETE`` set. Commands are listed without importing them. Topics come only
+from the node's topics file: no log is opened and no store request is sent, because the shell blocks until the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def completion(shell: str) -> None:
 
 
 def answer(instruction: str) -> int:
-    """Print what may stand at the word under the cursor, as the script of ``bash_complete`` and its kin asks."""
+    """Print the candidates for the word under the cursor, as the ``bash_complete`` script and similar ones ask."""
     shell = instruction.partition("_")[0]
     kind = get_completion_class(shell)
     if kind is None or not instruction.endswith("_complete"):
@@ -49,13 +49,13 @@ def answer(instruction: str) -> int:
     try:
         found = candidates(words, incomplete)
     except (click.ClickException, LogError, OSError):
-        found = []  # what was typed so far is wrong, or there is no node here: that is told when it is run
+        found = []  # invalid words so far, or no node here: running the command reports it
     click.echo("\n".join(asked.format_completion(each) for each in found))
     return 0
 
 
 def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
-    """What may stand in the place of `incomplete`, behind `words`."""
+    """Return the candidates for `incomplete` after `words`."""
     from tiered.cli.main import COMMANDS, main
 
     context = main.make_context("tiered", list(words), resilient_parsing=True)
@@ -84,7 +84,7 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _behind_options(command: click.Command, context: click.Context, words: list[str]) -> list[str]:
-    """The words behind a group's own options: a command's name and what was typed for it. Nothing of other commands."""
+    """Return the words after a group's own options: the command's name and its words. Empty for other commands."""
     if not isinstance(command, click.Group):
         return []
     _, rest, _ = command.make_parser(context).parse_args(list(words))
@@ -102,7 +102,7 @@ def _settings() -> dict[str, str]:
 
 
 def _takes_topics(command: click.Command) -> bool:
-    """Whether its first argument names topics or partitions of this node."""
+    """Whether the command's first argument names topics or partitions of this node."""
     first = next((each for each in command.params if isinstance(each, click.Argument)), None)
     if first is None:
         return False
@@ -119,7 +119,7 @@ def _topics(context: click.Context) -> dict[str, str]:
 
 
 def _partitions(context: click.Context, incomplete: str) -> dict[str, str]:
-    """``orders/0`` and so on, of the topic that was typed before the slash."""
+    """Return ``orders/0`` and so on, for the topic before the slash."""
     topic = incomplete.partition("/")[0]
     counts = {each.name: each.partition_count for each in _known(context)}
     return {f"{topic}/{number}": "" for number in range(counts.get(topic, 0))}

@@ -1,4 +1,6 @@
-"""Where another manager has the directory: what a command that wants it could do without stopping that one."""
+"""Hints for a command that fails because another manager holds the directory.
+
+They name an alternative that works while that manager runs."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import click
 
 from local.errors import Conflict, ErrorCode
 
-# By command. Only what is true while a manager is at work; the others have to wait.
+# By command. Each hint holds while a manager runs; commands without a hint must wait.
 INSTEAD = {
     "topic alter": "without stopping it: write them below [topics.'{name}'] of tiered.toml, which it reads again by "
     "itself; what the topic has of its own outranks the file",
@@ -17,7 +19,7 @@ INSTEAD = {
 
 
 def note_instead(error: Conflict) -> None:
-    """Put on an error what this invocation's command could do instead, where that is known."""
+    """Add to an error the alternative for this invocation's command, if there is one."""
     context = click.get_current_context(silent=True)
     if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
         return

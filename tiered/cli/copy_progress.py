@@ -1,4 +1,4 @@
-"""How far the copies of segments are, on stderr; nothing at all for a segment that is quickly up."""
+"""Progress of segment copies on stderr; quick copies show nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 LINE_EVERY_S = 10.0
-Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offset, bytes done, bytes in all
+Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offset, bytes done, bytes in total
 
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
-    """As `told_copies`, of all partitions of a manager."""
+    """As `told_copies`, for all partitions of a manager."""
     with told_copies(session) as tell:
         if tell is not None:
             for held in manager.partitions():
@@ -35,10 +35,9 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
 
 @contextmanager
 def told_copies(session: Session) -> Iterator[Tell | None]:
-    """As ``--progress`` asks: a bar for each copy under way on a terminal, a line every ten seconds, events, nothing.
+    """Report copies as ``--progress`` asks: a bar for each on a terminal, a line every ten seconds, events, or nothing.
 
-    Quick ones show nothing. None where nobody wants to hear.
-    """
+    Quick copies show nothing. Returns None if no report is wanted."""
     progress = session.progress
     if progress.meter is not None:
         yield _Events(progress.meter).tell
@@ -56,8 +55,9 @@ def _of(tell: Tell, name: TopicPartition) -> Callable[[int, int, int], None]:
 
 
 class _Events:
-    """Each copy is expected when it is first heard of: how many will come, the rounds decide. A copy that is begun
-    anew counts up from where it was."""
+    """Events of copies: a copy adds to the expected total at its first report.
+
+    Maintenance decides how many copies will come. A restarted copy counts up from its earlier progress."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -89,7 +89,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar appears when a copy has taken a while, and goes when it is done."""
+    """Bars: one appears when a copy has run for a while, and disappears when the copy ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

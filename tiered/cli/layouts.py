@@ -1,4 +1,4 @@
-"""Words that say whose bucket it is, for the commands that read any."""
+"""Options that name the layout of a bucket, for the commands that read external layouts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tiered.cli.errors import Exit
 if TYPE_CHECKING:
     from local.names import TopicPartition
 
-# `remote.external.external_layout.WORDS`, which needs more than a command line has loaded.
+# `remote.external.external_layout.WORDS`; importing it loads more than a command line needs.
 LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
 
 
 class LayoutWords(TypedDict):
-    """As `tiered.open_remote` takes them."""
+    """The layout parameters of `tiered.open_remote`."""
 
     layout: str
     prefixes: tuple[str, ...]
@@ -27,7 +27,7 @@ class LayoutWords(TypedDict):
 
 
 def layout_options(default: str, needs: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """``--layout``, ``--layout-prefix`` and ``--layout-key`` of a command; `needs` says what they are for."""
+    """Add ``--layout``, ``--layout-prefix`` and ``--layout-key`` to a command; `needs` says their purpose."""
     options = (
         click.option(
             "--layout", type=click.Choice(LAYOUTS), default=default, show_default=True, help=f"{needs} whose."
@@ -47,7 +47,7 @@ def layout_options(default: str, needs: str) -> Callable[[Callable[..., object]]
 
 
 def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str, ...]) -> LayoutWords:
-    """The options as typed. Raises InvalidRequest for a key without a file."""
+    """Return the options as typed. Raises InvalidRequest for a key without a file."""
     files = {}
     for text in private_keys:
         key_id, equals, path = text.partition("=")
@@ -58,14 +58,14 @@ def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str
 
 
 def tell_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
-    """A line on stderr for everything in a bucket of another layout that makes no sense."""
+    """Print a line on stderr for each inconsistency in a bucket of an external layout."""
     for each in found:
         where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
         click.echo(f"! {name}: {each.path}:{where} {' '.join(each.what.split())}", err=True)
 
 
 def findings_code(found: Sequence[Finding]) -> Exit:
-    """Corruption for what keeps segments from being read, findings for what was found out by the batches."""
+    """Return CORRUPTION if findings make segments unreadable, FINDINGS if they come from the batches."""
     if any(each.severity is Severity.CORRUPT for each in found):
         return Exit.CORRUPTION
     return Exit.FINDINGS if found else Exit.DONE

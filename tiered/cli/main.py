@@ -1,7 +1,7 @@
-"""The ``tiered`` command: global options, commands that load when they are called, and the way out.
+"""The ``tiered`` command: global options, lazily imported commands, and exit handling.
 
-Listing the commands imports none of them; each imports the library when it runs. Data goes to stdout, words to stderr.
-"""
+Listing the commands imports none of them; each imports the library when it runs. Data is on stdout, messages on
+stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tiered.cli.errors import Exit, exit_code, internal, one_line
 from tiered.cli.examples import tell_example
 from tiered.cli.session import Session, parse_setting
 
-# name: (module, one line of help); the order is that of a first visit.
+# name: (module, one line of help); in the order in which a new user needs them.
 COMMANDS = {
     "demo": (
         "tiered.cli.node.demo",
@@ -103,7 +103,7 @@ _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are looked up."""
+    """A group that imports a command when it is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -171,7 +171,7 @@ def main(
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: run a command and end the process with its exit code."""
+    """The entry point: run a command and exit with its code."""
     _fill_closed_streams()
     if instruction := os.environ.get("_TIERED_COMPLETE"):
         from tiered.cli.completion import answer
@@ -179,18 +179,18 @@ def run(arguments: Sequence[str] | None = None) -> None:
         sys.exit(answer(instruction))
     words = list(sys.argv[1:] if arguments is None else arguments)
     code = invoke(words)
-    # Everything ends with the process and what holds something was closed: searched for cycles first, and taken apart
-    # piece by piece, it would cost a seventh of a short command.
+    # Skip the interpreter's clean-up: all resources are closed, the process ends, and the cycle search and tear-down
+    # would cost a seventh of a short command.
     gc.freeze()
     sys.exit(code)
 
 
 def invoke(words: list[str]) -> int:
-    """Run a command; its exit code. One line on stderr for an error, the traceback too with ``--debug``."""
-    is_debug = "--debug" in words  # click takes the list apart
+    """Run a command and return its exit code. An error is one line on stderr, with a traceback under ``--debug``."""
+    is_debug = "--debug" in words  # click consumes the list
     code: int
     try:
-        # Not click's own main(): it would answer a closed pipe, an interrupt and our errors in its own way.
+        # Not click's main(): it would handle a closed pipe, an interrupt and our errors in its own way.
         with main.make_context("tiered", words) as context:
             result = main.invoke(context)
         code = int(result) if isinstance(result, int) else Exit.DONE
@@ -206,7 +206,7 @@ def invoke(words: list[str]) -> int:
         code = error.exit_code
     except (LogError, OSError, ImportError, KeyboardInterrupt) as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
-            # Every other door translates what comes through it, so this is our own printing.
+            # All other I/O translates its errors, so this one is from printing.
             code = _lose_stdout(error)
         else:
             _show_traceback(error, is_debug)
@@ -228,7 +228,7 @@ def _show_traceback(error: BaseException, is_debug: bool) -> None:
 
 
 def _flushed(code: int) -> int:
-    """Bring stdout to its end; the exit code."""
+    """Flush stdout and return the exit code."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -237,7 +237,7 @@ def _flushed(code: int) -> int:
 
 
 def _lose_stdout(error: OSError) -> Exit:
-    """Drop what cannot be written, or the interpreter complains of it at exit. Whoever closed a pipe had enough."""
+    """Discard unwritable output, or the interpreter reports it at exit. A closed pipe means the reader has finished."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.DONE
@@ -246,12 +246,11 @@ def _lose_stdout(error: OSError) -> Exit:
 
 
 def _fill_closed_streams() -> None:
-    """Put something in the place of standard streams that were closed (``>&-``).
+    """Replace standard streams that were closed (``>&-``).
 
-    Else the next file that is opened gets their number, and whoever prints would write into it. Reading stdin and
-    writing to stdout fail, as they do with a closed stream: the stand-ins are opened the other way round. What goes to
-    stderr is dropped.
-    """
+    Otherwise the next opened file gets their descriptor, and prints would write into it. The replacements are opened in
+    the opposite direction, so that reading stdin and writing stdout fail as on a closed stream. Output to stderr is
+    discarded."""
     for fd, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)

@@ -1,15 +1,15 @@
-"""``--progress``: how a long command tells on stderr how far it is. One option, one implementation.
+"""``--progress``: how a long command reports its progress on stderr. One option, one implementation.
 
-| way | on stderr |
+| mode | on stderr |
 |---|---|
-| auto | a bar on a terminal, else nothing but words |
+| auto | a bar on a terminal, else only messages |
 | plain | a line every ten seconds, on a terminal too |
-| json | one object a line, as ``docs/reference/schemas/progress.json`` has it: events and, as events, all words |
-| none | words alone |
+| json | one object a line, as in ``docs/reference/schemas/progress.json``: events, and all messages as events |
+| none | only messages |
 
-Under ``json`` whatever is written to ``sys.stderr`` comes as an event of kind ``message``, a log line too. The error
-that ends a command is no event: it is the last line, as ever. A meter only counts up, and its last event always comes.
-"""
+Under ``json`` every write to ``sys.stderr``, log lines included, becomes an event of kind ``message``. The error that
+ends a command is no event: it is the last line, as in the other modes. A meter only counts up, and its last event is
+always written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiered.cli.session import Session
 
 WAYS = ("auto", "plain", "json", "none")
-EVENT_EVERY_S = 0.25  # at most four events a second, beside messages and the last one
+EVENT_EVERY_S = 0.25  # at most four events a second, plus messages and the last one
 _VERSION = 1
 
 Clock = Callable[[], float]
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 class Meter:
-    """What one command has done of what it knows it has to do, as events to `write`. Thread-safe."""
+    """Counts the finished and the expected work of one command, as events to `write`. Thread safe."""
 
     def __init__(self, operation: str, write: Callable[[str], object], clock: Clock = time.monotonic) -> None:
         self._operation, self._write, self._clock = operation, write, clock
@@ -48,7 +48,7 @@ class Meter:
         self._waits_for: str | None = None
 
     def expect(self, count: int, unit: str = "bytes") -> None:
-        """So much more is to be done."""
+        """Add to the expected work."""
         with self._lock:
             self._total += count
             self._unit = unit
@@ -57,27 +57,27 @@ class Meter:
     def advance(self, count: int) -> None:
         with self._lock:
             self._done += count
-            self._total = max(self._total, self._done)  # what was expected may have grown since
+            self._total = max(self._total, self._done)  # the expectation may be too low
             self._tell()
 
     def reach(self, done: int) -> None:
-        """So much is done in all; less than is known already changes nothing."""
+        """Set the finished work; a lower value than before has no effect."""
         with self._lock:
             self.advance(max(0, done - self._done))
 
     def wait_for(self, what: str | None) -> None:
-        """Name what has to come before the work goes on; None when it goes on."""
+        """Name the step that the work waits for; None when the work continues."""
         with self._lock:
             self._waits_for = what
             self._tell()
 
     def say(self, text: str) -> None:
-        """Words for a person, as an event; never held back."""
+        """Write a message as an event, without delay."""
         with self._lock:
             self._event("message", message=text)
 
     def end(self) -> None:
-        """The last event, whatever has come of the work."""
+        """Write the last event, whatever the outcome."""
         with self._lock:
             self._waits_for = None
             self._event("progress", is_last=True)
@@ -108,14 +108,14 @@ class Meter:
 
 
 class Progress:
-    """How one invocation tells it: the way that was asked for, and under ``json`` the meter."""
+    """The progress of one invocation: the requested mode, and under ``json`` the meter."""
 
     def __init__(self) -> None:
         self.way = "auto"
         self.meter: Meter | None = None
 
     def expect(self, count: int, unit: str) -> None:
-        """So much more is to be done, where events are wanted."""
+        """Add to the expected work, if events are wanted."""
         if self.meter is not None:
             self.meter.expect(count, unit)
 
@@ -124,12 +124,12 @@ class Progress:
             self.meter.advance(count)
 
     def reach(self, done: int) -> None:
-        """So much is done in all, for whoever counts that."""
+        """Set the finished work, for callers that count totals."""
         if self.meter is not None:
             self.meter.reach(done)
 
     def count(self, unit: str) -> Callable[[int, int], None]:
-        """Something to be told of so many done of so many in all, first of none."""
+        """Return a callback for (done, total), starting at zero."""
 
         def tell(done: int, everything: int) -> None:
             if self.meter is not None:
@@ -148,8 +148,8 @@ class Progress:
 
     @contextmanager
     def told(self, way: str, operation: str) -> Iterator[None]:
-        """Go this way inside; ``json`` takes `sys.stderr` for its events until the last one is out."""
-        if self.meter is not None:  # a command inside another one, `run` in `apply --auto`, goes the outer's way
+        """Use this mode inside the block; ``json`` holds `sys.stderr` for events until the last one is written."""
+        if self.meter is not None:  # a command inside another, `run` in `apply --auto`, uses the outer mode
             yield
             return
         self.way = way
@@ -169,7 +169,7 @@ class Progress:
 
 
 def progress_option(command: Callable[P, R]) -> Callable[P, R]:
-    """The ``--progress`` of a command whose object is a Session."""
+    """Add ``--progress`` to a command whose object is a Session."""
 
     @functools.wraps(command)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -189,7 +189,7 @@ def progress_option(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _readable(text: str | None) -> str | None:
-    """A path need not be UTF-8; JSON has to."""
+    """Return a path as valid Unicode: paths may not be UTF-8, JSON must be."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -199,7 +199,7 @@ def _line(stream: TextIO, text: str) -> None:
 
 
 class _Words(io.TextIOBase):
-    """A stand-in for stderr whose lines are messages; one without its end, such as a question, is one when flushed."""
+    """A replacement of stderr that turns lines into messages; a flush ends a partial line, such as a question."""
 
     encoding = "utf-8"
     errors = "backslashreplace"

@@ -1,4 +1,4 @@
-"""Records as text: kcat's templates and JSON to print them, lines and JSON lines to read them."""
+"""Records as text: kcat templates and JSON for output, lines and JSON lines for input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PASSED_OVER = frozenset(
     ("topic", "partition", "offset", "timestampType", "keySize", "valueSize", "sequence", "batch", "control")
 )
 
-# A line of input, without its end, and its number, as a record. Raises InvalidRequest, naming the line.
+# Converts an input line (without its end) and its number to a record. Raises InvalidRequest, naming the line.
 ReadLine = Callable[[bytes, int], Record]
 Field = Callable[[TopicPartition, StoredRecord], bytes]
 
@@ -41,10 +41,10 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def parse_template(template: str) -> Field:
-    r"""A function that prints a record: ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes), ``\n \t``.
+    r"""Return a function that formats a record by ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes).
 
-    Null prints as nothing. Raises InvalidRequest for an unknown sign, and for no sign at all.
-    """
+    It also replaces ``\n`` and ``\t``. Null prints as nothing. Raises InvalidRequest for an unknown sign, and for a
+    template without any sign."""
     if not template:
         raise InvalidRequest("reading a template, it is empty and would print nothing: such as '%k %v\\n'")
     parts: list[bytes | Field] = []
@@ -66,7 +66,9 @@ def parse_template(template: str) -> Field:
 
 
 def as_json(partition: TopicPartition, record: StoredRecord) -> dict[str, object]:
-    """A record for `json.dumps`; bytes that are not UTF-8 become ``{"base64": ...}``, as ``append --jsonl`` reads."""
+    """Return a record for `json.dumps`; bytes that are not UTF-8 become ``{"base64": ...}``.
+
+    ``append --jsonl`` reads this form."""
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -80,7 +82,7 @@ def as_json(partition: TopicPartition, record: StoredRecord) -> dict[str, object
 
 
 def rfc3339(timestamp_ms: int) -> str:
-    """``2026-11-20T12:00:00.000Z``; the bare number outside the years that a calendar has."""
+    """Format as ``2026-11-20T12:00:00.000Z``; as a bare number outside the years of the calendar."""
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):
@@ -89,7 +91,7 @@ def rfc3339(timestamp_ms: int) -> str:
 
 
 def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLine:
-    """Lines as records, stamped by `clock`; with a separator, what stands before its first place is the key."""
+    """Read lines as records, stamped by `clock`; a key precedes the first separator, if one is given."""
     mark = os.fsencode(separator) if separator is not None else None
 
     def read(line: bytes, number: int) -> Record:
@@ -105,11 +107,11 @@ def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], 
 
 
 def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLine:
-    """JSON objects as records; null or missing is null, a missing timestamp is the clock's.
+    """Read JSON objects as records; null or missing is null, a missing timestamp is the clock's.
 
-    What `as_json` and ``tiered dump`` say beside that of where a record lay is passed over, but for a partition that
-    contradicts `partition`. Any other field is a mistake: a misspelt ``value`` would be a tombstone.
-    """
+    The location fields of `as_json` and ``tiered dump`` are ignored, except a partition that contradicts `partition`.
+    Any
+    other field is an error: a misspelt ``value`` would create a tombstone."""
 
     def read(line: bytes, number: int) -> Record:
         try:
@@ -160,14 +162,14 @@ def _text(value: bytes | None) -> str | dict[str, str] | None:
 def _timestamp(value: object, line: int) -> int | None:
     if value is None:
         return None
-    # A bool is an int to Python. -1 is what Kafka calls no timestamp.
+    # bool is a subclass of int in Python. -1 is Kafka's value for no timestamp.
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _TIMESTAMP_MS_MAX:
         raise InvalidRequest("reading a line, timestamp is not a number of ms", line=line)
     return value
 
 
 def _headers(value: object, line: int) -> tuple[Header, ...]:
-    """As ``consume -o jsonl`` prints them: a list of objects with key and value; a plain object will do."""
+    """Parse headers as ``consume -o jsonl`` prints them (objects with key and value), or as a plain object."""
     pairs: list[tuple[object, object]]
     if isinstance(value, dict):
         pairs = list(value.items())
@@ -188,7 +190,7 @@ def _name(value: object, line: int) -> str:
 
 
 def _bytes(value: object, field: str, line: int) -> bytes | None:
-    """Text as UTF-8, ``{"base64": ...}`` as it decodes, any other JSON value as its compact text."""
+    """Return text as UTF-8, ``{"base64": ...}`` decoded, and any other JSON value as its compact text."""
     if value is None:
         return None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""How far the loading of many logs is, on stderr; nothing at all when it is quick."""
+"""Progress of loading many logs, on stderr; a quick load shows nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LINE_EVERY_S = 10.0
 def recovery_progress(
     say: Callable[[str], None], *, is_quiet: bool = False, is_plain: bool = False, meter: Meter | None = None
 ) -> Iterator[OnProgress]:
-    """A bar for each directory on a terminal, elsewhere a line to `say` every ten seconds; nothing in the first one.
+    """Show a bar for each directory on a terminal, elsewhere a line to `say` every ten seconds.
 
-    `is_plain`: a line on a terminal, too. To a `meter` it is what the command waits for.
-    """
+    Nothing is shown in the first ten seconds. `is_plain`: lines on a terminal, too. A `meter` names loading as the step
+    that the command waits for."""
     if meter is not None:
         yield lambda told: meter.wait_for(in_words(told))
         meter.wait_for(None)

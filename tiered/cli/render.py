@@ -1,8 +1,7 @@
-"""Rows on stdout: a table for people, JSON, JSON lines or CSV for programs.
+"""Rows on stdout: a table for people; JSON, JSON lines or CSV for programs.
 
 Tables show human units, the other forms raw numbers. JSON is one object with `schema_version`; within one version
-fields are only ever added. Nothing but text goes where no terminal is.
-"""
+fields are only added. Output to anything but a terminal is plain text."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 ROWS_AT_ONCE = 1000
-FOLDED_MIN = 20  # cells; a text in a narrower column is a stack of syllables
+FOLDED_MIN = 20  # cells; a narrower column of text is hard to read
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
 _RAW = "tiered.raw"  # of click's context
@@ -29,10 +28,9 @@ _RAW = "tiered.raw"  # of click's context
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`name` is the field in programs' output; `title` None keeps the column out of the table.
+    """`name` is the field in programs' output; `title` None hides the column in the table.
 
-    A column that is `only_table` puts fields together for a reader and is kept out of everything else.
-    """
+    An `only_table` column combines fields for a reader and appears in no other format."""
 
     name: str
     title: str | None = None
@@ -42,7 +40,7 @@ class Column:
 
 
 def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """The ``-o`` of a command that gives rows, and ``--raw`` for exact numbers in its table."""
+    """Add ``-o`` to a command that prints rows, and ``--raw`` for exact numbers in its table."""
     choice = click.Choice(FORMATS)
 
     def both(command: Callable[..., object]) -> Callable[..., object]:
@@ -56,7 +54,7 @@ def output_option(default: str = "table") -> Callable[[Callable[..., object]], C
 
 
 def _note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
-    """For whoever prints the table of this invocation."""
+    """Store the flag for the table of this invocation."""
     ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
 
 
@@ -66,10 +64,9 @@ def _is_raw() -> bool:
 
 
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
-    """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` stand beside it.
+    """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` are fields next to it.
 
-    All are written as the rows come, so there may be any number of them.
-    """
+    Rows are written as they arrive, so their number is unlimited."""
     match output:
         case "json":
             _write_json(what, (_fields(row, columns) for row in rows), facts)
@@ -83,7 +80,7 @@ def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str,
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Lines on stdout, written as they come."""
+    """Write lines on stdout as they arrive."""
     for line in lines:
         _write(line)
 
@@ -93,7 +90,7 @@ def _fields(row: Row, columns: Sequence[Column]) -> dict[str, object]:
 
 
 def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
-    """One object, its list written row by row; nothing is written before the first row is there."""
+    """Write one object, its list row by row; nothing is written before the first row arrives."""
     rest = iter(rows)
     first = next(rest, None)
     head = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
@@ -123,13 +120,12 @@ def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
 
 
 def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
-    """On a terminal as wide as that is, elsewhere as wide as it needs to be, without a code in it.
+    """Write a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
 
-    What a terminal has no room for, even with long texts on several lines, is shown there as lines of title and value.
+    Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
 
-    ROWS_AT_ONCE are laid out together, so that any number of them takes little memory. Elsewhere than on a terminal
-    later ones are no narrower than those before, and only the first have a heading.
-    """
+    ROWS_AT_ONCE rows are laid out together, so that any number of rows takes little memory. Except on a terminal later
+    groups are at least as wide as earlier ones, and only the first has a heading."""
     is_terminal = sys.stdout.isatty()
     widths, rest, is_first = [0] * len(columns), iter(rows), True
     while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
@@ -152,7 +148,7 @@ def _write_block(
 
 
 def _width(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """Return the width of a text in terminal columns."""
     if text.isascii() and text.isprintable():
         return len(text)
     from rich.cells import cell_len
@@ -161,7 +157,7 @@ def _width(text: str) -> int:
 
 
 def _plain_line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    """What rich would print, without the tenth of a second that it takes for a hundred lines."""
+    """Format like rich, without the tenth of a second that rich takes for a hundred lines."""
     padded = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
         cell = cell.rstrip() if column.is_number else cell
@@ -210,11 +206,11 @@ def _table(
 
 
 def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> list[int] | None:
-    """The columns' widths on a terminal of `room`; None where they do not fit, and no column breaks well.
+    """Return the column widths on a terminal of `room`; None if they do not fit and no column wraps well.
 
-    Long texts take several lines, the widest first, but none is made narrower than FOLDED_MIN. A number, a name or a
-    heading that is broken in two can be neither read nor copied.
-    """
+    Long texts wrap, the widest first, but no column gets narrower than FOLDED_MIN. Numbers, names and headings never
+    wrap:
+    a broken one can be neither read nor copied."""
     from rich.cells import cell_len
 
     lines = [[column.title or "" for column in columns], *block]
@@ -230,7 +226,7 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
 
 
 def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
-    """A row as lines of title and value, a blank line between two rows."""
+    """Write a row as lines of title and value, with a blank line between rows."""
     from rich.table import Table
     from rich.text import Text
 
@@ -258,5 +254,5 @@ def _shown(value: object, column: Column) -> str:
 
 
 def _exact(value: object, column: Column) -> str:
-    """A number as it is, whatever its unit."""
+    """Format a number exactly, without units."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value, column)

@@ -1,4 +1,4 @@
-"""What the commands share: the directory, the overrides, the configuration, the manager, the clock, the words."""
+"""The common state of commands: directory, overrides, configuration, manager, clock, messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One invocation. Library objects are made when asked for, so that a command pays only for what it uses."""
+    """One invocation. Creates library objects on request, so that a command pays only for its own use."""
 
     directory: str
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -38,13 +38,13 @@ class Session:
     progress: Progress = field(default_factory=Progress)
 
     def config(self, overrides: Mapping[str, str] | None = None) -> Config:
-        """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
+        """The directory's configuration with `overrides` applied. Raises NotFound if there is none."""
         from tiered.config.config import Config
 
         return Config.load(self.config_path(), {**self.overrides, **(overrides or {})}, os.environ)
 
     def config_path(self) -> str:
-        """Of the directory's ``tiered.toml``. Raises NotFound where there is none."""
+        """The path of the directory's ``tiered.toml``. Raises NotFound if there is none."""
         from tiered.config.config import FILE
 
         path = os.path.join(self.directory, FILE)
@@ -57,7 +57,7 @@ class Session:
         return path
 
     def store_options_of(self, url: str) -> dict[str, object]:
-        """The options of the configured store, where there is a configuration and `url` lies in that store."""
+        """Return the options of the configured store, if there is a configuration and `url` is in that store."""
         try:
             config = self.config()
         except NotFound:
@@ -66,8 +66,11 @@ class Session:
         return dict(config.remote_options) if is_inside else {}
 
     def prices(self) -> PriceTable:
-        """The prices of the configuration, for what a job is foretold to cost; the built-in ones where a bucket is
-        looked at without any, and where they cannot be read, which is told: no job waits for them."""
+        """Return the configured prices, for cost estimates of a job.
+
+        Returns the built-in prices without a configuration, and after a warning if the configured ones are unreadable:
+        no job
+        fails because of prices."""
         from policies.cost.prices import BUILT_IN
         from tiered.config.config import FILE, Config
         from tiered.config.price_file import configured_prices
@@ -81,7 +84,7 @@ class Session:
             return BUILT_IN
 
     def topics(self) -> TopicRegistry:
-        """The topics as the directory has them written down: no log is opened and no store asked."""
+        """Read the directory's topics file: no log is opened and no store request is sent."""
         from local.storage import DiskStorage
         from tiered.node.topic_registry import TopicRegistry
 
@@ -100,14 +103,15 @@ class Session:
         is_hasty: bool = False,
         is_brief: bool = False,
     ) -> LogManager:
-        """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
+        """An open manager; the caller closes it. When writing, it is the only one of the directory (else Conflict).
 
-        With `is_alone` the store is asked for nothing. With `is_hasty` a store that is away does not hold the open up
-        (`tiered.stores.short_deadline_store`), and a bucket that refuses is a problem of the partitions; the caller
-        tells problems. With `is_brief` nor does it hold up what is asked later; for figures alone. `known` and
-        `takes_over` as `LogManager.open` takes them. With `observations` its disk and its store are observed, and its
-        calls to the store traced.
-        """
+        - `is_alone`: it sends no store request.
+        - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.short_deadline_store`), and a bucket
+          that
+          refuses access is a problem of the partitions. The caller prints problems.
+        - `is_brief`: an unavailable store does not delay later requests either; only for figures.
+        - `known` and `takes_over`: as in `LogManager.open`.
+        - `observations`: disk and store are measured, and store calls are traced."""
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
@@ -148,10 +152,9 @@ class Session:
                 raise
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
-        """Log lines go to stderr: warnings, with -v or in a daemon every change, with --debug everything of ours.
+        """Log to stderr: warnings; with -v or in a daemon every change; with --debug all of this package.
 
-        A command that `tells_problems` itself does not want them from the manager's log as well.
-        """
+        A command that `tells_problems` itself suppresses them in the manager's log."""
         import logging
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
@@ -168,10 +171,9 @@ class Session:
         logging.getLogger("tiered.manager.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
     def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
-        """A line on stderr for each cause of problems, quiet or not, with the count of its partitions.
+        """Print a line on stderr for each cause of problems, even with -q, with the number of partitions.
 
-        Where the key ring lacks a key the line says what to do.
-        """
+        If the key ring lacks a key, the line gives the next step."""
         from tiered.node.next_steps import lacks_key, next_step
         from tiered.node.problem_groups import group_problems, problems_of
 
@@ -184,7 +186,7 @@ class Session:
     def tell_served_alone(
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
     ) -> None:
-        """A line for each reason for which the remote tier of a partition is not known, and the disk answers alone."""
+        """Print a line for each reason why the remote tier of a partition is unknown and only the disk answers."""
         from tiered.node.problem_groups import group_problems, problems_of, store_problems
 
         away = store_problems({name: error for name, error in problems.items() if name in partitions})
@@ -192,30 +194,30 @@ class Session:
             self.say(f"! records on this disk are served without the remote tier: {each.line}")
 
     def warn(self, text: str) -> None:
-        """A line on stderr about work that was not done, quiet or not."""
+        """Print a line on stderr about work that was not done, even with -q."""
         click.echo(f"! {' '.join(text.split())}", err=True)
 
     def say(self, text: str) -> None:
-        """Words for a person, on stderr."""
+        """Print a message on stderr."""
         if not self.is_quiet:
             click.echo(text, err=True)
 
 
 def _whole(directory: str) -> str:
-    """Whoever reads a job's output does not see where it ran."""
+    """Return the absolute path: a job's output does not show its working directory."""
     try:
         return os.path.abspath(directory)
-    except FileNotFoundError:  # where it runs is gone
+    except FileNotFoundError:  # the working directory was deleted
         return directory
 
 
 def now_ms() -> int:
-    """The wall clock: the command line is where time enters."""
+    """Read the wall clock. Only the command line reads the time."""
     return time.time_ns() // 1_000_000
 
 
 def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
-    """``retention.ms=7d`` as key and value. Raises InvalidRequest without the equals sign, and for bytes not UTF-8."""
+    """Parse ``retention.ms=7d`` to key and value. Raises InvalidRequest without ``=``, and for bytes not UTF-8."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InvalidRequest(f"reading {option}, not of the form key=value", text=repr(text))
@@ -227,7 +229,7 @@ def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
 
 
 def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """The repeatable ``-X key=value`` of a command, as a dict."""
+    """Add the repeatable ``-X key=value`` to a command, as a dict."""
 
     def parsed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
         return dict(parse_setting(value, parameter.opts[0]) for value in values)
@@ -239,8 +241,10 @@ UNNAMED = "--option is for --remote URL, which is not given; the configured buck
 
 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
-    """A click callback: repeated ``name=value`` as options for the store's client; true and false are switches, and a
-    table (``client_kwargs={"region_name": "eu-central-1"}``) is a JSON object."""
+    """A click callback: repeated ``name=value`` as options of the store's client.
+
+    The values true and false are booleans. A table (``client_kwargs={"region_name": "eu-central-1"}``) is a JSON
+    object."""
     switches: dict[str, object] = {"true": True, "false": False}
     pairs = (parse_setting(value, parameter.opts[0]) for value in values)
     return {
@@ -250,7 +254,7 @@ def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[
 
 
 def _table(option: str, name: str, text: str) -> dict[str, object]:
-    """Raises InvalidRequest, without the text: a secret may be in it."""
+    """Parse a table. Raises InvalidRequest without the text, which may contain a secret."""
     try:
         return dict(json.loads(text))
     except ValueError:

@@ -1,10 +1,14 @@
-"""Being told to stop: the first SIGTERM or Ctrl-C is remembered and wakes a sleeper, the second breaks off at once.
-Being told to read the configuration again: a SIGHUP is remembered and wakes a sleeper, however many come.
+"""Signal handling: stop on SIGTERM or Ctrl-C, reload the configuration on SIGHUP.
 
-The first one interrupts nothing, so that what is under way ends well and everything is closed in order; but for a
-start (`Stop.breaking_off`), which has nothing that is worth ending well. Only the main thread may use this (signals go
-there).
-"""
+| signal | effect |
+|---|---|
+| first SIGTERM or SIGINT | remembered, wakes a sleeper, interrupts nothing: work in progress ends and all is closed in
+order |
+| first one within `Stop.breaking_off` (a start) | interrupts: a start has no work to finish |
+| second one | interrupts at once |
+| any number of SIGHUP | remembered once, wakes a sleeper |
+
+Only for the main thread, which receives signals."""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-WAIT_MS_MAX = 2**31 - 1  # what poll(2) takes; about 25 days
+WAIT_MS_MAX = 2**31 - 1  # limit of poll(2); about 25 days
 
 
 class Terminated(KeyboardInterrupt):
@@ -24,7 +28,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stop:
-    """Which signal asked us to stop, None before the first."""
+    """The signal that asked the process to stop, None before the first."""
 
     def __init__(self, wake_fd: int) -> None:
         self.signal: int | None = None
@@ -39,12 +43,12 @@ class Stop:
 
     @property
     def was_asked_once(self) -> bool:
-        """Whether nobody has insisted so far."""
+        """Whether no second signal has come."""
         return self._count == 1
 
     @contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """Meanwhile the first signal breaks off, too: raises KeyboardInterrupt, or Terminated for a SIGTERM."""
+        """Within the block the first signal interrupts, too: raises KeyboardInterrupt, or Terminated for a SIGTERM."""
         self._is_breaking_off = True
         try:
             if self.signal is not None:
@@ -54,15 +58,14 @@ class Stop:
             self._is_breaking_off = False
 
     def take_reload(self) -> bool:
-        """Whether a SIGHUP came since this was last asked."""
+        """Whether a SIGHUP came since the last call."""
         asked, self._is_to_reload = self._is_to_reload, False
         return asked
 
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
-        """Sleep until `fd` can be read, a signal came or the time is over (None: never); whether `fd` can be read.
+        """Sleep until `fd` is readable, a signal comes or the time is over (None: never); whether `fd` is readable.
 
-        Waits 25 days at most. A signal that came just before is not slept through: it is seen as a byte in a pipe.
-        """
+        Waits 25 days at most. A signal that came just before is not missed: it is a byte in a pipe."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         if fd is not None:
@@ -89,7 +92,7 @@ class Stop:
 
 @contextmanager
 def stop_signals(*, reloads: bool = False) -> Iterator[Stop]:
-    """SIGTERM and SIGINT go to a `Stop` while this lasts, and with `reloads` SIGHUP."""
+    """Route SIGTERM and SIGINT, and with `reloads` SIGHUP, to a `Stop` within the block."""
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)

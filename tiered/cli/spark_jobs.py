@@ -1,4 +1,4 @@
-"""What commands that can run on Spark share: ``--spark`` and ``--conf``, the session, the bucket for its tasks."""
+"""Common parts of commands that can run on Spark: ``--spark``, ``--conf``, the session, the tasks' bucket."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnSpark:
-    """Where a command's work runs. `master` None: in this process, or what ``spark-submit`` was told."""
+    """Where a command's work runs. `master` None: in this process, or as ``spark-submit`` was configured."""
 
     master: str | None = None
     conf: tuple[str, ...] = ()
 
     @property
     def is_wanted(self) -> bool:
-        """Asked for by ``--spark``, or by having been started by ``spark-submit``."""
+        """Whether ``--spark`` was given or ``spark-submit`` started this process."""
         return self.master is not None or is_submitted()
 
 
 def is_submitted() -> bool:
-    """Whether ``spark-submit`` runs this process: it has told where its JVM listens."""
+    """Whether ``spark-submit`` runs this process: it sets the address of its JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def spark_options(command: Callable[..., object]) -> Callable[..., object]:
-    """``--spark MASTER`` and ``--conf NAME=VALUE``, handed on as `on_spark`, an `OnSpark`."""
+    """Add ``--spark MASTER`` and ``--conf NAME=VALUE``, passed as `on_spark`, an `OnSpark`."""
 
     def gathered(*words: object, spark_master: str | None, spark_conf: tuple[str, ...], **more: object) -> object:
         return command(*words, on_spark=OnSpark(master=spark_master, conf=spark_conf), **more)
@@ -62,7 +62,8 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @contextmanager
 def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
-    """A session for one command, stopped afterwards. Raises InvalidRequest for what is no setting, or without Spark."""
+    """A Spark session for one command, stopped at the end. Raises InvalidRequest for invalid settings, or without
+    Spark."""
     from tiered.spark.launching import launched_session
 
     conf = parse_conf(on_spark.conf)
@@ -75,7 +76,7 @@ def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
 
 
 def parse_conf(conf: Sequence[str]) -> dict[str, str]:
-    """``spark.a.b=c`` as a mapping. Raises InvalidRequest."""
+    """Parse ``spark.a.b=c`` pairs to a mapping. Raises InvalidRequest."""
     found = {}
     for text in conf:
         name, equals, value = text.partition("=")
@@ -86,7 +87,7 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_rate(on_spark: OnSpark, rate: str | None) -> None:
-    """A rate is one process's: how many tasks share it is Spark's to say, and changes."""
+    """Refuse a rate: it limits one process, and Spark decides how many tasks run at a time."""
     if on_spark.is_wanted and rate is not None:
         raise click.UsageError(
             "--rate is for one process; give the Spark job fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
@@ -96,7 +97,7 @@ def refuse_rate(on_spark: OnSpark, rate: str | None) -> None:
 def task_bucket(
     session: Session, bucket: Bucket, *, is_configured: bool, settings: Mapping[str, str] | None = None
 ) -> TaskBucket:
-    """What travels to the tasks for this bucket; `settings` outweigh what the configuration says of objects."""
+    """Return the bucket description for tasks; `settings` override the configuration's settings of objects."""
     from tiered.config.properties import DEFAULTS
     from tiered.config.tier_properties import IMMUTABLE
     from tiered.jobs.job_bucket import Bucket as TaskBucket
@@ -118,7 +119,7 @@ def target_bucket(
     is_configured: bool,
     key_ring: str | None,
 ) -> TaskBucket:
-    """As `tiered.cli.bucket_options.open_target`, to be opened by tasks."""
+    """As `tiered.cli.bucket_options.open_target`, opened by tasks."""
     from tiered.config.properties import DEFAULTS
     from tiered.jobs.job_bucket import Bucket as TaskBucket
 
