@@ -1,18 +1,18 @@
-"""How fast this machine, this disk and this bucket are, and what of that our own code leaves: `tiered bench`.
+"""The speed of this machine, disk and bucket, and our code's share of it: `tiered bench`.
 
-Every figure stands beside a raw reference that was measured next to it, in the same run, on the same bytes: a file
-written and synced, a file read, an object put and got. Their ratio says what our code costs; the reference alone says
-what was bought. All of it happens in a directory made for it, below one that is named, and in a bucket below a prefix
-of its own; both are removed when the run ends, is told to stop, or fails. A process that is killed leaves them:
-``tiered-bench-...`` by name, which nothing else takes for its own.
+Every figure has a raw reference, measured next to it in the same run on the same bytes: a file written and synced, a
+file read, an object put and got. Their ratio is the cost of our code. The reference alone is the speed of the hardware
+and the store. The run uses its own directory, below a given one, and its own prefix in a bucket. Both are removed when
+the run ends, is stopped, or fails. A killed process leaves them: names begin with ``tiered-bench-``, which no other
+part of the system uses.
 
-| part | what is measured | reference |
+| part | measures | reference |
 |---|---|---|
-| `bench.benchmark_local` | fsync, appends, reads, lookups, compaction | the same bytes through the system's calls |
-| `bench.benchmark_remote` | upload, ranged reads, cold random reads | the same bytes through the store's own verbs |
+| `bench.benchmark_local` | fsync, appends, reads, lookups, compaction | the same bytes through system calls |
+| `bench.benchmark_remote` | upload, ranged reads, cold random reads | the same bytes through the store's operations |
 
-Elapsed time, on a clock that the caller may give. The page cache is warm for what was just written: reads measure our
-code, not the disk's platters. Who runs it while the machine does something else measures that, too.
+Times are elapsed times, of a clock that the caller may pass. The page cache is warm after a write: reads measure our
+code, not the disk. Other work on the machine at the same time is included in the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 
 PREFIX = "tiered-bench-"
-FIGURES = 10  # that a complete run measures
+FIGURES = 10  # of a complete run
 SIZE_BYTES_LEAST, SIZE_BYTES_MOST = 1 << 20, 1 << 40
 _DELETE_PAGE = 1000
 
@@ -42,8 +42,10 @@ OnMeasured = Callable[["Measured"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """`size_bytes` of records in each part. `fsyncs` are timed one after another; `lookups` on the disk and so many
-    `cold_reads` in the bucket go to places drawn by `seed`."""
+    """The size of a run: `size_bytes` of records in each part.
+
+    `fsyncs` are timed in sequence. `lookups` on the disk and `cold_reads` in the bucket use places drawn by `seed`.
+    """
 
     size_bytes: int = 64 << 20
     value_bytes: int = 1000
@@ -54,7 +56,7 @@ class BenchOptions:
 
     @classmethod
     def of(cls, size_bytes: int) -> BenchOptions:
-        """As many single operations as fit to the size: fewer below 64 MiB. Raises as `check`."""
+        """Options with single operations in proportion to the size: fewer below 64 MiB. Raises as `check`."""
         share = min(1.0, size_bytes / (64 << 20))
         made = cls(
             size_bytes=size_bytes,
@@ -66,16 +68,16 @@ class BenchOptions:
         return made
 
     def check(self) -> None:
-        """Raises InvalidRequest for a size that measures nothing, or fills the disk."""
+        """Raises InvalidRequest for a size that is too small to measure or fills the disk."""
         if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
             raise InvalidRequest("measuring, a size out of range", size_bytes=self.size_bytes, expected="1MiB to 1TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One figure. `count` operations over `size_bytes` took `seconds`, those of the reference `reference_seconds`.
+    """One figure: `count` operations over `size_bytes` took `seconds`, the reference `reference_seconds`.
 
-    `latencies_ms` are percentiles of single operations where each was timed, those of the reference beside them.
+    `latencies_ms` are percentiles of single operations if each was timed; `reference_latencies_ms` the reference's.
     """
 
     name: str
@@ -104,8 +106,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What was measured, in order; not all of it where it was told to stop. `requests` are those to the bucket, the
-    clean-up's too, None where the bucket was a folder beside the log."""
+    """The figures in order; not all of them if the run was stopped.
+
+    `requests` are the requests to the bucket, including the clean-up's. They are None if the bucket was a local folder.
+    """
 
     measured: tuple[Measured, ...]
     machine: Mapping[str, str]
@@ -117,7 +121,7 @@ class BenchReport:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One run under way: what its parts share. `give` takes a figure; `check` ends the run when told to stop."""
+    """The state of one run, shared by its parts. `give` records a figure; `check` ends a stopped run."""
 
     root: str
     options: BenchOptions
@@ -137,13 +141,13 @@ class Bench:
         self.check()
 
     def timed(self, do: Callable[[], object]) -> float:
-        """Seconds that `do` took."""
+        """Seconds of a call of `do`."""
         begun = self.clock()
         do()
         return self.clock() - begun
 
     def each_timed(self, steps: Iterator[object]) -> list[float]:
-        """Seconds that each step of an iterator took."""
+        """Seconds of each step of an iterator."""
         took: list[float] = []
         while True:
             begun = self.clock()
@@ -154,7 +158,7 @@ class Bench:
 
 
 class Stopped(Exception):
-    """The run was told to stop."""
+    """`should_stop` ended the run."""
 
 
 def run_benchmark(
@@ -169,8 +173,9 @@ def run_benchmark(
 ) -> BenchReport:
     """Measure in a directory made below `directory`, and in `store` (None: a folder in that directory).
 
-    `store` holds nothing but what this run puts there, all of which it deletes; it is not closed. Raises InvalidRequest
-    for options that measure nothing, DiskFailed and what the store raises; then, too, everything is removed.
+    `store` must hold only the objects of this run, which deletes them all. The store is not closed. Raises
+    InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors; files and objects are
+    removed then too.
     """
     from tiered.bench.benchmark_local import measure_disk
     from tiered.bench.benchmark_remote import folder_store, measure_bucket
@@ -204,10 +209,10 @@ def run_benchmark(
 
 
 def foretell_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
-    """What a run sends to a bucket, its clean-up included: the same run, rehearsed against memory.
+    """The requests of a run to a bucket, its clean-up included, counted in a rehearsal against memory.
 
-    Not under a memory's address: of any other store a manager first asks who wins a race of creates, too
-    (`tiered.stores.store_check`), and so the rehearsal has to.
+    The store's URL is not that of a memory store. For every other store a manager first checks races of creates
+    (`tiered.stores.store_check`), so the rehearsal must do it too.
     """
     from tiered.bench.benchmark_remote import measure_bucket
 
@@ -230,7 +235,10 @@ def foretell_requests(*, now_ms: int, options: BenchOptions | None = None) -> Re
 
 @contextmanager
 def emptied(store: ObjectStore) -> Iterator[None]:
-    """Whatever happens, nothing is in the store afterwards. Only for one that is the caller's own, prefix and all."""
+    """Delete all objects of the store at the end, also after an error.
+
+    The store's prefix must be the caller's own.
+    """
     try:
         yield
     finally:
@@ -239,7 +247,7 @@ def emptied(store: ObjectStore) -> Iterator[None]:
 
 
 def machine() -> dict[str, str]:
-    """What the figures are of."""
+    """The machine and the software of the figures."""
     from local.kernels import implementation
     from tiered import __version__
 
@@ -253,7 +261,7 @@ def machine() -> dict[str, str]:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p90, p99 and max, as ms; empty for nothing."""
+    """p50, p90, p99 and max in ms; empty for no values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)
@@ -263,7 +271,7 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 @contextmanager
 def _place(directory: str) -> Iterator[str]:
-    """A directory of this run's own. Raises InvalidRequest where none can be made."""
+    """A directory of this run's own. Raises InvalidRequest if it cannot be created."""
     try:
         root = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     except OSError as error:

@@ -1,5 +1,7 @@
-"""The disk's part of `tiered.bench.benchmark`: fsyncs, appends, reads, lookups and compaction, each beside the bare
-calls."""
+"""The disk's part of `tiered.bench.benchmark`, compared with plain system calls.
+
+It measures fsyncs, appends, reads, lookups and compaction.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ EACH, GROUP, BULK, COMPACT = "each", "group", "bulk", "compact"
 
 
 def measure_disk(bench: Bench) -> None:
-    """All of it, in the order of the table of `tiered.bench.benchmark`. Raises Stopped."""
+    """Measure all parts, in the order of the table of `tiered.bench.benchmark`. Raises Stopped."""
     _fsync(bench)
     with LogManager.open(local_config(os.path.join(bench.root, "data")), now_ms=bench.now_ms) as manager:
         for topic in (EACH, GROUP, BULK):
@@ -42,13 +44,16 @@ def measure_disk(bench: Bench) -> None:
 
 
 def local_config(directory: str, settings: Mapping[str, str] | None = None) -> Config:
-    """Of logs in `directory` and no bucket; nothing is flushed or rolled but by what is measured."""
+    """A configuration of logs in `directory` without a bucket; only the measured code flushes or rolls."""
     given = {"min.cleanable.dirty.ratio": "0", "segment.bytes": "256MiB", "append.batch.bytes": str(BATCH_BYTES)}
     return Config.load(None, {**given, **(settings or {})}, {}, local_dir=directory)
 
 
 def records(bench: Bench, size_bytes: int, *, keys: int | None = None) -> list[Record]:
-    """About so many bytes of them; `keys` different ones, in turns, or one for each. Values do not compress."""
+    """Records of about `size_bytes`; with `keys` different keys in rotation, or one for each.
+
+    Values do not compress.
+    """
     filler = Random(bench.options.seed).randbytes(bench.options.value_bytes + 256)  # noqa: S311 - the same every time
     count, size = max(1, size_bytes // (bench.options.value_bytes + 32)), bench.options.value_bytes
     return [
@@ -58,7 +63,7 @@ def records(bench: Bench, size_bytes: int, *, keys: int | None = None) -> list[R
 
 
 def log_files(bench: Bench, topic: str, data: str = "data") -> list[str]:
-    """The ``.log`` files of the one partition, in order of their offsets."""
+    """The ``.log`` files of the one partition, in offset order."""
     directory = os.path.join(bench.root, data, f"{topic}-0")
     return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(".log")]
 
@@ -79,7 +84,7 @@ def _fsync(bench: Bench) -> None:
 
 
 def _append_each(bench: Bench, manager: LogManager) -> None:
-    """An acknowledgement that holds: fsync before each answer."""
+    """Durable acknowledgements: fsync before each answer."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     took = bench.each_timed(_appends(manager, EACH, batches, Durability.FLUSHED))
     pieces = _pieces(log_files(bench, EACH)[0], len(batches))
@@ -100,7 +105,7 @@ def _append_each(bench: Bench, manager: LogManager) -> None:
 
 
 def _append_group(bench: Bench, manager: LogManager) -> None:
-    """Writers that wait for the disk together."""
+    """Writers that share the wait for the disk."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     shares = [batches[at::WRITERS] for at in range(WRITERS)]
 
@@ -171,7 +176,7 @@ def _look_up(bench: Bench, manager: LogManager) -> None:
 
     def looks() -> Iterator[int]:
         for offset in offsets:
-            batch = log.read(offset, 1)  # one whole batch, however small the wish
+            batch = log.read(offset, 1)  # one whole batch, however small the requested size
             sizes.append(len(batch))
             yield len(batch)
 
@@ -230,7 +235,7 @@ def _appends(
 
 
 def _pieces(path: str, count: int) -> list[bytes]:
-    """The file's bytes in so many pieces."""
+    """The file's bytes in `count` pieces."""
     with open(path, "rb") as file:
         data = file.read()
     step = max(1, -(-len(data) // count))

@@ -1,5 +1,7 @@
-"""The bucket's part of `tiered.bench.benchmark`: upload, ranged and cold random reads, each beside the store's own
-verbs."""
+"""The bucket's part of `tiered.bench.benchmark`, compared with the store's plain operations.
+
+It measures upload, ranged reads and cold random reads.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tiered.read.bucket_reader import RemoteLog
 
 TOPIC, DATA = "bench", "tiered"
 RAW = "raw/"
-SEGMENTS = 4  # so that the upload of one and the commit of another meet, as they do at work
+SEGMENTS = 4  # so that uploads and commits overlap, as in production
 
 
 def folder_store(root: str) -> ObjectStore:
@@ -37,14 +39,17 @@ def folder_store(root: str) -> ObjectStore:
 
 
 def measure_bucket(bench: Bench, store: ObjectStore) -> None:
-    """All of it. Nothing but this is in the `store`, and it stays there. Raises Stopped."""
+    """Measure all parts. The `store` must be empty; the objects stay in it. Raises Stopped."""
     _upload(bench, store)
     _read(bench, store)
     _read_cold(bench, store)
 
 
 def _upload(bench: Bench, store: ObjectStore) -> None:
-    """Segments copied, verified and committed by a manager's rounds; then the same files put as they are."""
+    """Measure the upload of segments by a manager's maintenance, with checks and commits.
+
+    The reference puts the same files unchanged.
+    """
     segment = max(1 << 20, bench.options.size_bytes // SEGMENTS)
     settings = {"remote.storage.enable": "true", "segment.bytes": str(segment)}
     config = replace(local_config(os.path.join(bench.root, DATA), settings), remote_url=store.url)
@@ -74,7 +79,7 @@ def _tick(bench: Bench, manager: LogManager) -> None:
     while manager.tick(bench.now_ms, should_stop=bench.should_stop):
         bench.check()
     for problem in manager.problems.values():
-        raise problem  # what would be measured is not there
+        raise problem  # the data to measure is missing
 
 
 def _put_all(store: ObjectStore, paths: Sequence[str]) -> None:
@@ -119,7 +124,7 @@ def _get_all(store: ObjectStore) -> None:
 
 
 def _read_cold(bench: Bench, store: ObjectStore) -> None:
-    """One record somewhere, by whoever knows nothing of the bucket yet: head, indexes, chunk."""
+    """One record at a random offset, by a reader with an empty cache: manifest, indexes, chunk."""
     name, sizes = TopicPartition(TOPIC, 0), list[int]()
     chance = Random(bench.options.seed)  # noqa: S311 - the same places every time
     with RemoteLog(_Borrowed(store)) as view:
@@ -160,7 +165,7 @@ def _random_gets(bench: Bench, store: ObjectStore, chance: Random) -> Iterator[i
 
 
 class _Borrowed(MeteredStore):
-    """A store that outlives those who would close it."""
+    """A store that ignores `close`, because its user does not own it."""
 
     def close(self) -> None:
-        """The run's owner does."""
+        """Do nothing: the owner of the run closes the store."""
