@@ -1,4 +1,4 @@
-"""Comparing what came back with what was put in. A difference is Corrupt: the demo ends there, and says where."""
+"""Compare the records that were read back with the source. A difference raises Corrupt with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """What two readers of one range of a partition must agree on. `value_crcs` is the sum of the values' CRC-32."""
+    """The sums in which two readers of one range of a partition must agree.
+
+    `value_crcs` is the sum of the values' CRC-32.
+    """
 
     records: int
     first_offset: int
@@ -29,7 +32,7 @@ class Digest:
 
 
 def check_every_record(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> Digest:
-    """Each sent record at its own offset, nothing missing, nothing more."""
+    """Check that each sent record is at its own offset, without missing or extra records."""
     count = crcs = distance = 0
     for stored in found:
         if count >= len(sent) or stored.offset != count or (stored.key, stored.value) != sent[count][:2]:
@@ -46,7 +49,10 @@ def check_every_record(partition: TopicPartition, sent: Sequence[Record], found:
 
 
 def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> dict[bytes, int]:
-    """Each record found is the one sent at its offset, and each key's newest is there; newest offset by key."""
+    """Check each found record and that each key's newest is present; the newest offset by key.
+
+    A found record must equal the record that was sent at its offset.
+    """
     last: dict[bytes, int] = {}
     reached = -1
     for stored in found:
@@ -71,7 +77,7 @@ def digest_of(sent: Sequence[Record], next_offset: int) -> Digest:
 
 
 def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> None:
-    """Raises Corrupt naming the first key whose values differ."""
+    """Raises Corrupt with the first key that has different values."""
     for key in {*expected, *found}:
         if expected.get(key) != found.get(key):
             raise Corrupt(f"checking {what}, it differs", where=key, expected=expected.get(key), found=found.get(key))

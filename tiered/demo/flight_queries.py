@@ -1,4 +1,4 @@
-"""The same questions asked through Spark, from the bucket alone: no manager, no local directory."""
+"""The demo's checks through Spark, from the bucket alone: no manager, no local directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_topic(spark: SparkSession, url: str, options: Mapping[str, object], topic: str) -> DataFrame:
-    """The topic as Spark's Kafka source would give it."""
+    """The topic in the form of Spark's Kafka source."""
     reader = spark.read.format("tiered").option("subscribe", topic)
     return reader.option("storeOptions", json.dumps(dict(options))).load(url)
 

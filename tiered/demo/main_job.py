@@ -1,9 +1,12 @@
-"""The main job, end to end, on real input: what `tiered demo` runs.
+"""The end-to-end job of `tiered demo`, on real input.
 
-A year of flights goes into two topics; segments are closed, the compacted topic is cleaned, both are tiered into an S3
-endpoint on loopback, local retention drops what the bucket holds, and everything is read back twice, through the
-tiered reader and through Spark from the bucket alone, and compared with the source. At the end the bucket is copied
-into a folder, so that there is something to look around in when the endpoint is gone.
+1. A year of flights is appended to two topics, and segments are closed.
+2. The compacted topic is cleaned.
+3. Both topics are copied to an S3 endpoint on loopback.
+4. Local retention drops the local copies of copied segments.
+5. Everything is read back twice and compared with the source: through the tiered reader, and through Spark from the
+   bucket alone.
+6. The bucket is copied to a folder, for inspection after the endpoint has ended.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ APPEND_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """What the table at the end is made of. `requests` are those to the S3 endpoint, by the manager."""
+    """The data of the table at the end. `requests` are the manager's requests to the S3 endpoint."""
 
     directory: str
     steps: tuple[StepResult, ...]
@@ -74,9 +77,10 @@ def run_demo(
     tell: Tell = lambda name, share: None,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> DemoResult:
-    """Run the whole job in `directory`. Raises Corrupt when anything that is read back differs from the source.
+    """Run the whole job in `directory`.
 
-    What must be installed is looked at first (InvalidRequest, in one line), before anything is started.
+    Raises Corrupt if any record that is read back differs from the source. Required packages are checked before
+    anything starts (InvalidRequest, in one line).
     """
     if with_spark:
         from tiered.spark.java import ensure_java
@@ -112,7 +116,10 @@ def run_demo(
 
 
 def _config(root: Path, url: str, options: Mapping[str, object]) -> Config:
-    """The configuration of the run: the endpoint is this process's own and its credentials mean nothing."""
+    """The configuration of the run.
+
+    The endpoint belongs to this process, and its credentials are arbitrary.
+    """
     (root / "data").mkdir()
     (root / "run.toml").write_text('[local]\ndir = "data"\n')
     loaded = Config.load(str(root / "run.toml"), SETTINGS, {})
@@ -161,15 +168,15 @@ def _append(job: _Job, flights: Flights) -> None:
                     job.sent[name] += share
                 done += len(batch)
                 measured.progress(done)
-        # The compacted topic is closed whole, so that its newest records are cleaned and tiered too; the other keeps
-        # its open segments, so that reading crosses from the bucket to the disk.
+        # The compacted topic is rolled, so that its newest records are cleaned and copied too. The other topic keeps
+        # its active segments, so that a read crosses from the bucket to the disk.
         manager.roll(LATEST, now_ms=job.now_ms)
         manager.flush()
         measured.size_bytes = sum(len(r.value or b"") + len(r.key or b"") for s in job.sent.values() for r in s)
 
 
 def _tier(job: _Job) -> None:
-    """Clean, upload, drop: the manager's own plan, one kind of decision at a time so that each can be timed."""
+    """Clean, copy, drop: the manager's own plan, one kind of decision at a time so that each can be timed."""
     with job.steps.step("compact") as measured:
         applied = _apply_only(job, CleanLog)
         cleaned = [result for each in applied for result in each.cleaned]
@@ -181,8 +188,8 @@ def _tier(job: _Job) -> None:
             done = [decision for each in _apply_only(job, kind) for decision in each.done]
             measured.size_bytes = sum(decision.size_bytes for decision in done)
             measured.note = f"{len(done)} segments"
-    # A round that is stopped before its first decision removes the files of what was dropped, and does nothing more:
-    # a whole one would roll and copy the open segments too.
+    # A maintenance pass that is stopped before its first decision only deletes the files of dropped segments. A whole
+    # pass would also roll and copy the active segments.
     job.manager.tick(job.now_ms, should_stop=lambda: True)
     _raise_problems(job)
 
@@ -252,7 +259,10 @@ def _newest(job: _Job, ends: Mapping[TopicPartition, int]) -> dict[tuple[int, by
 
 
 def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object]) -> int:
-    """Copy the bucket's objects into ``bucket/`` and write a configuration that points there; the bytes copied."""
+    """Copy the bucket's objects into ``bucket/`` and write a configuration that points there.
+
+    Returns the bytes copied.
+    """
     with job.steps.step("keep the bucket as a folder") as measured:
         target_url = file_url(str(root / "bucket"))
         (root / "bucket").mkdir()
@@ -280,7 +290,10 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
 def _records_by_tier(
     root: Path, status: tuple[PartitionStatus, ...], sent: Mapping[TopicPartition, list[Record]]
 ) -> dict[str, tuple[int, int]]:
-    """Records per topic as (local, remote), from the rows of the heads and the offsets that only the disk has."""
+    """Records per topic as (local, remote).
+
+    The counts come from the manifests' entries and from the offsets that only the disk has.
+    """
     with open_remote(file_url(str(root / "bucket"))) as bucket:
         found = {}
         for topic in TOPICS:

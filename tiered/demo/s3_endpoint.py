@@ -1,10 +1,10 @@
 """An S3 server on loopback for the demo and the tests: moto, in a process of its own.
 
-The child picks a free port and says so on its stdout. It ends when its stdin does, or when it finds itself with
-another parent; so it dies with this process however that one ends. Everything stored in it is gone then.
+The child chooses a free port and prints it on its stdout. It ends when its stdin ends, or when its parent process
+changes. It therefore always ends with this process. Its objects are lost then.
 
-moto serves one request at a time and holds objects in memory: right for correctness and demonstrations, not for
-measuring throughput.
+moto serves one request at a time and holds objects in memory: it suits tests of correctness and demonstrations, not
+measurements of throughput.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from local.errors import InvalidRequest, Unavailable
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60  # imports alone can take several seconds on a busy machine
 STOP_TIMEOUT_S = 10
-WATCH_S = 1.0  # how often the child looks whether it still has its parent
+WATCH_S = 1.0  # how often the child checks for its parent
 _INSTALL = "pip install 'tiered[demo]'"
 
 
 class S3Endpoint:
-    """A running server, as a context manager. Raises InvalidRequest when moto is not installed.
+    """A running server, as a context manager. Raises InvalidRequest if moto is not installed.
 
-    The credentials in `options` mean nothing: the server takes any, and listens on loopback alone.
+    The credentials in `options` are arbitrary: the server accepts any, and listens on loopback alone.
     """
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class S3Endpoint:
         return f"http://{HOST}:{self._port}"
 
     def options(self) -> dict[str, object]:
-        """The options for `remote.store.open_store.open_store` with which ``s3://<bucket>`` is a bucket in here."""
+        """The options of `remote.store.open_store.open_store` for a bucket ``s3://<bucket>`` of this server."""
         return {
             "endpoint_url": self.url,
             "key": "loopback",
             "secret": "loopback",
             "client_kwargs": {"region_name": "us-east-1"},
-            "config_kwargs": {"proxies": {}},  # a proxy for the internet is none for loopback
+            "config_kwargs": {"proxies": {}},  # a proxy for the internet cannot reach loopback
         }
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket; no error when it exists. Names have 3 characters or more."""
+        """Create a bucket; no error if it exists. Names have 3 characters or more."""
         connection = http.client.HTTPConnection(HOST, self._port, timeout=STOP_TIMEOUT_S)
         try:
             connection.request("PUT", f"/{name}")
@@ -77,7 +77,7 @@ class S3Endpoint:
             raise InvalidRequest("creating a bucket, refused", bucket=name, endpoint=self.url, status=status)
 
     def start(self) -> None:
-        """Start the server and wait for its port. Raises Unavailable when it does not come up."""
+        """Start the server and wait for its port. Raises Unavailable if it does not start."""
         assert self._child is None
         with tempfile.TemporaryFile() as words:
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -86,7 +86,7 @@ class S3Endpoint:
                 stdout=subprocess.PIPE,
                 stderr=words,
                 env={**os.environ, "PYTHONPATH": _python_path()},
-                start_new_session=True,  # ctrl-c is for the parent, which then ends the child in order
+                start_new_session=True,  # ctrl-c interrupts only the parent, which then ends the child in order
             )
             line = self._first_line()
             if not line:
@@ -119,7 +119,7 @@ class S3Endpoint:
 
 
 def serve() -> None:
-    """The child: serve until stdin ends or the parent is gone."""
+    """Serve until stdin ends or the parent changes, in the child."""
     import logging
 
     from moto.server import ThreadedMotoServer
@@ -133,11 +133,11 @@ def serve() -> None:
         ready, _, _ = select.select([sys.stdin], [], [], WATCH_S)
         if ready and not os.read(sys.stdin.fileno(), 1):
             break
-    os._exit(0)  # nothing is worth saving, and the server's threads would be waited for
+    os._exit(0)  # there is no state to save, and a normal exit would wait for the server's threads
 
 
 def _python_path() -> str:
-    """Where this package was imported from comes first, so that the child finds the same one."""
+    """A path with this package's location first, so that the child imports the same package."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 

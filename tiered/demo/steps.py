@@ -1,4 +1,4 @@
-"""Timing and telling: each step of the demo is shown while it runs and remembered for the table at the end."""
+"""Time and show the demo's steps, and record them for the table at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tell = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step handled, and how long it took."""
+    """The amount of data that one step handled, and its time."""
 
     name: str
     seconds: float
@@ -23,7 +23,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class Measured:
-    """Filled in by the step while it runs."""
+    """The figures of a running step, filled in by the step."""
 
     records: int | None = None
     size_bytes: int | None = None
@@ -32,14 +32,14 @@ class Measured:
     tell: Callable[[float], None] = field(default=lambda share: None)
 
     def progress(self, done: int) -> None:
-        """How far the step is, in records of `total`."""
+        """Report the progress of the step, in records of `total`."""
         self.records = done
         if self.total:
             self.tell(min(1.0, done / self.total))
 
 
 class Steps:
-    """Runs steps in order; `tell(name, share done)` is called as they go."""
+    """Runs steps in order and calls `tell(name, share done)` during each."""
 
     def __init__(self, tell: Tell) -> None:
         self.results: list[StepResult] = []
@@ -47,7 +47,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str, *, total: int | None = None) -> Iterator[Measured]:
-        """One step, timed. It counts only if it ends well."""
+        """Run and time one step. A failed step is not recorded."""
         measured = Measured(total=total, tell=lambda share: self._tell(name, share))
         self._tell(name, 0.0)
         start = time.perf_counter()

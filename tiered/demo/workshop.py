@@ -1,7 +1,7 @@
-"""The demo's own folder: made on the first run, emptied on the next, and never anybody else's.
+"""The demo's own folder: created by the first run and emptied by the next.
 
-A marker file says that a folder is the demo's, and is locked while one runs. A folder with something in it and no
-marker is refused.
+A marker file identifies a folder as the demo's, and is locked during a run. A folder with content and without a marker
+is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ MARKER = ".tiered-demo"
 
 @contextmanager
 def workshop(directory: str) -> Iterator[Path]:
-    """The folder, empty but for its marker. Raises InvalidRequest when it is not the demo's, Conflict when in use."""
+    """The folder, empty except for its marker.
+
+    Raises InvalidRequest if the folder is not the demo's, Conflict if another run uses it.
+    """
     root = Path(directory).absolute()
     marker = root / MARKER
     if root.exists() and not root.is_dir():
