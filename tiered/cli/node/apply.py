@@ -1,4 +1,4 @@
-"""``tiered apply``: do what a saved plan says, if the state that it was made from still holds."""
+"""``tiered apply``: apply a saved plan if the state behind it is unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: 
 
 
 def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
-    """What `run --once` does; what `plan` shows."""
+    """Do the work of `run --once`; with `dry_run` only show that of `plan`."""
     from tiered.cli.node.plan import plan
     from tiered.cli.node.run import run
 
@@ -108,7 +108,7 @@ def _count(runs: Iterable[Sequence[Decision]]) -> int:
 
 
 def _summary(saved: SavedPlan) -> str:
-    """In the words of `tiered plan`."""
+    """Summarize in the words of `tiered plan`."""
     from tiered.plans.plan_rows import VERBS
 
     totals = saved.plan.totals()

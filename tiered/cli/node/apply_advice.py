@@ -1,4 +1,4 @@
-"""``tiered apply`` of a file that ``tiered cost advise --out`` made."""
+"""``tiered apply`` of a file from ``tiered cost advise --out``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def advice_of(body: bytes, path: str) -> SavedAdvice:
-    """The file's advice. Raises InvalidRequest, naming the file."""
+    """Read the file's advice. Raises InvalidRequest, naming the file."""
     from tiered.cost.advice_file import decode_advice
 
     try:
@@ -31,7 +31,7 @@ def advice_of(body: bytes, path: str) -> SavedAdvice:
 
 
 def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_run: bool, output: str) -> int:
-    """Show its steps, or do those that are due."""
+    """Show the steps of the advice, or do the due ones."""
     from tiered.cli.node.apply import confirm
     from tiered.cost.advice_applying import apply_advice, check_advice
 

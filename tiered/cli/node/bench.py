@@ -1,4 +1,4 @@
-"""``tiered bench``: how fast machine, disk and bucket are, and how near to them we come."""
+"""``tiered bench``: measure machine, disk and bucket, and how close the log manager comes to them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def bench(
 
 
 def _root(session: Session, directory: str | None) -> str:
-    """Where the logs are, as far as that is known and there."""
+    """Return the log directory, if it is known and exists."""
     if directory is not None:
         return os.path.abspath(directory)
     try:
@@ -83,7 +83,7 @@ def _root(session: Session, directory: str | None) -> str:
 
 @contextmanager
 def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
-    """The configured bucket below a prefix of this run's own; nothing of it is left, not even a folder."""
+    """The configured bucket under a prefix of this run. All objects and folders are deleted at the end."""
     if not remote:
         yield None
         return
@@ -96,7 +96,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 
     config = session.config()
     url = f"{(config.remote_url or '').rstrip('/')}/{PREFIX}{new_ulid(now_ms())}"
-    # What a colder class bills for a month at least is not worth a minute's measurement.
+    # The minimum billing period of a colder class is too expensive for a short measurement.
     own = {**config.overrides, "remote.storage.class": "default"}
     folder = unquote(url.removeprefix("file://")) if url.startswith("file://") else None
     if folder is not None:
@@ -119,7 +119,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 
 
 def _foretell(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
-    """Say what a run would send and cost, and ask. Raises NotFound and InvalidRequest where no bucket could be used."""
+    """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest if no bucket is usable."""
     from policies.cost.storage_cost import request_cost
     from tiered.bench.benchmark import foretell_requests
 

@@ -1,4 +1,4 @@
-"""``tiered demo``: the main job on real data, with nothing to configure."""
+"""``tiered demo``: the main features on real data, without configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def demo(session: Session, directory: str | None, limit: int | None, no_spark: b
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Tell]:
-    """A bar for each step on a terminal, elsewhere a line when one begins; on stderr."""
+    """A bar for each step on a terminal, elsewhere a line at its start; on stderr."""
     if session.is_quiet:
         yield lambda name, share: None
         return
@@ -93,7 +93,7 @@ def _rate(amount: int | None, seconds: float) -> int | None:
 
 
 def _tiers(result: DemoResult) -> list[dict[str, object]]:
-    """Two rows for each topic: what the disk holds and what the bucket holds."""
+    """Two rows for each topic: the content of the disk and of the bucket."""
     rows: list[dict[str, object]] = []
     for topic, records in result.records_by_tier.items():
         found = [each for each in result.status if each.partition.topic == topic]
@@ -112,7 +112,7 @@ def _tiers(result: DemoResult) -> list[dict[str, object]]:
 
 
 def _bill(result: DemoResult) -> dict[str, object]:
-    """What S3 would charge: storage a month, and the requests made so far once."""
+    """The S3 price of a month's storage, and of the requests so far."""
     from policies.cost.storage_cost import S3_STANDARD, monthly_storage, request_cost
 
     made = result.requests
@@ -141,7 +141,7 @@ def _bill_in_words(result: DemoResult) -> str:
 
 
 def _look_around(result: DemoResult) -> str:
-    """Commands that work as they stand, and a Spark job."""
+    """Commands to copy and run, and a Spark job."""
     from tiered.config.config import file_url
 
     where = os.path.relpath(result.directory)
@@ -167,7 +167,7 @@ def _look_around(result: DemoResult) -> str:
 
 
 def _elsewhere(result: DemoResult, command: str) -> str:
-    """Where the records are that Spark does not find in the bucket."""
+    """Where to find the records that are not in the bucket for Spark."""
     local, remote = result.records_by_tier["flights"]
     if not local:
         return f"Spark reads the bucket alone, which has all {remote:,} flights:"
@@ -179,7 +179,7 @@ def _elsewhere(result: DemoResult, command: str) -> str:
 
 
 def _own_command() -> str:
-    """How this program was called, short; a person without an active environment can paste it."""
+    """This program's command in short form; it also works without an active environment."""
     called, relative = sys.argv[0], os.path.relpath(sys.argv[0])
     if not called.endswith("tiered") or os.path.dirname(called) in os.get_exec_path()[1:]:
         return "tiered"

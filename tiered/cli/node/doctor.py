@@ -1,4 +1,4 @@
-"""``tiered doctor``: what is wrong with this node, its disks and its bucket, and what to do about each thing."""
+"""``tiered doctor``: problems of this node, its disks and its bucket, and the next step for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tiered generate``: files for the systems around a manager, made from the tables of metrics and alerts."""
+"""``tiered generate``: configuration files for monitoring and other systems, from the metric and alert tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def generate() -> None:
 
 
 generate.aliases = {"grafana-dashboard": "grafana", "prometheus-alerts": "alerts"}
-generate.add_command(completion)  # the same one as ``tiered completion``
+generate.add_command(completion)  # the same command as ``tiered completion``
 
 
 @generate.command("grafana")
@@ -71,7 +71,7 @@ def systemd(session: Session, user: str, metrics: str) -> None:
     click.echo(systemd_unit(executable=executable, directory=directory, user=user, metrics=metrics), nl=False)
 
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # what systemd takes, or a number
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # names that systemd accepts, or a number
 
 _BUCKET = (
     click.option("--remote", "url", metavar="URL", help="This bucket; default: the configured one."),
@@ -183,7 +183,7 @@ def lifecycle(
 
 
 def _place(session: Session, url: str | None, options: dict[str, object]) -> tuple[str, dict[str, object], bool]:
-    """(url, the client's options, whether it is immutable) of the bucket that was named, or is configured."""
+    """Return (url, client options, whether it is immutable) of the named or the configured bucket."""
     if url is not None:
         return url, options, False
     if options:

@@ -1,4 +1,4 @@
-"""``tiered init``: a configuration file, and a proof that the store can do what commits stand on."""
+"""``tiered init``: write a configuration file and test that the store supports atomic commits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def init(
 
 
 def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
-    """What a new place has for every topic: a broker's settings, where its file was named; those without effect."""
+    """Return the topic defaults: a broker's settings, if its file was given; and the settings without effect."""
     if broker_file is None:
         return {}, []
     from tiered.health.broker_file import broker_settings, read_entries, without_effect
@@ -82,20 +82,20 @@ def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
 
 
 def _tell_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
-    """A line for each setting of the broker that has no effect here."""
+    """Print a line for each broker setting that has no effect here."""
     for each in ignored:
         session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")
 
 
 def _file_above(path: str) -> str | None:
-    """`path`, or the nearest above it that exists, if that is a file."""
+    """Return `path` or its nearest existing ancestor, if that is a file."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return None if os.path.isdir(path) else path
 
 
 def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
-    """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default, or `defaults`."""
+    """The text of a new ``tiered.toml``: tiering on for every topic, the rest `defaults` or Kafka's defaults."""
     from tiered.topics.config_export import toml_text
 
     own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}

@@ -1,4 +1,4 @@
-"""``tiered log-dirs``: what lies on each disk, and moving a partition from one to another."""
+"""``tiered log-dirs``: list the content of each disk, and move partitions between disks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def move(session: Session, partition: str, target: str, dry_run: bool, output: s
         emit("moves", [{**row, "size_bytes": planned.size_bytes, "free_bytes": planned.free_bytes}], _MOVE, output)
         session.say("nothing changed")
         return
-    # Nobody else reads here: the old files need not wait.
+    # No other process reads here: the old files need no grace period.
     with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
         size_bytes = sum(info.size_bytes for info in manager.partition(name).log.segments())
         with byte_progress(session, "moved", size_bytes) as advance:
@@ -77,7 +77,7 @@ def move(session: Session, partition: str, target: str, dry_run: bool, output: s
 
 
 def _counting_up(advance: Callable[[int], None]) -> Callable[[int, int], None]:
-    """For what tells all that is done: a segment that was cleaned meanwhile is taken back, and copied anew."""
+    """Adapt a callback for totals: a segment cleaned during the copy is subtracted and copied again."""
     reached = 0
 
     def tell(done: int, everything: int) -> None:

@@ -76,7 +76,7 @@ def plan(
 
 
 def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
-    """What does what was planned: `run` by the settings as they are, a kept plan by those it was asked with."""
+    """Return the next command: `run` for the current settings, `apply` for a saved plan, if it can be applied."""
     if out is not None:
         later = ", to look at: one for a later moment is not applied"
         return f"; saved {out}{later if is_later else f'; next: tiered apply {out}'}"
@@ -92,7 +92,7 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
 
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
-    """What stands beside the rows in JSON; the moment of the plan where it is not now."""
+    """The JSON fields next to the rows; the moment of the plan if it is not now."""
     from tiered.status.deferral_rows import deferral_rows
     from tiered.status.unknown_figures import unread_rows
 
@@ -107,7 +107,7 @@ def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
 
 
 def _paused(priced: PricedPlan) -> list[str]:
-    """A line for each topic whose uploads are paused: the plan has none of them."""
+    """A line for each topic with paused uploads: the plan has none of them."""
     topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
     found = []
     for name, pause in sorted(topics.items()):
@@ -117,7 +117,7 @@ def _paused(priced: PricedPlan) -> list[str]:
 
 
 def _put_off(priced: PricedPlan) -> list[str]:
-    """A line for each reason for which segments are put off; pauses and problems have lines of their own."""
+    """A line for each reason of deferrals; pauses and problems have their own lines."""
     from policies.deferrals import Code
     from tiered.status.deferral_rows import cause_line, causes
 
@@ -126,12 +126,12 @@ def _put_off(priced: PricedPlan) -> list[str]:
 
 
 def _money(priced: PricedPlan) -> str:
-    """What the bucket costs a month now and then, what the requests cost once, and the disk."""
+    """The monthly cost of the bucket now and after, the one-time cost of requests, and the disk."""
     cost = priced.cost
     disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
     if priced.prices is None:
         return f"{disk}; dollars are not told: the prices cannot be read"
-    # Of what is too little to be shown, a share would be of heads alone.
+    # For tiny amounts the share would only reflect manifests.
     is_seen = cost.now_dollars >= DOLLARS_SHOWN
     share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
     now, then = format_dollars(cost.now_dollars), format_dollars(cost.then_dollars)

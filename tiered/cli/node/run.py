@@ -1,14 +1,13 @@
-"""``tiered run``: the loop around `LogManager.tick`. Only here does background work know the time.
+"""``tiered run``: the loop around `LogManager.tick`. Only this module gives background work the time.
 
-| a SIGTERM or Ctrl-C | what happens |
+| a SIGTERM or Ctrl-C | effect |
 |---|---|
-| while it starts | what is loaded is let go of as after a crash; a bucket that hangs is not waited for |
-| from then on | the step under way finishes, logs are sealed, troubles are told; uploads have ten seconds |
-| a second one | the step is broken off; whatever it had begun, the next start finishes or undoes |
+| during the start | loaded logs are released as after a crash; a hanging bucket is not waited for |
+| after the start | the current step ends, logs are closed, problems are printed; uploads have ten seconds |
+| a second one | the step is interrupted; the next start completes or undoes its work |
 
-With ``--once`` everything is done in order before it ends; without, uploads run in threads of their own. A SIGHUP is
-remembered from the first moment on, and taken once all is loaded.
-"""
+With ``--once`` all work runs in order before the end; without it, uploads run in their own threads. A SIGHUP is
+remembered from the start on, and handled once all is loaded."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def run(
 
         click.get_current_context().invoke(plan, settings={})
         return Exit.DONE
-    with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before all imports: those take their time
+    with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before slow imports
         try:
             with stop.breaking_off():
                 from tiered.service.observations import Observations
@@ -86,7 +85,7 @@ def run(
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
-            return Exit.DONE  # as whoever stops a service wants it
+            return Exit.DONE  # the exit code that service managers expect
         code = _worked(session, worker, stop, seen, is_once=once)
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
 
@@ -100,7 +99,7 @@ def _started(
     is_once: bool,
     takes_over: bool,
 ) -> Worker:
-    """Everything is loaded; `stack` closes it."""
+    """Load everything; `stack` closes it."""
     from tiered.config.clock_guard import Timekeeper
     from tiered.node.work_report import read_report
     from tiered.service.worker import Worker
@@ -125,7 +124,7 @@ def _started(
 
 
 def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
-    """Round after round until told to stop; the exit code."""
+    """Run maintenance until asked to stop; return the exit code."""
     from tiered.service.systemd import Heartbeat, ServiceManager
 
     manager, service = worker.manager, ServiceManager.of(os.environ)
@@ -145,7 +144,7 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
 def _served(
     session: Session, address: str, worker: Worker, seen: Observations, guard: Guard, *, by_partition: bool
 ) -> Iterator[None]:
-    """Metrics over HTTP while this lasts."""
+    """Serve metrics over HTTP within the block."""
     from tiered.observe.metrics import Metrics
     from tiered.web.http.metrics_server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
     from tiered.web.pages.site import Site
@@ -165,10 +164,9 @@ def _served(
 
 
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
-    """Round after round until one does nothing. A SIGTERM before that is no success: work may be left.
+    """Run maintenance until it finds no work. A SIGTERM before that is no success: work may remain.
 
-    Checkpoints that wait for room fail nothing: all work was done, and the next start recovers.
-    """
+    Checkpoints that wait for space are no failure: all work was done, and the next start recovers."""
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
     met = list(worker.manager.problems.values())
@@ -181,11 +179,10 @@ def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
 
 
 class _Loop:
-    """Rounds for ever; a rest after one that left nothing to do.
+    """Runs maintenance for ever; sleeps after a run that left no work.
 
-    A partition in trouble is tried again. Only a newer writer in the bucket ends the loop: this one has lost its place.
-    The configuration is read again after a SIGHUP, and when its file was changed.
-    """
+    A partition with a problem is tried again. Only a newer writer in the bucket ends the loop: this one is fenced. The
+    configuration is read again after a SIGHUP, and when its file has changed."""
 
     def __init__(
         self,
@@ -197,11 +194,11 @@ class _Loop:
     ) -> None:
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
         self._is_resting = False
-        # Not what the file is now: a start takes its time, and what was changed meanwhile nobody has read.
+        # Not the file's current time: a start is slow, and a change during it has not been read.
         self._read_ns = worker.manager.config.changed_ns
 
     def last_seen_s(self) -> float:
-        """When something was last seen of the work; infinity while it rests."""
+        """Return the time of the last sign of work; infinity while the loop sleeps."""
         return float("inf") if self._is_resting else self._seen.last_seen_s
 
     def work(self) -> int:
@@ -220,7 +217,7 @@ class _Loop:
         return Exit.DONE
 
     def _reload(self) -> None:
-        """A configuration that cannot be read leaves everything as it was."""
+        """Reload the configuration. An unreadable one changes nothing."""
         self._service.reloading()
         try:
             done = self._worker.manager.reload(self._session.config(), now_ms=now_ms())

@@ -1,4 +1,4 @@
-"""``tiered status``: what each tier holds, what waits, what only this disk has, what it costs, and what is stuck."""
+"""``tiered status``: the content of each tier, copy lag, bytes at risk, cost, and problems."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SECTIONS = {
     "lag": ("lag", "at_risk_bytes"),
     "cost": ("dollars_per_month",),
 }
-_SYNC = "sync"  # rows of its own
+_SYNC = "sync"  # has its own rows
 _NAMES_MAX = 3
-_CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
+_CLEAR = "\x1b[H\x1b[2J"  # cursor to home, clear the screen
 
 
 @click.command("status")
@@ -152,7 +152,7 @@ def _print_sync(session: Session, sync: list[TierSync], output: str) -> None:
 
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
-    """A line for each cause of what is stuck, quiet or not: what stdout shows is without them."""
+    """Print a line for each cause of problems, even with -q: stdout does not have them."""
     for each in group_stuck(report.stuck, report.now_ms):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
@@ -163,14 +163,14 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
 
 
 def _nothing_here(session: Session) -> str:
-    """Of an empty place: it is new, or its disk was lost, which the bucket knows nothing of."""
+    """The message for an empty directory: it is new, or its disk was lost, which the bucket cannot show."""
     config = session.config()
     lost = f"; where a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
     return f"no topic is here; next: tiered topic create NAME{'' if config.remote_url is None else lost}"
 
 
 def paused_lines(report: StatusReport) -> list[str]:
-    """A line for each topic whose uploads are paused: since when, why, and what that costs in safety."""
+    """A line for each topic with paused uploads: since when, why, and the bytes at risk."""
     found = []
     for row in (topic_row(report, topic) for topic in report.topics):
         if not row["is_paused"]:
@@ -192,7 +192,7 @@ def paused_lines(report: StatusReport) -> list[str]:
 
 
 def deferred_lines(report: StatusReport) -> list[str]:
-    """A line for each reason for which segments are not copied yet; pauses and problems have lines of their own."""
+    """A line for each reason of copy deferrals; pauses and problems have their own lines."""
     from policies.deferrals import Code
     from tiered.status.deferral_rows import cause_line, causes
 
@@ -201,7 +201,7 @@ def deferred_lines(report: StatusReport) -> list[str]:
 
 
 def deleted_lines(report: StatusReport) -> list[str]:
-    """That the figures are without deleted topics, where there are some."""
+    """A line that the figures exclude deleted topics, if there are any."""
     if not report.deleted:
         return []
     names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
@@ -227,7 +227,7 @@ def _work(report: StatusReport) -> str | None:
 
 
 def _sections(text: str | None) -> frozenset[str]:
-    """Raises InvalidRequest for an unknown one."""
+    """Parse section names. Raises InvalidRequest for an unknown one."""
     names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
     for name in sorted(names):
         if name not in (*_SECTIONS, _SYNC):
@@ -236,7 +236,7 @@ def _sections(text: str | None) -> frozenset[str]:
 
 
 def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
-    """Of the table only; other forms always have every field."""
+    """Select the columns of the table by section; other formats always have every field."""
     if not sections:
         return columns
     wanted = {column for name in sections for column in _SECTIONS[name]}

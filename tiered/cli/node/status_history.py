@@ -1,4 +1,4 @@
-"""``tiered status --history``: how both tiers stood over time, by the notes of managers at work."""
+"""``tiered status --history``: the history of both tiers, from the notes of running managers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.status.tier_history import tier_history
 
 
 def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
-    """The notes of the last `span_ms`, oldest first: of each of `topics`, of all together without any."""
+    """Show the notes of the last `span_ms`, oldest first: for each of `topics`, or for all together without topics."""
     found = tier_history(session.config(), now_ms(), span_ms=span_ms, topics=topics)
     rows = [row for each in found for row in each.rows()]
     columns = _COLUMNS if topics else _COLUMNS[1:]

@@ -10,12 +10,12 @@ from tiered.status.sync_status import SyncState, TierSync
 
 
 def sync_rows(found: Sequence[TierSync], now_ms: int) -> list[Row]:
-    """For programs each fact of a partition, for the table some of them together."""
+    """Rows with each fact for programs; the table combines some facts."""
     return [{**_facts(each), **_words(each, now_ms)} for each in found]
 
 
 def sync_facts(found: Sequence[TierSync]) -> list[Row]:
-    """The facts alone, as JSON has them beside other sections."""
+    """The facts as JSON has them next to other sections."""
     return [_facts(each) for each in found]
 
 

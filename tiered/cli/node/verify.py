@@ -1,4 +1,4 @@
-"""``tiered verify``: segments, partitions and log directories held against themselves; reads, but for --fix-index."""
+"""``tiered verify``: check segments, partitions and log directories. Read-only except with --fix-index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from local.verify.segment_checks import OnBytes
 
 _INTERVAL = "index.interval.bytes"
-_BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
+_BAR_BYTES_MIN = 256 << 20  # less work shows no bar
 
 
 @click.command("verify")
@@ -119,11 +119,11 @@ class _Intervals(TypedDict):
 
 
 def _intervals(session: Session, storage: Storage) -> _Intervals:
-    """``index.interval.bytes`` of every topic on this disk, and of the files of any other."""
+    """Return ``index.interval.bytes`` of every topic on this disk, and the default for other files."""
     from tiered.node.topic_registry import Topic, TopicRegistry
 
     config, known = session.config(), list[Topic]()
-    with suppress(LogError):  # a list that is damaged is told by what opens the directory
+    with suppress(LogError):  # opening the directory reports a damaged list
         known = TopicRegistry([(storage, root) for root in config.data_dirs]).all()
     effective = {each.name: config.topic_properties(each.name, each.properties) for each in known}
     return {
@@ -133,7 +133,7 @@ def _intervals(session: Session, storage: Storage) -> _Intervals:
 
 
 def _own_names() -> frozenset[str]:
-    """What a manager keeps in a log directory beside what Kafka has there."""
+    """The manager's own files in a log directory, next to Kafka's."""
     from tiered.node import topic_registry, upload_pause, work_report
     from tiered.status import tier_series
     from tiered.stores import persistent_meter, store_check
@@ -143,7 +143,7 @@ def _own_names() -> frozenset[str]:
 
 
 def _paths(session: Session, targets: Sequence[str]) -> list[str]:
-    """What exists under that name, else the directories of the topic; without a word all log directories."""
+    """Return the existing path of that name, else the topic's directories; without a word all log directories."""
     if not targets:
         return list(session.config().data_dirs)
     found: list[str] = []
@@ -187,7 +187,7 @@ def _verified(
 
 
 def _absent(path: str) -> Finding:
-    """One of several log directories; the others are looked at all the same."""
+    """A finding for a missing log directory; the others are still checked."""
     from local.verify.findings import Finding, Severity
 
     return Finding(severity=Severity.WARNING, path=path, what="there is no such directory; is its disk mounted?")

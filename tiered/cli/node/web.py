@@ -1,4 +1,4 @@
-"""``tiered web``: pages about a directory for a browser, without being the manager at work."""
+"""``tiered web``: browser pages about a directory that another process may manage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Who may see pages, and that nobody on the way does: files, and names that lead here."""
+    """Access control and encryption of the pages: token and certificate files, and names of this server."""
 
     token_file: str | None = None
     hosts: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Guard:
 
     @property
     def tls(self) -> Tls | None:
-        """Raises UsageError for a key without a certificate."""
+        """Return the TLS files. Raises UsageError for a key without a certificate."""
         from tiered.web.http.serving import Tls
 
         if self.tls_cert is not None:
@@ -43,7 +43,7 @@ class Guard:
 
 
 def guard_options(command: Callable[..., object]) -> Callable[..., object]:
-    """The options of a `Guard`, which the command gets as `guard`."""
+    """Add the options of a `Guard`, passed as `guard`."""
 
     @wraps(command)
     def guarded(
@@ -104,12 +104,11 @@ def web(session: Session, listen: str, guard: Guard) -> int:
 
 @contextmanager
 def serving_pages(session: Session, option: str, listen: str, pages: Pages, guard: Guard) -> Iterator[None]:
-    """The pages, at the address that `option` gave, while this lasts; where that is, and a token that was made, is told
-    on stderr.
+    """Serve the pages at the address from `option` within the block.
 
-    Raises InvalidRequest for an address that cannot be had and for a file without a token or a certificate, NotFound
-    for no file.
-    """
+    The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
+    file
+    without a token or a certificate, NotFound for a missing file."""
     from tiered.web.http.metrics_server import is_loopback, parse_address
     from tiered.web.http.server import WebServer
 
@@ -131,7 +130,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
 
 
 def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool = False) -> LogManager:
-    """A manager that only looks, `is_alone` at the disk."""
+    """A read-only open; `is_alone` reads only the disk."""
     from tiered.manager.manager import LogManager
     from tiered.web.pages.offline_store import silent_store
 
@@ -141,7 +140,8 @@ def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool =
 
 
 def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
-    """And the token where one was made. Raises NotFound and InvalidRequest for a file without one."""
+    """Return the gate, and the token if one was generated. Raises NotFound and InvalidRequest for a file without
+    one."""
     import secrets
 
     from tiered.web.http.gate import Gate, own_names
