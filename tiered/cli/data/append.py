@@ -1,8 +1,7 @@
-"""``tiered append``: lines of a file, or JSON lines, as records.
+"""``tiered append``: append lines of a file, or JSON lines, as records.
 
-Nothing that was read is held back: a bad line, a signal or an error ends the command after everything before it was
-appended, and the count is told.
-"""
+Input that was read is never discarded: a bad line, a signal or an error ends the command after all records before it
+were appended, and the count is printed."""
 
 from __future__ import annotations
 
@@ -82,13 +81,13 @@ def append(
     timeout_ms = _timeout_ms(timeout, acks)
     failure: LogError | None = None
     with open_lines(source) as lines, stop_signals() as stop:
-        # Appends that the disk acknowledges do not wait for a store that is away.
+        # Appends that only the disk acknowledges do not wait for an unavailable store.
         with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
             manager.topic(topic)
             away = _away(manager, topic)
             session.tell_problems(away)
             if partition is not None:
-                manager.partition(TopicPartition(topic, partition))  # before anything is read, and for no line as well
+                manager.partition(TopicPartition(topic, partition))  # before any input is read, even empty input
             given = _Given(manager, topic, partition)
             try:
                 remote = _remote(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
@@ -120,7 +119,7 @@ def append(
 
 
 def _away(manager: LogManager, topic: str) -> dict[TopicPartition, LogError]:
-    """The partitions of which the store could not be asked: what else is wrong with one, an append to it says."""
+    """The partitions whose store did not answer; an append to one reports other problems."""
     from tiered.node.problem_groups import store_problems
 
     return store_problems({name: each for name, each in manager.problems.items() if name.topic == topic})
@@ -155,7 +154,7 @@ _COLUMNS = (
 
 
 class _Given:
-    """What was appended so far: for each partition the first offset, one past the last, and how many records."""
+    """The appended records: for each partition first offset, next offset and count."""
 
     def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
         self.count = 0
@@ -165,7 +164,7 @@ class _Given:
         self._rows: dict[TopicPartition, tuple[int, int, int]] = {}
 
     def append(self, records: list[Record]) -> None:
-        """Partition by partition, so that those before one that fails are counted. Raises as the manager does."""
+        """Append one partition after another, so that those before a failing one count. Raises as the manager does."""
         if self._partition is None:
             shares = self._manager.split(self._topic, records)
         else:
@@ -186,7 +185,7 @@ class _Given:
         ]
 
     def make_durable(self) -> LogError | None:
-        """Have what was appended on the disk; why a partition could not, which is not counted then."""
+        """Flush the appended records to disk; return the error of each failed partition, which then does not count."""
         failure: LogError | None = None
         for name in list(self._rows):
             try:
@@ -205,14 +204,15 @@ class _Given:
         ]
 
     def take(self, shares: Sequence[Share]) -> None:
-        """What an earlier command appended."""
+        """Add the records of an earlier command."""
         for each in shares:
             self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
             self.count += each.records
 
     def _appended(self, name: TopicPartition, share: list[Record]) -> AppendResult:
-        """Only the remote tier knows the end of a log without records: then the store is asked again, as often as any
-        call is tried."""
+        """Append to a partition. If only the remote tier knows the end of an empty log, ask the store again.
+
+        The number of attempts is that of any store call."""
         try:
             return self._append_to(name, share)
         except Unavailable:
@@ -224,7 +224,7 @@ class _Given:
         return result
 
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
-        """A share that holds a record which the log refuses (nothing was added then) goes in halves, up to that one."""
+        """Append a share; if the log refuses a record (nothing was added then), halve the share up to that record."""
         try:
             result = self._appended(name, share)
         except InvalidRequest:
@@ -240,7 +240,7 @@ class _Given:
 
 
 def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """The runs; the bytes of each count once it was taken. What a pipe will give nobody knows."""
+    """Yield the runs and count their bytes after use. The size of a pipe is unknown."""
     if session.progress.meter is None:
         yield from runs
         return
@@ -257,7 +257,7 @@ def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator
 
 
 def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:
-    """Each run as records. A line that cannot be read is raised after the records before it were given."""
+    """Yield each run as records. A line that cannot be parsed raises after the records before it were yielded."""
     number = 0
     for run in runs:
         records: list[Record] = []

@@ -1,4 +1,4 @@
-"""``tiered append --acks remote``: what was appended is in the bucket when the command ends with 0."""
+"""``tiered append --acks remote``: exit code 0 means that the bucket holds the appended records."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class RemoteAppend:
-    """One command's way to the bucket: asked before, told after; the same input given again is not appended again."""
+    """Waits for the bucket for one command: a check before, progress after; repeated input is not appended again."""
 
     def __init__(
         self, session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int
     ) -> None:
-        """Raises what keeps records of the topic from the bucket: nothing was appended then."""
+        """Raises the problem that keeps the topic's records from the bucket: nothing was appended then."""
         from local.storage import DiskStorage
         from tiered.manager.remote_acks import check_remote_acks
 
@@ -37,7 +37,8 @@ class RemoteAppend:
         self._key: str | None = None
 
     def given_before(self, source: str, **how: object) -> list[Share] | None:
-        """What an earlier command appended of the same file, read in the same way, and did not see in the bucket."""
+        """Return what an earlier command appended from the same file, read the same way, without seeing it in the
+        bucket."""
         if source == "-":
             return None
         told = os.stat(source)
@@ -50,7 +51,7 @@ class RemoteAppend:
         return shares
 
     def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
-        """Until the bucket holds them; False when told to stop before. Raises what stands in the way."""
+        """Wait until the bucket holds them; False if asked to stop before. Raises the problem that prevents it."""
         from tiered.manager.remote_acks import wait_for_bucket
 
         if not shares:
@@ -82,7 +83,7 @@ class RemoteAppend:
         return True
 
     def _note(self, shares: Sequence[Share]) -> None:
-        """Where the mark cannot be kept it is waited all the same: the records are there already."""
+        """Save the mark. If that fails, the command still waits: the records are already appended."""
         if self._key is None:
             return
         try:

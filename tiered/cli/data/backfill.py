@@ -1,4 +1,4 @@
-"""``tiered backfill``: records of a bucket as Parquet files, by Spark on this machine or on a cluster."""
+"""``tiered backfill``: write a bucket's records as Parquet files, by Spark on this machine or a cluster."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def backfill(
 
     now, tasks = now_ms(), parse_parallel(parallel)
     with open_bucket(session, url, options) as bucket:
-        bucket.partitions(targets, topic_id)  # mistakes are told before Spark takes its seconds to start
-        open_store(target, to_options).close()  # no request: the url and the options are looked at
+        bucket.partitions(targets, topic_id)  # report errors before the slow start of Spark
+        open_store(target, to_options).close()  # no request: checks the url and the options
         asked: dict[str, Any] = read_options(bucket, targets, parse_position(start, now), parse_position(end, now))
     if topic_id is not None:
         asked["topicId"] = topic_id
@@ -114,7 +114,7 @@ def backfill(
 
 
 def parse_parallel(text: str) -> int | None:
-    """How many tasks run at a time; None: as many as Spark has cores. Raises InvalidRequest."""
+    """Parse the number of concurrent tasks; None: one for each core of Spark. Raises InvalidRequest."""
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 20):
@@ -123,7 +123,8 @@ def parse_parallel(text: str) -> int | None:
 
 
 def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: Position) -> dict[str, str]:
-    """The source's options for what was typed. Raises InvalidRequest for a position that has no meaning here."""
+    """Convert the command's options to source options. Raises InvalidRequest for a position that has no meaning
+    here."""
     asked = [parse_partition(each) for each in targets]
     found: dict[str, str] = {}
     if bucket.options:
@@ -153,7 +154,7 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
 
 
 class _Lines:
-    """How far it is, as ``--progress`` asks; in lines every few seconds where that is a bar elsewhere."""
+    """Progress as ``--progress`` asks; a line every few seconds where other commands show a bar."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S

@@ -1,4 +1,4 @@
-"""``tiered consume``: records from any retained offset, across both tiers or from the bucket alone."""
+"""``tiered consume``: read records from any retained offset, from both tiers or from the bucket alone."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def consume(
 
 
 def _unread(source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> int:
-    """What makes no sense in a bucket of another layout is told. Exit 4 where it kept segments from being read."""
+    """Print inconsistencies of a bucket of an external layout. Exit 4 if they made segments unreadable."""
     from tiered.read.bucket_reader import RemoteLog
 
     if not isinstance(source, RemoteLog):
@@ -149,7 +149,7 @@ def _local_reader(source: LogManager | RemoteLog, isolation: str) -> TieredReade
 
 
 def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
-    """A line for each range that the log had lost before the view took it up."""
+    """Print a line for each range that the log had lost before the view included it."""
     from tiered.read.view_reader import CompactedReader
 
     if not isinstance(reader, CompactedReader):
@@ -186,7 +186,7 @@ def _records(
 
 
 def first_offset(reader: TieredReader, partition: TopicPartition, position: Position) -> int:
-    """The offset that a position means in one partition; a time after the newest record means the end."""
+    """Return the offset of a position in one partition; a time after the newest record means the end."""
     if position.offset is not None:
         return position.offset
     if position.timestamp_ms is not None:

@@ -1,4 +1,4 @@
-"""``tiered delete-records``: raise the log start, so that the oldest records are gone for readers."""
+"""``tiered delete-records``: raise the log start offset, so that the oldest records expire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
 
-_VERSION = 1  # of Kafka's json file
+_VERSION = 1  # of Kafka's JSON file
 
 
 @click.command("delete-records")
@@ -71,10 +71,9 @@ def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> di
 
 
 def read_offsets(text: bytes) -> dict[TopicPartition, int]:
-    """Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
+    """Read Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
 
-    Raises InvalidRequest for anything else, and for a partition that comes twice.
-    """
+    Raises InvalidRequest for anything else, and for a duplicate partition."""
     import json
 
     try:
@@ -90,7 +89,7 @@ def read_offsets(text: bytes) -> dict[TopicPartition, int]:
         match fields:
             case [str(topic), int(partition), int(offset)] if bool not in map(
                 type, fields
-            ):  # a bool is an int to Python
+            ):  # bool is a subclass of int
                 name = TopicPartition(topic, partition)
             case _:
                 raise InvalidRequest("reading offsets to delete up to, not topic, partition and offset", entry=at)
@@ -101,7 +100,7 @@ def read_offsets(text: bytes) -> dict[TopicPartition, int]:
 
 
 def _confirm(count: int, yes: bool) -> None:
-    """Asks a person; anybody else has to say --yes."""
+    """Ask at a terminal; otherwise require --yes."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,10 +1,12 @@
-"""``tiered dump``: what is stored, batch by batch, record by record or entry by entry, under Kafka's field names.
+"""``tiered dump``: stored data by batch, record or entry, under Kafka's field names.
 
-A file is read as it is, on the disk or in a bucket, so a damaged one can be looked at: what can be read is printed,
-then the damage is named (exit 4). A ``.log`` on the disk that merely ends inside a batch was torn by a crash; that is
-told, and is a finding (exit 3), since recovery cuts it off. An object was uploaded whole or not at all: there, it is
-damage.
-"""
+It reads a file as it is, on the disk or in a bucket, so it can show a damaged one: it prints the readable part and then
+names the damage (exit 4).
+
+| a ``.log`` that ends inside a batch | result |
+|---|---|
+| on the disk | a crash tore it: a finding (exit 3), because recovery truncates it |
+| in the bucket | damage (exit 4), because an upload is atomic |"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ class _Asked:
 
     @property
     def is_deep(self) -> bool:
-        """Records are to be shown, and not batches alone."""
+        """Whether to show records, not only batches."""
         return not self.batches and (
             self.by_record or self.deep_iteration or self.prints_data or (self.output == "jsonl" and not self.by_byte)
         )
@@ -162,7 +164,7 @@ def dump(session: Session, /, **asked: object) -> int:
 
 
 def _index_asked(session: Session, asked: _Asked) -> _Asked:
-    """The same about the index of the segment that was named, or that holds the offset."""
+    """The same options for the index of the named segment, or of the segment that holds the offset."""
     from dataclasses import replace
 
     from tiered.inspect.dump_index import index_of_offset, index_of_segment
@@ -190,13 +192,13 @@ def _is_file(target: str) -> bool:
 
 @contextmanager
 def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
-    """The file or the object. Options of the configured store hold where the url lies in it."""
+    """Open the file or object. Options of the configured store apply if the url is in that store."""
     from tiered.inspect.dump_sources import open_file, open_object, split_object_url, url_in_bucket
     from tiered.inspect.stored_segments import is_encrypted
 
     target = asked.target
     if "://" not in target and is_encrypted(target):
-        target = url_in_bucket(target) or target  # its key lies in the bucket's heads
+        target = url_in_bucket(target) or target  # its key is in the bucket's manifests
     if "://" not in target:
         with closing(open_file(target)) as source:
             yield source
@@ -242,7 +244,7 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
 
 
 def _stored(session: Session, source: FileSource) -> StoredSegment | None:
-    """For a segment that is compressed or encrypted; the key ring is the configured one, or the environment's."""
+    """Open a compressed or encrypted segment; the key ring is the configured one, or the environment's."""
     import os
 
     from tiered.config.key_rings import load_key_ring
@@ -255,7 +257,7 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
 
 
 def _first(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
-    """The offset to begin at: `wanted`, moved into the log. For an offset on the disk no request is sent."""
+    """Return the start offset: `wanted`, clamped to the log. An offset on the disk needs no request."""
     if wanted is not None and reader.source(partition).is_local(wanted):
         return wanted
     start, following = reader.offsets(partition)
@@ -263,7 +265,7 @@ def _first(reader: TieredReader, partition: TopicPartition, wanted: int | None) 
 
 
 def _ring_for(session: Session, source: FileSource) -> KeyRing:
-    """The key ring for a manifest, which may be sealed; an empty one for any other file."""
+    """The key ring for a manifest, which may be encrypted; an empty one for any other file."""
     import os
 
     from remote.segments.encryption import NO_KEYS
@@ -274,7 +276,7 @@ def _ring_for(session: Session, source: FileSource) -> KeyRing:
 
 
 def _key_ring(session: Session) -> str | None:
-    """The configured file of keys; None without a configuration."""
+    """The configured key file; None without a configuration."""
     from local.errors import NotFound
 
     try:
@@ -284,7 +286,7 @@ def _key_ring(session: Session) -> str | None:
 
 
 def _dump_partition(session: Session, asked: _Asked) -> int:
-    """A partition over both tiers, from its start or from ``@OFFSET``; one run of batches in memory at a time."""
+    """Dump a partition over both tiers, from its start or ``@OFFSET``; one run of batches in memory at a time."""
     if "/" not in asked.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
         raise InvalidRequest("reading what to dump", target=repr(asked.target), expected=expected)
@@ -311,7 +313,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
 
 
 def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
-    """Both tiers here, or a bucket alone, whosever it is."""
+    """Open both tiers of this node, or any bucket alone."""
     if asked.url is None:
         return session.manager(read_only=True, is_hasty=True)
     session.set_up_logging()
@@ -462,7 +464,7 @@ def _columns(sheet: Sheet) -> tuple[Column, ...]:
 
 
 def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
-    """Each on stderr, the worst of them as exit code."""
+    """Print each finding on stderr; the exit code is that of the worst."""
     from local.verify.findings import Severity
 
     told = sorted(findings, key=lambda each: -each.severity)

@@ -1,4 +1,4 @@
-"""``tiered dump --hex``: the bytes of batches and records with what each of them is."""
+"""``tiered dump --hex``: the bytes of batches and records with the meaning of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
 
 
 def print_hex(batches: Batches, head: list[str], output: str, **facts: object) -> None:
-    """`head` are the lines above; other forms than the table have `facts`, and a row for each field."""
+    """Print `head` and the fields as a table; other formats have `facts` and a row for each field."""
     if output in ("table", "text"):
         write_lines(head)
         write_lines(_lines(batches))
@@ -52,7 +52,7 @@ def _field_lines(field: HexField) -> Iterator[str]:
 
 
 def _short(field: HexField) -> str:
-    """A moment without the number that its bytes show."""
+    """Format a moment without the number, which the bytes already show."""
     return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
 
 

@@ -1,4 +1,4 @@
-"""Batches and records as the lines that Kafka's own dump tool prints, field by field."""
+"""Batches and records as the lines of Kafka's own dump tool, field by field."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 INDENT = "|"
 _OPTIONAL = ("currentTxnFirstOffset",)
-MAGIC = 2  # as `local.format.batch_header` has it, which would bring numpy along
+MAGIC = 2  # as in `local.format.batch_header`, whose import loads numpy
 
 
 def batch_line(row: BatchRow) -> str:
-    """One batch; a message of format 0 or 1 has an offset in the place of the producer's fields."""
+    """Format a batch; a message of format 0 or 1 has an offset in place of the producer's fields."""
     position = "" if row.position is None else f" position: {row.position}"
     return (
         f"{f'offset: {row.last_offset}' if row.magic < MAGIC else _producer(row)}{position}"
@@ -34,7 +34,7 @@ def _producer(row: BatchRow) -> str:
 
 
 def record_line(row: RecordRow, *, with_data: bool) -> str:
-    """One record; key and payload where asked for, and never for a control record."""
+    """Format a record; key and payload if requested, and never for a control record."""
     line = (
         f"{INDENT} offset: {row.offset} {row.batch.timestamp_type}: {row.timestamp} keySize: {row.key_size}"
         f" valueSize: {row.value_size}"
@@ -65,7 +65,7 @@ def entry_line(row: Mapping[str, object]) -> str:
 
 
 def shown(value: object) -> str:
-    """A decoded value on a line; what did not decode as ``base64:...``."""
+    """Format a decoded value on a line; an undecodable one as ``base64:...``."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and set(value) == {"base64"}:
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
 
 
 def _optional(value: object) -> str:
-    """Java's OptionalLong, as it prints itself."""
+    """Format like Java's OptionalLong."""
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 

@@ -1,4 +1,4 @@
-"""``tiered get-offsets``: the offsets of partitions that have a name, or belong to a time, over both tiers."""
+"""``tiered get-offsets``: the offsets of partitions by name or time, over both tiers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed
 def _found(
     manager: LogManager, partitions: list[TopicPartition], asked: int, isolation: Isolation
 ) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
-    """The offset of each partition, and the errors that kept some from being read."""
+    """Return the offset of each partition, and the errors of partitions that could not be read."""
     found: dict[TopicPartition, FoundOffset | None] = {}
     unread: dict[TopicPartition, LogError] = {}
     for name in partitions:
@@ -87,13 +87,13 @@ def _found(
             found |= manager.list_offsets({name: asked}, isolation=isolation)
         except LogError as error:
             if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
-                raise  # the request is wrong, whatever can be read
+                raise  # the request is invalid for every partition
             found[name], unread[name] = None, manager.problems.get(name, error)
     return found, unread
 
 
 def parse_spec(text: str, now_ms: int) -> int:
-    """Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
+    """Parse Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
     if text in _SPECS:
         return _SPECS[text]
     codes = {str(code): code for code in _SPECS.values()}
@@ -109,7 +109,7 @@ def parse_spec(text: str, now_ms: int) -> int:
 
 
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
-    """Those asked for, each once; without a name all."""
+    """Return the requested partitions without duplicates; without a name all."""
     found: dict[TopicPartition, None] = {}
     for topic, number in names or [(each.name, None) for each in manager.topics()]:
         chosen = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]

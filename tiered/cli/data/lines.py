@@ -1,8 +1,7 @@
-"""Lines from a descriptor, in runs: whole lines, in order, and none waits long for the others.
+"""Read lines from a descriptor in runs: whole lines, in order, with bounded delay.
 
-What has been read is never held back: a run ends when it is full, when its first line was read a second ago, at the end
-of the input, and when a signal asks to stop. Only a line without its end, cut short by a signal, is not given.
-"""
+Data that was read is never discarded. A run ends when it is full, one second after its first line, at the end of the
+input, or at a stop signal. Only an incomplete line, cut short by a signal, is not returned."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from contextlib import contextmanager
 from local.errors import DiskFailed, InvalidRequest
 from tiered.cli.signals import Stop
 
-RUN_S = 1.0  # how long a line of an open pipe waits at most
+RUN_S = 1.0  # maximum delay of a line of an open pipe
 RUN_BYTES = 16 << 20  # long lines make shorter runs
 CHUNK_BYTES = 1 << 20
 
 
 @contextmanager
 def open_lines(path: str) -> Iterator[int]:
-    """The descriptor of a file, or of stdin for ``-``. Raises InvalidRequest when stdin is closed."""
+    """Return the descriptor of a file, or of stdin for ``-``. Raises InvalidRequest when stdin is closed."""
     if path == "-":
         if sys.stdin is None:
             raise InvalidRequest("reading lines, stdin is closed: name a file")
@@ -37,9 +36,9 @@ def open_lines(path: str) -> Iterator[int]:
 
 
 def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
-    """Runs of 1 to `size` lines, ``\\n`` cut off (module text). Raises DiskFailed when the input cannot be read."""
+    """Yield runs of 1 to `size` lines, ``\\n`` cut off (module text). Raises DiskFailed if the input is unreadable."""
     lines: list[bytes] = []
-    pieces: list[bytes] = []  # of the line whose end has not come yet
+    pieces: list[bytes] = []  # of a line that is still incomplete
     held = 0
     due = float("inf")
     while not stop.is_set:
@@ -67,7 +66,7 @@ def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
 
 
 def _read(fd: int, stop: Stop, due: float) -> bytes | None:
-    """What is there to read, empty at the end; None when `due` (monotonic) or a signal came first."""
+    """Return the available bytes, empty at the end; None when `due` (monotonic) or a signal came first."""
     wait_s = None if due == float("inf") else due - time.monotonic()
     if not stop.wait(wait_s, fd):
         return None

@@ -1,4 +1,4 @@
-"""``tiered transactions``: those that nobody has ended, and an end for them."""
+"""``tiered transactions``: list open transactions, and end one by abort or commit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def end(session: Session, target: str, producer_id: int, aborts: bool, commits: 
 
 
 def _held(manager: LogManager, asked: list[tuple[str, int | None]]) -> list[Partition]:
-    """The partitions asked for, each once; without a word all that are open. Raises NotFound, and why one is not."""
+    """Return the requested partitions without duplicates, all open ones without a word.
+
+    Raises NotFound, and the problem of a partition that is not open."""
     if not asked:
         return manager.partitions()
     wanted: dict[TopicPartition, Partition] = {}
@@ -106,7 +108,7 @@ def _held(manager: LogManager, asked: list[tuple[str, int | None]]) -> list[Part
 
 
 def _confirm(question: str, yes: bool) -> None:
-    """Asks a person; anybody else has to say --yes."""
+    """Ask at a terminal; otherwise require --yes."""
     if yes:
         return
     if not sys.stdin.isatty():
