@@ -82,7 +82,7 @@ def adopt(
         _serving(metrics, figures, hosts),
         told_copies(session) as on_copied,
     ):
-        encoding_of(told.effective(""), bucket.keys)  # settings of all topics are refused before anything is written
+        encoding_of(told.effective(""), bucket.keys)  # report settings that are invalid for all topics before any write
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
@@ -122,7 +122,7 @@ def adopt(
 
 
 def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
-    """The sum over all partitions, at least: an unknown figure is told, and is not 0."""
+    """The sum over all partitions, a lower bound: an unknown figure is reported, not counted as 0."""
     known = [value for each in done if (value := getattr(each, figure)) is not None]
     unknown = len(done) - len(known)
     more = f" and an unknown amount of {counted(unknown, 'partition')}" if unknown else ""
@@ -130,7 +130,7 @@ def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
 
 
 def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
-    """One line for each cause."""
+    """Print one line for each cause."""
     from tiered.node.problem_groups import group_problems, problems_of
 
     for group in group_problems(problems_of({each.partition: each.problem for each in done if each.problem})):
@@ -139,7 +139,7 @@ def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
 
 @contextmanager
 def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...]) -> Iterator[tuple[str, int] | None]:
-    """``/metrics`` and ``/health`` meanwhile, where they are asked for, and where that is."""
+    """Serve ``/metrics`` and ``/health`` within the block, if requested, and print their address."""
     if address is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""``tiered compact`` of what is in the bucket: in this process, or in tasks of Spark."""
+"""``tiered compact`` in the bucket: in this process, or in Spark tasks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compact_bucket(
 
 
 def _chosen(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[RemotePartitionName], dict[str, str]]:
-    """(the living partitions that are meant, what is known of the topic's settings)."""
+    """(the selected partitions that are not deleted, the known settings of the topic)."""
     from remote.manifest.commit_protocol import MetadataLog
 
     found = {name: MetadataLog(bucket.store, name.prefix).refresh() for name in bucket.partitions([target], topic_id)}

@@ -1,4 +1,4 @@
-"""``tiered fork``: another topic of the bucket with the same records, nothing copied; a plan first."""
+"""``tiered fork``: create a topic in the bucket with the same records, without copies; shows a plan first."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def fork(
 
 
 def _tell_missing(plan: ForkPlan) -> int:
-    """A line for each partition that the fork lacks; the exit code."""
+    """Print a line for each partition that the fork lacks; return the exit code."""
     for name in plan.missing:
         what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
         click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)

@@ -1,4 +1,4 @@
-"""``tiered gc``: what of a bucket is nobody's, listed first, deleted from that list."""
+"""``tiered gc``: list the orphans of a bucket, then delete objects from that list."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def gc(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The search and the deletion, in this process or in Spark's tasks."""
+    """The search and the deletion, in this process or in Spark tasks."""
 
     session: Session
     bucket: Bucket
@@ -85,7 +85,7 @@ class _Work:
     is_configured: bool = field(kw_only=True)
 
     def list(self, names: Sequence[RemotePartitionName]) -> GarbageList | None:
-        """None when told to stop before the end."""
+        """Return None if asked to stop before the end."""
         from tiered.jobs.orphan_collection import list_garbage
 
         progress = self.session.progress
@@ -203,7 +203,7 @@ def _ask(listed: GarbageList, bucket: Bucket) -> None:
 
 
 def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
-    """None for a store that has no such thing."""
+    """Return None for a store without multipart uploads."""
     if not bucket.url.startswith("s3://"):
         return None
     from remote.store.unfinished_uploads import UnfinishedUploads

@@ -1,4 +1,4 @@
-"""``tiered import``: a bucket that others filled, brought into ours; a plan first."""
+"""``tiered import``: import an external bucket; shows a plan first."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def _plans(
 
 
 def _named(there: list[ForeignName], targets: tuple[str, ...], url: str) -> list[ForeignName]:
-    """Those that the words mean, all without a word. Raises NotFound, and InvalidRequest for two topics of a name."""
+    """Return the partitions that the words name, all without a word.
+
+    Raises NotFound, and InvalidRequest for two topics of one name."""
     asked = [parse_partition(each) for each in targets]
     found = [
         name

@@ -1,4 +1,4 @@
-"""``tiered pipeline``: clean → tier → deletion → retention → recompaction → merge of a fleet, as one job on Spark."""
+"""``tiered pipeline``: clean → tier → deletion → retention → recompaction → merge of a fleet, as a Spark job."""
 
 from __future__ import annotations
 
@@ -199,9 +199,7 @@ def _fleet(
     for each in chosen:
         check_topic(each)
     with open_bucket(session, url, options) as bucket:
-        bucket.partitions(
-            chosen if not nodes else (), None
-        )  # mistakes are told before Spark takes its seconds to start
+        bucket.partitions(chosen if not nodes else (), None)  # report errors before the slow start of Spark
         ways = task_bucket(session, bucket, is_configured=url is None)
     return Fleet(
         bucket=ways,
@@ -228,7 +226,7 @@ def _runner(
 
     with spark_job(session, told, on_spark) as spark:
         if spark.conf.get("spark.speculation", "false") == "true":
-            # A second attempt of a node's work would find the first one's lock, say so, and count as the one that won.
+            # A second attempt of a node's work would fail on the first one's lock, and its result would win.
             raise InvalidRequest("running a pipeline, tasks are speculated", fix="--conf spark.speculation=false")
         yield SparkRunner(spark, job_id=job_id, should_stop=lambda: stop.is_set)
 
@@ -245,7 +243,7 @@ def _interrupted(stop: Stop) -> int:
 
 
 class _Lines:
-    """How far it is, on stderr: a line every few seconds and one when a stage ends, or as events."""
+    """Progress on stderr: a line every few seconds and at the end of a stage, or events."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
@@ -269,7 +267,7 @@ def _where(each: Unit) -> str:
 def _row(each: Unit) -> Row:
     from tiered.jobs.pipeline import Stage, State
 
-    is_known = each.state is State.DONE or each.bytes_after > 0  # of what is due a plan of merging knows the segments
+    is_known = each.state is State.DONE or each.bytes_after > 0  # for due work only a merge plan knows the segments
     is_told = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
     return {
         "stage": str(each.stage),

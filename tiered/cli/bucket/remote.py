@@ -1,4 +1,4 @@
-"""``tiered remote``: a bucket looked at by its address alone, whosever it is."""
+"""``tiered remote``: inspect any bucket by its address alone."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _row(view: RemoteLog, name: TopicPartition) -> Row:
         "topic_id": head.topic_id or None,
         "log_start_offset": head.log_start_offset,
         "next_offset": head.next_offset,
-        # Of a tier that was given up no reader reads anything, whatever has not left yet.
+        # Readers read nothing of a disabled tier, even if its objects still exist.
         "segments": 0 if head.given_up else head.segment_count,
         "size_bytes": 0 if head.given_up else head.size_bytes,
         "missing_offsets": sum(end - start for start, end in lost),
@@ -101,7 +101,7 @@ def _row(view: RemoteLog, name: TopicPartition) -> Row:
 
 
 def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> Row:
-    """A partition of which nothing is known but its name."""
+    """A partition of which only the name is known."""
     ids = view.topic_ids(name.topic)
     unknown = dict.fromkeys(("log_start_offset", "next_offset", "segments", "size_bytes", "missing_offsets"))
     where = {"topic": name.topic, "partition": name.partition, "topic_id": ids[0] if len(ids) == 1 else None}

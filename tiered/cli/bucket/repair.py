@@ -1,4 +1,4 @@
-"""``tiered repair``: what a scrub found, made good from the good copies; shows the plan first."""
+"""``tiered repair``: repair the findings of a scrub from good copies; shows the plan first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def repair(
     found = _read(report)
     with open_bucket(session, url, options, copies=True, writes_segments=True) as bucket:
         for topic in sorted({each.topic for each in found.of("corrupt")}):
-            bucket.settings_of(topic, {})  # settings that cannot be honoured are no damage without a good copy
+            bucket.settings_of(topic, {})  # unsupported settings are not damage without a good copy
         plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
         todo: list[PageRepair | SegmentRepair] = [*plan.pages, *plan.segments]
         rows = [_row(each, "to do") for each in todo] + _left(plan)
@@ -122,7 +122,7 @@ def _row(each: SegmentRepair | PageRepair, state: str) -> Row:
 
 
 def _relative(each: SegmentRepair | PageRepair) -> str | None:
-    """The fork, or what it was forked from, that has the good copy."""
+    """Return the fork, or the origin of the fork, that has the good copy."""
     relative = getattr(each, "relative", None)
     return str(relative.topic_partition) if relative is not None else None
 

@@ -1,4 +1,4 @@
-"""``tiered restore``: topics of a bucket put back on a disk; a plan first."""
+"""``tiered restore``: restore topics of a bucket to a disk; shows a plan first."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: 
 
 
 def _say_left_out(left_out: Sequence[LeftOut]) -> int:
-    """Each partition that kept its topic from being restored; the exit code."""
+    """Print each partition that prevented the restore of its topic; return the exit code."""
     for each in left_out:
         hint = "the topic is left out: name its other partitions, or repair this one ('tiered scrub')"
         click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)

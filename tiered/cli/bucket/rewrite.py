@@ -1,4 +1,6 @@
-"""``tiered rewrite``: small segments merged, kept in another way, copied to another bucket; plans first."""
+"""``tiered rewrite``: merge small segments, change their object encoding, or copy them to another bucket.
+
+Each shows a plan first."""
 
 from __future__ import annotations
 
@@ -279,11 +281,11 @@ def _run(
         if not yes:
             _ask(due, dollars)
         target = None
-        if storage_class is not None:  # the same bucket, new objects going to that class
+        if storage_class is not None:  # the same bucket, with that class for new objects
             target = _opened(session, bucket.url, bucket.options, storage_class, rate, url)
         if on_spark.is_wanted:
             if target is not None:
-                target.close()  # it can be opened; the tasks open their own
+                target.close()  # opening it was the check; the tasks open their own
             done = _done_in_tasks(session, bucket, due, storage_class, stop, on_spark, is_configured=url is None)
         else:
             done = _done(session, bucket, due, target, stop)
@@ -295,7 +297,7 @@ def _run(
 
 
 def _told(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
-    """Warn of what is still due; the exit code."""
+    """Warn about work that is still due; return the exit code."""
     code = Exit.DONE
     for plan, outcome in done:
         where = f"{plan.name.topic}/{plan.name.partition}"
@@ -382,7 +384,7 @@ def _done_in_tasks(
 
 
 def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
-    """Whether its topic was not deleted. Raises what `MetadataLog.missing` returns where there is no head."""
+    """Whether the topic is not deleted. Raises the result of `MetadataLog.missing` if there is no manifest."""
     from remote.manifest.commit_protocol import MetadataLog
 
     return MetadataLog(bucket.store, name.prefix).refresh().deleted_ms is None

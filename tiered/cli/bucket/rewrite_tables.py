@@ -1,4 +1,4 @@
-"""How ``tiered rewrite`` shows plans and what came of them."""
+"""Tables of plans and results of ``tiered rewrite``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``tiered rotate-keys``: data keys wrapped by another key, manifests and pages sealed; no segment is rewritten."""
+"""``tiered rotate-keys``: wrap data keys with another key and encrypt manifests and manifest pages.
+
+No segment is rewritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tiered scrub``: a bucket held against itself, to the last byte where asked for; reads only."""
+"""``tiered scrub``: check a bucket for consistency, on request to the last byte. Read-only."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def scrub(
 def _scrubbed(
     session: Session, bucket: Bucket, plan: ScrubPlan, stop: Stop, *, threads: int, resume: bool, started_ms: int
 ) -> ScrubReport | None:
-    """The report; None when told to stop before the end: then the state stays."""
+    """Return the report; None if asked to stop before the end: then the state file is unchanged."""
     from local.storage import DiskStorage
     from tiered.health.scrub import report_of, run_scrub
     from tiered.health.scrub_state import ScrubState
@@ -146,7 +146,7 @@ def _in_tasks(
     resume: bool,
     is_configured: bool,
 ) -> ScrubReport | None:
-    """As `_scrubbed`, the reading in Spark's tasks."""
+    """As `_scrubbed`, with the reads in Spark tasks."""
     from local.storage import DiskStorage
     from tiered.health.scrub_state import ScrubState
     from tiered.spark.jobs.scrubbing import scrub_partitions

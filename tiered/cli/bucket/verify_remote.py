@@ -1,4 +1,4 @@
-"""``tiered verify --remote``: what is in the bucket, as ``tiered scrub`` looks at it, or a sample of it."""
+"""``tiered verify --remote``: check the bucket as ``tiered scrub`` does, or a sample of it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ def verify_remote(
     deep: bool,
     threads: int | None,
 ) -> int:
-    """`columns` are those of findings on the disk. Exit 4 for damage, 5 for a bucket that lacks what this disk dropped,
-    3 for other findings."""
+    """`columns` are the columns of findings on the disk.
+
+    | exit code | condition |
+    |---|---|
+    | 4 | damage |
+    | 5 | the bucket lacks data that this disk dropped |
+    | 3 | other findings |"""
     from tiered.cli.bucket_options import lost_partitions, open_bucket
     from tiered.cli.byte_progress import byte_progress
     from tiered.cli.signals import stop_signals
@@ -71,7 +76,7 @@ def verify_remote(
 
 
 def read_sample(text: str | None, seed: int | None) -> Sample | None:
-    """Raises UsageError for a seed alone, InvalidRequest for no share."""
+    """Parse the sample options. Raises UsageError for a seed alone, InvalidRequest for an invalid share."""
     import secrets
 
     from tiered.health.bucket_verifying import Sample
@@ -110,7 +115,7 @@ def _facts(verdict: BucketVerdict) -> dict[str, object]:
 
 
 def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
-    """What was looked at, of how much, by which seed; what to do about damage."""
+    """Print the checked part, the total, the seed, and the next step for damage."""
     from tiered.config.units import counted, format_bytes
 
     found, sample = verdict.report, verdict.sample
