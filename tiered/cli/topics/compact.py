@@ -1,4 +1,4 @@
-"""``tiered compact``: clean a topic now, on the disk or in the bucket, or foretell what that would gain."""
+"""``tiered compact``: clean a topic now, on the disk or in the bucket, or estimate the gain."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
         )
         problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
     if not stop.is_set:
-        session.progress.reach(len(names) - len(problems))  # those with nothing to clean were not heard of
+        session.progress.reach(len(names) - len(problems))  # partitions with nothing to clean report no progress
     rows = [_row(name, done.get(name)) for name in names if name not in problems]
     emit("partitions", rows, _COLUMNS, output, dry_run=False)
     session.tell_problems(problems)
@@ -111,7 +111,7 @@ def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
 
 
 def _row(name: TopicPartition, applied: Applied | None) -> Row:
-    """Without figures where there was nothing to clean."""
+    """A row without figures if there was nothing to clean."""
     row: Row = {"topic": name.topic, "partition": name.partition, "is_cleaned": False}
     for result in applied.cleaned if applied is not None else ():
         gone = 1 - result.bytes_after / result.bytes_before if result.bytes_before else 0.0

@@ -1,4 +1,4 @@
-"""``tiered compaction``: how compaction stands, and what would help it keep up."""
+"""``tiered compaction``: the state of compaction, and the changes that would help it keep up."""
 
 from __future__ import annotations
 

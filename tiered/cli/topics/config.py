@@ -1,4 +1,4 @@
-"""``tiered config``: what a setting does and is here, what is wrong with settings, and all of them for elsewhere."""
+"""``tiered config``: describe settings, show their values, find invalid ones, and export all."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _print_configs(form: str, configs: KafkaConfigs, bootstrap: str) -> None:
 
 
 def example_of(known: Property) -> str:
-    """A value that this setting takes, and another than its default where there is one at hand."""
+    """Return a valid value of this setting, different from its default if possible."""
     from tiered.config.properties import Kind
 
     if known.kind is Kind.BOOL:

@@ -1,4 +1,4 @@
-"""``tiered pause`` and ``tiered resume``: uploads wait, nothing is lost, no gap is left."""
+"""``tiered pause`` and ``tiered resume``: uploads wait; no record is lost and no gap remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tiered placement``: which brokers of a described fleet would hold a topic's replicas. Changes nothing."""
+"""``tiered placement``: the replica placement of a topic on a described fleet. Changes nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def placement(
 
     fleet = parse_fleet(_text(file, brokers))
     check_topic(topic)
-    # Drawn as Kafka draws them; said, so that the same assignment can be asked for again.
+    # Random as in Kafka; printed, so that the same assignment can be requested again.
     draw = random.Random().randrange  # noqa: S311 - no secret hangs on it
     start = draw(len(fleet)) if start is None else start
     shift = draw(len(fleet)) if shift is None else shift
@@ -69,7 +69,7 @@ def placement(
 
 
 def parse_fleet(text: str) -> list[Broker]:
-    """``0:rack1,1:rack2`` or one a line; what follows ``#`` is left out. Raises InvalidRequest."""
+    """Parse ``0:rack1,1:rack2`` or one broker a line; ``#`` starts a comment. Raises InvalidRequest."""
     from policies.placement import Broker
 
     fleet = []
@@ -87,7 +87,7 @@ def parse_fleet(text: str) -> list[Broker]:
 
 
 def reassignment(topic: str, assigned: Mapping[int, Sequence[int]]) -> dict[str, object]:
-    """The file of ``kafka-reassign-partitions --reassignment-json-file``."""
+    """Return the file of ``kafka-reassign-partitions --reassignment-json-file``."""
     rows = [{"topic": topic, "partition": number, "replicas": list(each)} for number, each in assigned.items()]
     return {"version": 1, "partitions": rows}
 

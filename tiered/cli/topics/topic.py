@@ -81,7 +81,7 @@ def _show_new(session: Session, names: tuple[str, ...], partitions: int, setting
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
-    """Whoever reads the bucket alone has to choose between living topics of one name."""
+    """Warn about topics of one name: a reader of the bucket alone must choose between them."""
     from remote.store.open_store import open_store
     from tiered.config.key_rings import keyed_store
     from tiered.read.bucket_reader import topic_ids
@@ -135,7 +135,7 @@ def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_
 
 
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
-    """Whether these changes switch the tier of a tiered topic off."""
+    """Whether these changes disable the remote tier of a tiered topic."""
     from tiered.config.properties import parse
     from tiered.partition.tier_disable import ENABLE
 
@@ -184,7 +184,7 @@ def list_topics(session: Session, output: str) -> None:
 
 
 def _print(topics: Sequence[Topic], output: str) -> None:
-    """What was done, for programs; a person was told on stderr."""
+    """Print the result for programs; people got it on stderr."""
     if output != "table":
         emit("topics", [_topic_row(each, output) for each in topics], _TOPIC_COLUMNS, output)
 
@@ -226,7 +226,7 @@ def describe(session: Session, name: str, show_settings: bool, output: str) -> i
 
 
 def _row(name: TopicPartition, status: PartitionStatus | None, *, is_unread: bool) -> dict[str, object]:
-    """None for the figures of a tier that was not read."""
+    """A row; None for the figures of a tier that was not read."""
     fields = [column.name for column in _PARTITION_COLUMNS[1:]]
     row = {field: None if is_unread and field in _OF_BUCKET else getattr(status, field, None) for field in fields}
     return {"partition": name.partition, **row}

@@ -1,4 +1,4 @@
-"""What ``tiered topic create|alter|delete --dry-run`` print: rows on stdout, words on stderr, nothing changed."""
+"""Output of ``tiered topic create|alter|delete --dry-run``: rows on stdout, messages on stderr, no changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_new(session: Session, planned: NewTopic, output: str) -> None:
-    """Every effective setting; as a table those alone that are not built in."""
+    """Every effective setting; as a table only the settings that differ from the built-in defaults."""
     topic = planned.topic
     rows = [
         {"property": each.name, "value": each.value, "origin": each.origin}
@@ -36,7 +36,7 @@ def show_new(session: Session, planned: NewTopic, output: str) -> None:
 
 
 def show_altered(session: Session, planned: AlteredTopic, output: str) -> None:
-    """The effective settings that would be others."""
+    """The effective settings that would change."""
     rows = [
         {
             "property": each.after.name,
@@ -65,7 +65,7 @@ def show_altered(session: Session, planned: AlteredTopic, output: str) -> None:
 
 
 def show_deleted(session: Session, planned: TopicLoss, output: str) -> None:
-    """What each partition would lose, and what holds on to some of it."""
+    """The data that each partition would lose, and the references that retain some of it."""
     topic = planned.topic
     totals = {name: _sum(planned.partitions, name) for name in ("offsets", "local_bytes", "remote_bytes")}
     delays = {"file_delete_delay_ms": planned.file_delay_ms, "delete_grace_ms": planned.grace_ms}
@@ -105,7 +105,7 @@ def _nothing(session: Session) -> None:
 
 
 def _sum(losses: Sequence[PartitionLoss], name: str) -> int | None:
-    """None where nothing is known; else of what is known."""
+    """The sum of the known values; None if none is known."""
     known = [value for each in losses if (value := getattr(each, name)) is not None]
     return sum(known) if known else None
 
@@ -123,7 +123,7 @@ def _row(each: PartitionLoss) -> Row:
 
 
 def _loss(each: PartitionLoss) -> Row:
-    """What programs are told; the names in one text are for the table."""
+    """The facts for programs; the table joins the names in one text."""
     known = {name: getattr(each, name) for name in _FIELDS}
     return {"partition": each.partition.partition, **known, "forks": list(each.forks)}
 

@@ -1,4 +1,4 @@
-"""``tiered view``: compacted views of a topic, beside its log: build, status, drop."""
+"""``tiered view``: build, inspect and drop compacted views of a topic, which leave its log unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from policies.decisions import Plan
     from tiered.jobs.view_jobs import ViewStatus
 
-NAME = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`, which costs an import
+NAME = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`, without the cost of its import
 
 _name_option = click.option("--name", default=NAME, show_default=True, metavar="NAME", help="Which view of the topic.")
 
