@@ -1,4 +1,4 @@
-"""``tiered cost``: what the topics cost a month, by kind, and the prices it is reckoned with."""
+"""``tiered cost``: the monthly cost of topics by kind, and the prices behind it."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ cost.add_command(simulate)
 
 
 def price_facts(table: PriceTable) -> dict[str, object]:
-    """What is said of prices beside figures in JSON."""
+    """The JSON fields about prices next to the figures."""
     return {"as_of": table.as_of, "region": table.region}
 
 
 def report_facts(report: CostReport) -> dict[str, object]:
-    """What stands beside the rows in JSON."""
+    """The JSON fields next to the rows."""
     from tiered.status.unknown_figures import unread_rows
 
     return {
@@ -144,7 +144,7 @@ def _sum(rows: list[dict[str, object]]) -> dict[str, object]:
 
 
 def _total(values: list[object]) -> float | None:
-    """None where one of the values is not known."""
+    """The sum; None if a value is unknown."""
     return None if None in values else sum(float(str(value)) for value in values)
 
 

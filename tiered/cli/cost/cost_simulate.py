@@ -1,4 +1,4 @@
-"""``tiered cost simulate``: what the topics would cost under other settings, by their own history."""
+"""``tiered cost simulate``: the cost of topics under other settings, simulated from their own history."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ rate_option = click.option(
 
 
 def tell_guesses(measured: Iterable[Measured]) -> None:
-    """On stderr, also with -q: which topics have no figures, and why."""
+    """Print on stderr, even with -q, the topics without figures, and the reason."""
     for each in measured:
-        if each.warning is not None and not each.is_unread:  # that is told with the problems
+        if each.warning is not None and not each.is_unread:  # the problem lines report it
             click.echo(f"warning: {each.warning}", err=True)
 
 
@@ -93,7 +93,7 @@ def simulate(
 
 
 def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]]:
-    """The options that were given, as values by fields of `policies.cost.scenarios.Variant`. Raises InvalidRequest."""
+    """Return the given options as values by fields of `policies.cost.scenarios.Variant`. Raises InvalidRequest."""
     from tiered.cost.cost_simulation import CLASS_NAMES
 
     def of_class(text: str) -> str:
@@ -129,7 +129,7 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
 
 
 def _steps(low: int, high: int) -> list[int | float | str]:
-    """From one to the other, each as much larger than the one before."""
+    """Return geometric steps from one value to the other."""
     return [round(low * (high / low) ** (step / (STEPS - 1))) for step in range(STEPS)]
 
 
