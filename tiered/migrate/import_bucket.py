@@ -171,7 +171,7 @@ def plan_import(
 def topic_id_for(
     source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, asked: str | None = None
 ) -> str:
-    """The id under which a topic is imported: that of an earlier run, `asked`, the source's, or a new one.
+    """The id under which a topic is imported: `asked`, that of an earlier run, the source's, or a new one.
 
     Raises Conflict if the target already has a living topic of the name that this import did not make. With `asked`
     two topics may have one name, and readers must choose by id.

@@ -407,7 +407,7 @@ def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> I
 
 
 def _date(day: int) -> str:
-    """A day as in the directory name; NumPy also formats years that Arrow's dates cannot have."""
+    """A day as in the directory name, also for years outside of the calendar."""
     import numpy as np
 
     return NO_DATE if day == np.iinfo(np.int64).min else str(np.datetime64(day, "D"))

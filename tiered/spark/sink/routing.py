@@ -64,7 +64,7 @@ class Router:
     def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """Partitions as by Kafka's default partitioner: murmur2 of the key.
 
-        Without a key of value and timestamp.
+        A row without a key is hashed by its value and timestamp.
         """
         found = _hashed(batch["key"]) if "key" in batch.schema.names else None
         has_key = np.zeros(batch.num_rows, np.bool_) if found is None else np.asarray(batch["key"].is_valid(), np.bool_)
