@@ -214,8 +214,8 @@ def _is_in_time(
     """Whether the fork was made in time.
 
     The fork must still be announced, and the source's newest manifest must still name every object of its entries. The
-    pins must have time left. GC may remove a fork whose pin expired before the fork existed, even some time after that
-    decision. A GC that finds the pin expired from now on also finds the fork.
+    pins must have time left. A process that saw a pin expired before the fork existed may still
+    delete that pin. A process that finds the pin expired from now on also finds the fork.
     """
     if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
         return False
