@@ -1,6 +1,7 @@
 """Parsers for partitions, positions and moments on the command line.
 
-Invalid text raises InvalidRequest, which names the text."""
+Invalid text raises InvalidRequest, which names the text.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _COUNT_MAX = 2**63 - 1  # limit of an iterator's slice
 class Position:
     """A start position: exactly one field is set.
 
-    `last` counts records back from the end; `timestamp_ms` is absolute."""
+    `last` counts records back from the end; `timestamp_ms` is absolute.
+    """
 
     offset: int | None = None
     last: int | None = None
@@ -72,7 +74,8 @@ def parse_share(option: str, text: str) -> float:
 class Number(click.FloatRange):
     """A click type: a number that is not NaN and not infinite.
 
-    Python parses ``nan`` and ``1e400`` as floats, and click's ranges do not reject them."""
+    Python parses ``nan`` and ``1e400`` as floats, and click's ranges do not reject them.
+    """
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

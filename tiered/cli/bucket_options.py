@@ -29,7 +29,8 @@ class Bucket:
     """A bucket as a command addresses it, by `url` and `options`.
 
     `is_single_writer` is the user's declaration. `copies` are the segments on this machine's disk, None without a
-    directory. `settings` are those of the bucket's topics, as far as this command knows them."""
+    directory. `settings` are those of the bucket's topics, as far as this command knows them.
+    """
 
     store: ObjectStore
     keys: KeyRing
@@ -42,7 +43,8 @@ class Bucket:
     def settings_of(self, topic: str, own: Mapping[str, str], **more: str) -> dict[str, str]:
         """Return the settings of a topic whose manifest has `own`; `more` are command flags, which win.
 
-        Raises InvalidRequest for a key that the key ring lacks, before any read or write."""
+        Raises InvalidRequest for a key that the key ring lacks, before any read or write.
+        """
         from tiered.stores.object_encoding import encoding_of
 
         found = {**self.settings.of(topic, own), **more}
@@ -52,7 +54,8 @@ class Bucket:
     def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
         """Return the partitions that ``TOPIC[/PARTITION]`` words name, all without a word.
 
-        Raises NotFound if a word names none."""
+        Raises NotFound if a word names none.
+        """
         from remote.manifest.catalog import chosen_partitions
 
         asked = [parse_partition(each) for each in targets]
@@ -98,7 +101,8 @@ def open_bucket(
     """Open the bucket at `url`, or the configured one. `rate` limits reads and writes separately.
 
     With `writes_segments` it refuses settings that the bucket cannot honour for new segments. With `copies` this
-    directory's logs serve as good copies; a log is opened read-only on the first request for it."""
+    directory's logs serve as good copies; a log is opened read-only on the first request for it.
+    """
     from remote.store.middleware.throttled_store import ThrottledStore
     from tiered.config.config import Config
     from tiered.config.key_rings import load_key_ring
@@ -144,7 +148,8 @@ def open_bucket(
 def lost_partitions(session: Session, targets: Sequence[str]) -> dict[TopicPartition, LogError]:
     """Return the partitions whose dropped records the configured bucket lacks: it is lost or wrong.
 
-    Checks this directory's partitions, or only `targets` if given. Every log is opened read-only."""
+    Checks this directory's partitions, or only `targets` if given. Every log is opened read-only.
+    """
     wanted = [parse_partition(each) for each in targets]
     with session.manager(read_only=True) as manager:
         return {
@@ -168,7 +173,8 @@ def open_target(
 ) -> ObjectStore:
     """Open the store that a rewrite writes to, with that storage class and server-side encryption of the settings.
 
-    The settings are those of the configuration if the source bucket `is_configured`, else those of -X."""
+    The settings are those of the configuration if the source bucket `is_configured`, else those of -X.
+    """
     from dataclasses import replace
 
     from remote.store.middleware.throttled_store import ThrottledStore

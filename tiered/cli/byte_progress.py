@@ -22,7 +22,8 @@ def byte_progress(
 ) -> Iterator[Callable[[int], None]]:
     """Return a callback for finished bytes, callable from any thread. `verb` as in "scrubbed 3 of 5 GiB".
 
-    Work of less than `bar_least_bytes` shows no bar."""
+    Work of less than `bar_least_bytes` shows no bar.
+    """
     progress = session.progress
     if progress.meter is not None:
         progress.meter.expect(size_bytes)

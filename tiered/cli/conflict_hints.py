@@ -1,6 +1,7 @@
 """Hints for a command that fails because another manager holds the directory.
 
-They name an alternative that works while that manager runs."""
+They name an alternative that works while that manager runs.
+"""
 
 from __future__ import annotations
 

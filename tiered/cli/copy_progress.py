@@ -37,7 +37,8 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
 def told_copies(session: Session) -> Iterator[Tell | None]:
     """Report copies as ``--progress`` asks: a bar for each on a terminal, a line every ten seconds, events, or nothing.
 
-    Quick copies show nothing. Returns None if no report is wanted."""
+    Quick copies show nothing. Returns None if no report is wanted.
+    """
     progress = session.progress
     if progress.meter is not None:
         yield _Events(progress.meter).tell
@@ -57,7 +58,8 @@ def _of(tell: Tell, name: TopicPartition) -> Callable[[int, int, int], None]:
 class _Events:
     """Events of copies: a copy adds to the expected total at its first report.
 
-    Maintenance decides how many copies will come. A restarted copy counts up from its earlier progress."""
+    Maintenance decides how many copies will come. A restarted copy counts up from its earlier progress.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter

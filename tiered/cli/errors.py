@@ -1,6 +1,7 @@
 """Map exceptions to one line on stderr and an exit code; no other module does this.
 
-`MEANINGS` describes each code; ``docs/reference/exit-codes.md`` is generated from it."""
+`MEANINGS` describes each code; ``docs/reference/exit-codes.md`` is generated from it.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def worst(errors: Iterable[LogError]) -> Exit:
 def unread_code(errors: Iterable[LogError]) -> Exit:
     """Return the exit code of a command that printed null figures, from the errors that prevented the reads.
 
-    DONE without errors. CORRUPTION outranks UNAVAILABLE, which outranks all other causes (UNHEALTHY)."""
+    DONE without errors. CORRUPTION outranks UNAVAILABLE, which outranks all other causes (UNHEALTHY).
+    """
     codes = {exit_code(error) for error in errors}
     known = next((code for code in (Exit.CORRUPTION, Exit.UNAVAILABLE) if code in codes), Exit.UNHEALTHY)
     return known if codes else Exit.DONE

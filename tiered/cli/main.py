@@ -1,7 +1,8 @@
 """The ``tiered`` command: global options, lazily imported commands, and exit handling.
 
 Listing the commands imports none of them; each imports the library when it runs. Data is on stdout, messages on
-stderr."""
+stderr.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +251,8 @@ def _fill_closed_streams() -> None:
 
     Otherwise the next opened file gets their descriptor, and prints would write into it. The replacements are opened in
     the opposite direction, so that reading stdin and writing stdout fail as on a closed stream. Output to stderr is
-    discarded."""
+    discarded.
+    """
     for fd, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)

@@ -9,7 +9,8 @@
 
 Under ``json`` every write to ``sys.stderr``, log lines included, becomes an event of kind ``message``. The error that
 ends a command is no event: it is the last line, as in the other modes. A meter only counts up, and its last event is
-always written."""
+always written.
+"""
 
 from __future__ import annotations
 

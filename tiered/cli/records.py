@@ -44,7 +44,8 @@ def parse_template(template: str) -> Field:
     r"""Return a function that formats a record by ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes).
 
     It also replaces ``\n`` and ``\t``. Null prints as nothing. Raises InvalidRequest for an unknown sign, and for a
-    template without any sign."""
+    template without any sign.
+    """
     if not template:
         raise InvalidRequest("reading a template, it is empty and would print nothing: such as '%k %v\\n'")
     parts: list[bytes | Field] = []
@@ -68,7 +69,8 @@ def parse_template(template: str) -> Field:
 def as_json(partition: TopicPartition, record: StoredRecord) -> dict[str, object]:
     """Return a record for `json.dumps`; bytes that are not UTF-8 become ``{"base64": ...}``.
 
-    ``append --jsonl`` reads this form."""
+    ``append --jsonl`` reads this form.
+    """
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -111,7 +113,8 @@ def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> Read
 
     The location fields of `as_json` and ``tiered dump`` are ignored, except a partition that contradicts `partition`.
     Any
-    other field is an error: a misspelt ``value`` would create a tombstone."""
+    other field is an error: a misspelt ``value`` would create a tombstone.
+    """
 
     def read(line: bytes, number: int) -> Record:
         try:

@@ -25,7 +25,8 @@ def recovery_progress(
     """Show a bar for each directory on a terminal, elsewhere a line to `say` every ten seconds.
 
     Nothing is shown in the first ten seconds. `is_plain`: lines on a terminal, too. A `meter` names loading as the step
-    that the command waits for."""
+    that the command waits for.
+    """
     if meter is not None:
         yield lambda told: meter.wait_for(in_words(told))
         meter.wait_for(None)

@@ -1,7 +1,8 @@
 """Rows on stdout: a table for people; JSON, JSON lines or CSV for programs.
 
 Tables show human units, the other forms raw numbers. JSON is one object with `schema_version`; within one version
-fields are only added. Output to anything but a terminal is plain text."""
+fields are only added. Output to anything but a terminal is plain text.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _RAW = "tiered.raw"  # of click's context
 class Column:
     """`name` is the field in programs' output; `title` None hides the column in the table.
 
-    An `only_table` column combines fields for a reader and appears in no other format."""
+    An `only_table` column combines fields for a reader and appears in no other format.
+    """
 
     name: str
     title: str | None = None
@@ -66,7 +68,8 @@ def _is_raw() -> bool:
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
     """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` are fields next to it.
 
-    Rows are written as they arrive, so their number is unlimited."""
+    Rows are written as they arrive, so their number is unlimited.
+    """
     match output:
         case "json":
             _write_json(what, (_fields(row, columns) for row in rows), facts)
@@ -125,7 +128,8 @@ def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
     Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
 
     ROWS_AT_ONCE rows are laid out together, so that any number of rows takes little memory. Except on a terminal later
-    groups are at least as wide as earlier ones, and only the first has a heading."""
+    groups are at least as wide as earlier ones, and only the first has a heading.
+    """
     is_terminal = sys.stdout.isatty()
     widths, rest, is_first = [0] * len(columns), iter(rows), True
     while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
@@ -210,7 +214,8 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
 
     Long texts wrap, the widest first, but no column gets narrower than FOLDED_MIN. Numbers, names and headings never
     wrap:
-    a broken one can be neither read nor copied."""
+    a broken one can be neither read nor copied.
+    """
     from rich.cells import cell_len
 
     lines = [[column.title or "" for column in columns], *block]

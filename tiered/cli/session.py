@@ -70,7 +70,8 @@ class Session:
 
         Returns the built-in prices without a configuration, and after a warning if the configured ones are unreadable:
         no job
-        fails because of prices."""
+        fails because of prices.
+        """
         from policies.cost.prices import BUILT_IN
         from tiered.config.config import FILE, Config
         from tiered.config.price_file import configured_prices
@@ -111,7 +112,8 @@ class Session:
           refuses access is a problem of the partitions. The caller prints problems.
         - `is_brief`: an unavailable store does not delay later requests either; only for figures.
         - `known` and `takes_over`: as in `LogManager.open`.
-        - `observations`: disk and store are measured, and store calls are traced."""
+        - `observations`: disk and store are measured, and store calls are traced.
+        """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
@@ -154,7 +156,8 @@ class Session:
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
         """Log to stderr: warnings; with -v or in a daemon every change; with --debug all of this package.
 
-        A command that `tells_problems` itself suppresses them in the manager's log."""
+        A command that `tells_problems` itself suppresses them in the manager's log.
+        """
         import logging
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
@@ -173,7 +176,8 @@ class Session:
     def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
         """Print a line on stderr for each cause of problems, even with -q, with the number of partitions.
 
-        If the key ring lacks a key, the line gives the next step."""
+        If the key ring lacks a key, the line gives the next step.
+        """
         from tiered.node.next_steps import lacks_key, next_step
         from tiered.node.problem_groups import group_problems, problems_of
 
@@ -244,7 +248,8 @@ def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[
     """A click callback: repeated ``name=value`` as options of the store's client.
 
     The values true and false are booleans. A table (``client_kwargs={"region_name": "eu-central-1"}``) is a JSON
-    object."""
+    object.
+    """
     switches: dict[str, object] = {"true": True, "false": False}
     pairs = (parse_setting(value, parameter.opts[0]) for value in values)
     return {

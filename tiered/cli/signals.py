@@ -8,7 +8,8 @@ order |
 | second one | interrupts at once |
 | any number of SIGHUP | remembered once, wakes a sleeper |
 
-Only for the main thread, which receives signals."""
+Only for the main thread, which receives signals.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Stop:
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
         """Sleep until `fd` is readable, a signal comes or the time is over (None: never); whether `fd` is readable.
 
-        Waits 25 days at most. A signal that came just before is not missed: it is a byte in a pipe."""
+        Waits 25 days at most. A signal that came just before is not missed: it is a byte in a pipe.
+        """
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         if fd is not None:

@@ -62,8 +62,10 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @contextmanager
 def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
-    """A Spark session for one command, stopped at the end. Raises InvalidRequest for invalid settings, or without
-    Spark."""
+    """A Spark session for one command, stopped at the end.
+
+    Raises InvalidRequest for invalid settings, or without Spark.
+    """
     from tiered.spark.launching import launched_session
 
     conf = parse_conf(on_spark.conf)

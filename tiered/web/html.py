@@ -1,7 +1,8 @@
 """HTML that is escaped by construction: every value that is not `Html` becomes text.
 
 Topic names, error messages and reasons are untrusted input. They enter a page only through `tag`, which escapes
-content and attributes."""
+content and attributes.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,8 @@ def _plans(
 def _named(there: list[ForeignName], targets: tuple[str, ...], url: str) -> list[ForeignName]:
     """Return the partitions that the words name, all without a word.
 
-    Raises NotFound, and InvalidRequest for two topics of one name."""
+    Raises NotFound, and InvalidRequest for two topics of one name.
+    """
     asked = [parse_partition(each) for each in targets]
     found = [
         name

@@ -1,6 +1,7 @@
 """``tiered rewrite``: merge small segments, change their object encoding, or copy them to another bucket.
 
-Each shows a plan first."""
+Each shows a plan first.
+"""
 
 from __future__ import annotations
 

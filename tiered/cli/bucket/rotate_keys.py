@@ -1,6 +1,7 @@
 """``tiered rotate-keys``: wrap data keys with another key and encrypt manifests and manifest pages.
 
-No segment is rewritten."""
+No segment is rewritten.
+"""
 
 from __future__ import annotations
 

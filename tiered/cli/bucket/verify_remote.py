@@ -34,7 +34,8 @@ def verify_remote(
     |---|---|
     | 4 | damage |
     | 5 | the bucket lacks data that this disk dropped |
-    | 3 | other findings |"""
+    | 3 | other findings |
+    """
     from tiered.cli.bucket_options import lost_partitions, open_bucket
     from tiered.cli.byte_progress import byte_progress
     from tiered.cli.signals import stop_signals

@@ -1,7 +1,8 @@
 """``tiered append``: append lines of a file, or JSON lines, as records.
 
 Input that was read is never discarded: a bad line, a signal or an error ends the command after all records before it
-were appended, and the count is printed."""
+were appended, and the count is printed.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +213,8 @@ class _Given:
     def _appended(self, name: TopicPartition, share: list[Record]) -> AppendResult:
         """Append to a partition. If only the remote tier knows the end of an empty log, ask the store again.
 
-        The number of attempts is that of any store call."""
+        The number of attempts is that of any store call.
+        """
         try:
             return self._append_to(name, share)
         except Unavailable:

@@ -37,8 +37,7 @@ class RemoteAppend:
         self._key: str | None = None
 
     def given_before(self, source: str, **how: object) -> list[Share] | None:
-        """Return what an earlier command appended from the same file, read the same way, without seeing it in the
-        bucket."""
+        """Return the records of the same input that an earlier command appended and did not see in the bucket."""
         if source == "-":
             return None
         told = os.stat(source)

@@ -123,8 +123,7 @@ def parse_parallel(text: str) -> int | None:
 
 
 def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: Position) -> dict[str, str]:
-    """Convert the command's options to source options. Raises InvalidRequest for a position that has no meaning
-    here."""
+    """Convert the command's options to source options. Raises InvalidRequest for a meaningless position."""
     asked = [parse_partition(each) for each in targets]
     found: dict[str, str] = {}
     if bucket.options:

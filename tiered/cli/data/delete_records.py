@@ -73,7 +73,8 @@ def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> di
 def read_offsets(text: bytes) -> dict[TopicPartition, int]:
     """Read Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
 
-    Raises InvalidRequest for anything else, and for a duplicate partition."""
+    Raises InvalidRequest for anything else, and for a duplicate partition.
+    """
     import json
 
     try:

@@ -6,7 +6,8 @@ names the damage (exit 4).
 | a ``.log`` that ends inside a batch | result |
 |---|---|
 | on the disk | a crash tore it: a finding (exit 3), because recovery truncates it |
-| in the bucket | damage (exit 4), because an upload is atomic |"""
+| in the bucket | damage (exit 4), because an upload is atomic |
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Read lines from a descriptor in runs: whole lines, in order, with bounded delay.
 
 Data that was read is never discarded. A run ends when it is full, one second after its first line, at the end of the
-input, or at a stop signal. Only an incomplete line, cut short by a signal, is not returned."""
+input, or at a stop signal. Only an incomplete line, cut short by a signal, is not returned.
+"""
 
 from __future__ import annotations
 

@@ -95,9 +95,10 @@ def end(session: Session, target: str, producer_id: int, aborts: bool, commits: 
 
 
 def _held(manager: LogManager, asked: list[tuple[str, int | None]]) -> list[Partition]:
-    """Return the requested partitions without duplicates, all open ones without a word.
+    """Return the requested partitions without duplicates, or all partitions of the manager.
 
-    Raises NotFound, and the problem of a partition that is not open."""
+    Raises NotFound, and the error of a requested partition that the manager could not open.
+    """
     if not asked:
         return manager.partitions()
     wanted: dict[TopicPartition, Partition] = {}

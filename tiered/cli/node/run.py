@@ -7,7 +7,8 @@
 | a second one | the step is interrupted; the next start completes or undoes its work |
 
 With ``--once`` all work runs in order before the end; without it, uploads run in their own threads. A SIGHUP is
-remembered from the start on, and handled once all is loaded."""
+remembered from the start on, and handled once all is loaded.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +167,8 @@ def _served(
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
     """Run maintenance until it finds no work. A SIGTERM before that is no success: work may remain.
 
-    Checkpoints that wait for space are no failure: all work was done, and the next start recovers."""
+    Checkpoints that wait for space are no failure: all work was done, and the next start recovers.
+    """
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
     met = list(worker.manager.problems.values())
@@ -182,7 +184,8 @@ class _Loop:
     """Runs maintenance for ever; sleeps after a run that left no work.
 
     A partition with a problem is tried again. Only a newer writer in the bucket ends the loop: this one is fenced. The
-    configuration is read again after a SIGHUP, and when its file has changed."""
+    configuration is read again after a SIGHUP, and when its file has changed.
+    """
 
     def __init__(
         self,

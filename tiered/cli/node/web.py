@@ -108,7 +108,8 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
 
     The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
     file
-    without a token or a certificate, NotFound for a missing file."""
+    without a token or a certificate, NotFound for a missing file.
+    """
     from tiered.web.http.metrics_server import is_loopback, parse_address
     from tiered.web.http.server import WebServer
 
@@ -140,8 +141,10 @@ def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool =
 
 
 def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
-    """Return the gate, and the token if one was generated. Raises NotFound and InvalidRequest for a file without
-    one."""
+    """Return the gate, and the token if one was generated.
+
+    Raises NotFound and InvalidRequest for a file without a token.
+    """
     import secrets
 
     from tiered.web.http.gate import Gate, own_names

@@ -1,7 +1,8 @@
 """SVG drawings: bars for table cells, and line charts.
 
 Every drawing has a title and a description in words; a table next to it has the figures. Colours are classes of the
-stylesheet and never the only sign: each line has its own marker shape and its name at its end."""
+stylesheet and never the only sign: each line has its own marker shape and its name at its end.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,10 @@ class Mark:
 
 
 def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
-    """Draw parts of a sum in sequence, each (class, value), as a share of `most`; the caller puts the words next to
-    it."""
+    """Draw parts of a sum in sequence, each (class, value), as a share of `most`.
+
+    The caller puts the figures in words next to it.
+    """
     drawn, reached = [], 0.0
     for name, value in parts:
         begin, reached = reached, reached + max(0.0, value)

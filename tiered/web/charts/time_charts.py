@@ -2,7 +2,8 @@
 
 The frame is 340 units wide and never shown larger, so text stays readable on a phone and does not grow on a wide
 screen. Lines differ in colour, in dash pattern and in the name at their end. A point with no neighbour is a dot. A
-table next to the chart has the figures."""
+table next to the chart has the figures.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class TimeLine:
 class TimeChart:
     """Lines over ``[since_ms, until_ms]``, from zero; `show` formats a value.
 
-    `words` describe the chart; `rules` are labelled vertical lines."""
+    `words` describe the chart; `rules` are labelled vertical lines.
+    """
 
     id: str
     title: str

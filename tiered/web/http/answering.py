@@ -2,7 +2,8 @@
 
 A slow disk or a held lock does not extend the wait.
 Threads are daemons: a hanging thread keeps no process alive. At most ANSWERS_MAX responses are computed at a time,
-further requests queue. The server's connection limit bounds the queue."""
+further requests queue. The server's connection limit bounds the queue.
+"""
 
 from __future__ import annotations
 

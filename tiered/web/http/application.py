@@ -2,7 +2,8 @@
 
 Every response, errors included, has headers that keep a browser from loading from or sending to another site. Pages
 are not cacheable. Content that is constant for the process (stylesheet, scripts) is cached and revalidated by ETag.
-A route allows GET and HEAD unless it names another method. Large responses are compressed."""
+A route allows GET and HEAD unless it names another method. Large responses are compressed.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ class _Outside:
 
     Headers that the response sets itself win. The parser refuses a large head that arrives in pieces; a head that
     arrives
-    at once is complete before the parser checks its size."""
+    at once is complete before the parser checks its size.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -11,7 +11,8 @@ Each connection waits for one thing at a time, and each wait has a limit:
 Bytes that trickle in extend no limit. At most CONNECTIONS_MAX connections are open. One more closes the connection
 that has waited longest for its client, so idle clients cannot block others. A server listens with a `Listener`, which
 counts sockets from `accept` on, before the TLS handshake, and closes new ones above SOCKETS_MAX. Only for the loop's
-thread."""
+thread.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +44,10 @@ class Places:
         return len(self._busy) + len(self._waiting)
 
     def enter(self, connection: BoundConnection) -> None:
-        """Add a waiting connection. If there is no room, close the longest-waiting one, or the new one if none
-        waits."""
+        """Add a waiting connection.
+
+        If there is no room, the longest-waiting connection is closed, or this one if all others are being answered.
+        """
         self.wait(connection)
         if len(self) > self._count_max:
             longest = next(iter(self._waiting))

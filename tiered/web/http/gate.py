@@ -7,7 +7,8 @@
 | token | any client that can reach the address; a header for programs, a form and a cookie for browsers |
 
 The cookie holds a random word of this process, never the token. It lasts until the process or the browser ends. Beyond
-one machine, TLS of the server, a proxy or a tunnel must protect both in transit."""
+one machine, TLS of the server, a proxy or a tunnel must protect both in transit.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class Gate:
 def own_names() -> set[str]:
     """This machine's names: the host name, the host name without its domain, and the looked-up full name.
 
-    A name server that does not answer does not delay the start: then only the first two are known."""
+    A name server that does not answer does not delay the start: then only the first two are known.
+    """
     name, found = socket.gethostname(), list[str]()
     looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
     looking.start()
@@ -103,7 +105,8 @@ def own_names() -> set[str]:
 def names_here(header: str, hosts: Collection[str]) -> bool:
     """Whether a Host header is one of `hosts` (lower case), a name of this machine, a plain address, or empty.
 
-    A browser in a DNS rebinding attack sends none of these."""
+    A browser in a DNS rebinding attack sends none of these.
+    """
     name = host_name(header).casefold()
     if not name or name in _LOCAL or name in hosts:
         return True

@@ -2,7 +2,8 @@
 
 Read-only and without authentication. It listens on the loopback address by default and serves pages only there.
 DNS rebinding gets no content, and no page may load from or send to another site. Concurrent requests for the same
-figures share one response. Figures that are not ready within a deadline are a 503, never old figures."""
+figures share one response. Figures that are not ready within a deadline are a 503, never old figures.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class MetricsServer(ServerInThread):
 
         `answer_s` limits the time to compute a response. A request by name must use `host`, a name of this machine or
         one of
-        `hosts`. Raises InvalidRequest for an address or a certificate that cannot be used."""
+        `hosts`. Raises InvalidRequest for an address or a certificate that cannot be used.
+        """
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
         desk = _Desk(

@@ -1,7 +1,8 @@
 """The read-only page server of `tiered web` and `run --ui`.
 
 Methods are GET and HEAD, and POST for the token form if there is a token. No address changes any data. A request that
-the gate (`tiered.web.http.gate`) refuses gets a page with the reason and no data."""
+the gate (`tiered.web.http.gate`) refuses gets a page with the reason and no data.
+"""
 
 from __future__ import annotations
 

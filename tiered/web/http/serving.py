@@ -9,7 +9,8 @@ use the application's logging. `tiered.web.http.connections` limits connections;
 2. Wait up to DRAIN_S for responses in progress.
 3. Close all other connections.
 
-It always returns: a loop that does not end stays in its daemon thread, which keeps no process alive."""
+It always returns: a loop that does not end stays in its daemon thread, which keeps no process alive.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class ServerInThread:
     ) -> None:
         """Port 0 takes any free port. `option` names the source of the address for the error message.
 
-        Raises InvalidRequest for an address or a certificate that cannot be used."""
+        Raises InvalidRequest for an address or a certificate that cannot be used.
+        """
 
         class Connection(BoundConnection):
             places = Places()

@@ -1,5 +1,4 @@
-"""The pages: HTML and JSON from what the library says.
+"""The pages: HTML and JSON about the state of a manager.
 
-`site` maps an address to a page; each page has a module; `parts` has what all pages share; `manager_cache` and
-`data_loader` bring the data.
-"""
+`site` maps an address to a page; each page has a module; `parts` has common parts; `manager_cache` and `data_loader`
+load the data."""

@@ -1,7 +1,8 @@
 """The stylesheet and the scripts of the pages, served by this server: no page loads from another site.
 
 Everything works without the script: the page then reloads as a whole. The script reloads in the background, leaves
-fields that have input unchanged, and pauses while the page is not visible."""
+fields that have input unchanged, and pauses while the page is not visible.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Concurrent requests for the same data share one load. A load that misses the deadline continues, and its result serves
 later requests. Until then requests get the last result, however old, or `Unavailable`. At most THREADS_MAX loads run
-at a time: a load that hangs for ever costs a thread, not the page."""
+at a time: a load that hangs for ever costs a thread, not the page.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 class Told(Generic[T]):
     """A result of a load that started at `at_ms`. `late_since_ms`: start of a newer load that has not ended.
 
-    `read_ms` is when the tiers were read, None for `at_ms`."""
+    `read_ms` is when the tiers were read, None for `at_ms`.
+    """
 
     value: T
     at_ms: int
@@ -69,7 +71,8 @@ class Gathering:
         With `keep_ms` 0 a result serves only the requests that waited for it. Waits for its own deadline, or for the
         rest of
         `patience`. Raises the exceptions of `make`, and Unavailable if there is no result by the deadline and no
-        earlier one."""
+        earlier one.
+        """
         now = self._now_ms()
         with self._lock:
             known = cast("Told[T] | None", self._found.get(key))

@@ -2,7 +2,8 @@
 
 The charts show the notes of running managers (`tiered.status.tier_history`). A line is broken where no manager ran or
 the bucket was not read. Before the first note one dotted line shows a lower bound from the bucket: the bytes that the
-bucket holds today and already held then."""
+bucket holds today and already held then.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The cost lab: today's bill next to the bill of other settings, simulated from the topics' own history.
 
 The controls are a form, so all works without the script. With the script they are sliders, and results update as they
-move (`lab.js`). Only the part with the id ``results`` changes then."""
+move (`lab.js`). Only the part with the id ``results`` changes then.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ A read-only open shows the directory and the bucket as of its opening.
 | none, because the store hangs for minutes | after FIRST_S opens the disk alone, and every page says so |
 
 Data older than its limit is marked (`tiered.web.pages.stale_banner`). A manager is closed when no page uses it any
-more."""
+more.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class Looks:
     def seen(self) -> Iterator[tuple[LogManager, int | None]]:
         """The manager to read, valid until the block ends, and when it read the tiers (None: a running manager).
 
-        Raises Unavailable while there is no manager yet, and the error of the first open if it failed."""
+        Raises Unavailable while there is no manager yet, and the error of the first open if it failed.
+        """
         held = self._take()
         try:
             yield held.manager, held.at_ms if held.is_ours else None

@@ -105,7 +105,8 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
 def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
     """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
 
-    ``alike`` is a place: list each place that has the same problem as it."""
+    ``alike`` is a place: list each place that has the same problem as it.
+    """
     here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
     stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
     stuck = group_of(stuck, alike) if alike else stuck

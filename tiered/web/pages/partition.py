@@ -73,7 +73,8 @@ def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, obj
 def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
     """The content of each tier in a window, by offset.
 
-    It lists local segments, segment entries, and manifest pages whose entries are not loaded."""
+    It lists local segments, segment entries, and manifest pages whose entries are not loaded.
+    """
     here: list[Row] = [
         {
             "tier": "local",

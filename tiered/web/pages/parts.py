@@ -28,7 +28,8 @@ SECTIONS = {
 class Heading:
     """A column: its title, and whether it holds numbers or text that must not wrap.
 
-    `sort` is the name by which a link sorts."""
+    `sort` is the name by which a link sorts.
+    """
 
     title: str
     is_number: bool = False
@@ -46,7 +47,8 @@ def frame(
 ) -> str:
     """A whole document. `here` is the path of its section; a refreshing page refreshes with and without the script.
 
-    `script` is the path of a module of this page."""
+    `script` is the path of a module of this page.
+    """
     by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=refresh_s)) if refresh_s else None
     head = tag(
         "head",
@@ -104,7 +106,8 @@ def table(
 
     `sorts` are links by a heading's `sort`; numbers sort largest first, names alphabetically. `sorted_by` is the
     current
-    order."""
+    order.
+    """
     links = sorts or {}
     head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
     lines = [tag("tr", [_cell(at, each, headings[at]) for at, each in enumerate(row)]) for row in rows]

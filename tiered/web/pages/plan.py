@@ -1,6 +1,7 @@
 """The plan page: decisions of the next maintenance, reasons, bytes, requests and dollars. Read-only.
 
-The query can give another moment, one topic, and other settings. The page ends with the equivalent command line."""
+The query can give another moment, one topic, and other settings. The page ends with the equivalent command line.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@
 
 Colour is never the only sign: within a strip each kind has its own height. Bars too close to be distinguished are
 drawn as one bar, of the most important kind among them. A hole at least one unit wide is always visible. Links zoom
-into a part of the offsets (`Window`). The table on the same page has the same content in words."""
+into a part of the offsets (`Window`). The table on the same page has the same content in words.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
 loaded in threads (`tiered.web.pages.data_loader`): if a disk hangs or a lock is held for long, the reader gets the last
-result, marked as old. A result serves all readers for KEPT_MS. Thread safe."""
+result, marked as old. A result serves all readers for KEPT_MS. Thread safe.
+"""
 
 from __future__ import annotations
 
