@@ -3,8 +3,7 @@
 The valid state is the manifest with the highest sequence (`remote.manifest.manifest`). A commit creates manifest N+1,
 whole, **only if absent**. The store decides which writer was first. The protocol uses no clock, no lease and no lock.
 
-States
-======
+States:
 
 | state | entered by | next |
 |---|---|---|
@@ -12,9 +11,7 @@ States
 | WRITER | its own manifest that raised the epoch by one | FENCED when a manifest of a higher epoch is seen |
 | FENCED | a manifest of a higher epoch | none: every verb raises Fenced |
 
-Order of effects
-================
-
+Order of effects:
 1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It also fences
    the former writer: the next commit of that writer must be created at a sequence which is taken.
 2. Objects are uploaded under names that were never used (`remote.segments.segment_upload`). No reader sees them yet.
@@ -24,9 +21,7 @@ Order of effects
 4. Entries leave the manifest before their bytes are deleted. Before a deletion, `check_still_writer` proves from the
    store, not from memory, that this writer's epoch is still the newest.
 
-In doubt
-========
-
+In doubt:
 A create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened: clients retry
 by themselves and find their own object. So each of these results is followed by reading N+1:
 
@@ -41,17 +36,14 @@ by themselves and find their own object. So each of these results is followed by
 A "created" counts only if the GC boundary has not passed N+1. Otherwise the name was free because GC had deleted a
 manifest of that name: the writer slept through other writers' commits (`remote.manifest.manifest_chain`).
 
-Crashes
-=======
+Crashes:
 
 | after | remains | readers see | repair |
 |---|---|---|---|
 | upload of objects (one or many segments), no commit | objects that no manifest names | N | GC: orphans, older epoch |
 | upload of a page, no commit | a page that no manifest names | N | the retry writes another; orphan in the next epoch |
-| create sent, reply lost | manifest N+1 | N+1 | the next start reads it |
-| manifest N+1 created, no local effect | | N+1 | the entry exists, so the segment is not copied again |
-| expiry committed, bytes not deleted | pending deletes | N+1 | deleted later; repeatable |
-| bytes deleted, still pending deletes | pending deletes of deleted objects | N+1 | deleting again is no error |
+| manifest N+1 created, no reply or local effect | manifest N+1 | N+1 | the next start reads it: no second copy |
+| expiry committed, bytes deleted or not | pending deletes | N+1 | deleted later; deleting again is no error |
 | boundary advanced, manifests not deleted | void manifests | N+1 | not needed: they never count; GC deletes them |
 | manifest created under a void name | one more void manifest | N+1 | its writer finds the boundary and is fenced |
 | pin written, not confirmed | a pin | N+1 | expires; until then its manifest's objects stay |
@@ -63,17 +55,13 @@ Crashes
 | the same, the disk dropped the rest | no change | M < N | a start refuses with a message |
 | the same, under a running manager | manifests, a number missing | N+1 | each read of a lost object reports damage |
 
-After a backup was restored, epochs are assigned a second time. So two histories of the lost time can look alike: of
-several disks that hold that time, at most one may be opened again. docs/explanation/commit-protocol.md lists the test
-for each line.
+After a backup was restored, epochs are assigned a second time. Two histories of the lost time can look alike: open at
+most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
 
-Reading the newest manifest
-===========================
-
+Reading the newest manifest:
 `remote.manifest.manifest_chain` finds the newest manifest: from a known N by a GET of N+1, otherwise by a listing. No
-read returns a manifest before the cached one. GC deletes old manifests (`remote.gc.old_manifests`): it first creates a
-boundary. A process reads the boundary before each deletion of other objects, and after every create. A reader that only
-asks for a newer manifest requests one name.
+read returns a manifest before the cached one. GC of old manifests (`remote.gc.old_manifests`) first creates a boundary.
+A process reads the boundary before each deletion of other objects, and after every create.
 """
 
 from __future__ import annotations

@@ -24,8 +24,6 @@ offset from which the bucket holds the branch that the broker lost, and copies n
 records, the high watermark is below the bucket's end (`AdoptedPartition.ahead`) and nothing is due. Manifests have
 writer epochs far above Kafka's (`EPOCHS_APART`), so that a later takeover appends in a later epoch.
 
-The module is long because one safety argument covers which broker files are read and in which order.
-
 The sidecar repeats DeleteRecords of the broker: it raises the bucket's log start offset to the broker's
 (`policies.deleted_records`). Segments that the broker's retention deletes stay in the bucket, on purpose. Segments that
 the broker deleted before they were copied are a gap: it is reported once and skipped.
@@ -68,6 +66,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.config.topic_settings import log_settings, resolve_rules
+from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.broker_directory import INTERNAL, epochs_of_batches, log_start_facts
 from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
 from tiered.partition.partition import coverage
@@ -80,31 +79,6 @@ UNSETTLED_BYTES = 256 << 20  # of a compacted partition: more than this is copie
 WORK_BYTES = 4 << 30  # of a compacted partition in one pass: the work directory needs this much room
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 OnCopied = Callable[[TopicPartition, int, int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedPartition:
-    """One partition after a pass. Offset ranges are half open.
-
-    `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
-    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the time of the
-    last write to the oldest waiting segment. `ahead` is the number of offsets in the bucket at or above the broker's
-    high watermark: an unclean election removed them, or the broker's disk is catching up. `problem` is the reason why
-    the pass stopped: the figures are then from that moment, and None if the bucket's end is not known.
-    """
-
-    partition: TopicPartition
-    copied: int = 0
-    copied_bytes: int = 0
-    tiered_upto: int | None = 0
-    log_end: int | None = None
-    lag_segments: int | None = 0
-    lag_bytes: int | None = 0
-    at_risk_bytes: int | None = 0
-    lost: tuple[tuple[int, int], ...] = ()
-    lag_since_ms: int | None = None
-    ahead: int | None = 0
-    problem: LogError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from local.errors import LogError
 from local.names import TopicPartition
 from tiered.config.clock_guard import counted_ms
-from tiered.migrate.adopt import AdoptedPartition
 from tiered.observe.exposition import Form, Sample, exposition
 
 _GAUGES = {
@@ -21,6 +22,31 @@ _GAUGES = {
     "tiered_remote_copy_lag_segments": "lag_segments",
     "tiered_adopt_ahead_offsets": "ahead",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedPartition:
+    """One partition after a pass. Offset ranges are half open.
+
+    `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
+    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the time of the
+    last write to the oldest waiting segment. `ahead` is the number of offsets in the bucket at or above the broker's
+    high watermark: an unclean election removed them, or the broker's disk is catching up. `problem` is the reason why
+    the pass stopped: the figures are then from that moment, and None if the bucket's end is not known.
+    """
+
+    partition: TopicPartition
+    copied: int = 0
+    copied_bytes: int = 0
+    tiered_upto: int | None = 0
+    log_end: int | None = None
+    lag_segments: int | None = 0
+    lag_bytes: int | None = 0
+    at_risk_bytes: int | None = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    lag_since_ms: int | None = None
+    ahead: int | None = 0
+    problem: LogError | None = None
 
 
 class AdoptMetrics:

@@ -20,8 +20,7 @@ from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from tiered.migrate.adopt import AdoptedPartition
-    from tiered.migrate.adopt_metrics import AdoptMetrics
+    from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
 
 
 @click.command("adopt")

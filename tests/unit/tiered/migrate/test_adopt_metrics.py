@@ -13,8 +13,7 @@ from local.errors import Conflict
 from local.log import checkpoints
 from local.storage import DiskStorage, join
 from tiered.cli.bucket.adopt import _serving
-from tiered.migrate.adopt import AdoptedPartition
-from tiered.migrate.adopt_metrics import AdoptMetrics
+from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
 from tiered.observe.metric_table import BY_NAME
 
 

@@ -28,7 +28,8 @@ from tiered.cli.bucket import adopt
 from tiered.cli.main import invoke
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.migrate import adopt as adopting
-from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
+from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, Adopter
+from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.restore_plan import RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
