@@ -214,8 +214,13 @@ class Tab:
         page.on("pageerror", lambda error: self.said.append(str(error)))
         page.on("dialog", self._dismiss)
         page.on("request", lambda each: self.asked.append(each.url))
-        page.on("requestfailed", lambda each: self.failed.append(f"{each.url}: {each.failure}"))
+        page.on("requestfailed", self._request_failed)
         page.on("response", self._answered)
+
+    def _request_failed(self, request: Any) -> None:
+        # Chromium aborts the icon of a page that `go` leaves before the icon has arrived: no fault of the server.
+        if not (request.url.endswith("/favicon.svg") and request.failure == "net::ERR_ABORTED"):
+            self.failed.append(f"{request.url}: {request.failure}")
 
     def _answered(self, answer: Any) -> None:
         if answer.status >= 400:
