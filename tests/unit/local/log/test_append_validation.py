@@ -1,4 +1,5 @@
-"""What an append refuses and what it rewrites: a table for each rule, for records and for ready-made batches alike."""
+"""Append validation: the limits for timestamps, sizes and keys, and the fields that an append rewrites.
+Each rule is tested for records and for batches that the client encoded."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def append(log: Log, times: list[int], *, ready_made: bool, codec: Codec = Codec
         (-1, True),
     ],
 )
-def test_a_time_at_either_limit_is_allowed_one_past_it_is_not_and_no_time_always_is(
+def test_an_append_accepts_times_within_both_limits_and_records_without_a_time(
     time_ms: int, allowed: bool, ready_made: bool
 ) -> None:
     log = open_log(ModelDisk(), LogSettings(timestamp_before_max_ms=100, timestamp_after_max_ms=50))
@@ -52,7 +53,7 @@ def test_a_time_at_either_limit_is_allowed_one_past_it_is_not_and_no_time_always
 
 
 @pytest.mark.parametrize("ready_made", [False, True], ids=["records", "batch"])
-def test_the_wrong_records_are_named_over_all_batches_of_the_call(ready_made: bool) -> None:
+def test_the_error_numbers_invalid_records_across_all_batches_of_the_append(ready_made: bool) -> None:
     settings = LogSettings(batch_bytes=1 if not ready_made else 1 << 20, timestamp_after_max_ms=0)
     log = open_log(ModelDisk(), settings)
     times = [NOW_MS + (at in (3, 17)) for at in range(20)]
@@ -61,7 +62,7 @@ def test_the_wrong_records_are_named_over_all_batches_of_the_call(ready_made: bo
     assert log.next_offset == 0
 
 
-def test_by_default_a_topic_takes_times_up_to_an_hour_ahead_and_any_past() -> None:
+def test_by_default_an_append_accepts_past_times_and_times_up_to_an_hour_ahead() -> None:
     log = open_log(ModelDisk(), log_settings({}))
     append(log, [0, NOW_MS + 3_600_000], ready_made=True)
     with pytest.raises(InvalidRequest, match="record times"):
@@ -69,27 +70,29 @@ def test_by_default_a_topic_takes_times_up_to_an_hour_ahead_and_any_past() -> No
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_log_append_time_is_written_into_a_ready_made_batch_with_its_checksum(codec: Codec) -> None:
+def test_log_append_time_is_written_into_an_encoded_batch_with_a_new_checksum(codec: Codec) -> None:
     log = open_log(ModelDisk(), LogSettings(timestamp_type=TimestampType.LOG_APPEND_TIME, timestamp_after_max_ms=0))
     append(log, [5, NOW_MS * 10], ready_made=True, codec=codec)
     stored = log.read(0)
     header = check_batch(stored)
     assert (header.timestamp_type, header.max_timestamp_ms) == (TimestampType.LOG_APPEND_TIME, NOW_MS)
-    assert (header.codec, header.base_timestamp_ms) == (codec, 5), "the rest of the batch stays as it came"
+    assert (header.codec, header.base_timestamp_ms) == (codec, 5), (
+        "LogAppendTime changes neither the codec nor the base timestamp"
+    )
     assert kernels.scan_batches(stored).problem is None
     assert [record.timestamp_ms for record in read_all(log)] == [NOW_MS, NOW_MS]
     assert log.segments()[0].max_timestamp_ms == NOW_MS
 
 
 @pytest.mark.parametrize("kind", list(TimestampType))
-def test_a_batch_that_brings_the_logs_time_along_is_refused(kind: TimestampType) -> None:
+def test_an_encoded_batch_that_claims_log_append_time_is_refused(kind: TimestampType) -> None:
     batch = encode_batch([Record(b"k", b"v", 5)], timestamp_type=TimestampType.LOG_APPEND_TIME, append_time_ms=NOW_MS)
     with pytest.raises(InvalidRequest, match="claim to be the log's"):
         open_log(ModelDisk(), LogSettings(timestamp_type=kind)).append_batch(batch, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("claimed", [-1, 7, NOW_MS * 1000])
-def test_a_batch_that_lies_about_its_largest_time_is_put_right(claimed: int) -> None:
+def test_an_append_corrects_a_wrong_max_timestamp_in_the_batch_header(claimed: int) -> None:
     batch = bytearray(encode_batch([Record(b"k", b"v", 9), Record(b"k", b"v", 8)]))
     batch[35:43] = claimed.to_bytes(8, "big", signed=True)
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
@@ -99,7 +102,7 @@ def test_a_batch_that_lies_about_its_largest_time_is_put_right(claimed: int) -> 
     assert log.segments()[0].max_timestamp_ms == 9
 
 
-def test_a_good_batch_is_stored_byte_for_byte() -> None:
+def test_a_valid_batch_is_stored_byte_for_byte() -> None:
     batch = encode_batch([Record(b"k", b"v", 9), Record(b"k", b"v", 8)], codec=Codec.ZSTD)
     log = open_log(ModelDisk())
     log.append_batch(batch, now_ms=NOW_MS)
@@ -107,7 +110,7 @@ def test_a_good_batch_is_stored_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize(("name", "slack"), [("max_message_bytes", 0), ("segment_bytes", 0), ("segment_bytes", 1)])
-def test_a_batch_as_stored_has_to_fit_in_the_limit_and_in_a_segment(name: str, slack: int) -> None:
+def test_the_size_limits_apply_to_the_encoded_batch(name: str, slack: int) -> None:
     batch = encode_batch([Record(b"k", bytes(100_000), 9)], codec=Codec.ZSTD)
     fits = LogSettings(**{name: len(batch) + slack})  # type: ignore[arg-type]
     assert open_log(ModelDisk(), fits).append_batch(batch, now_ms=NOW_MS).next_offset == 1
@@ -124,14 +127,14 @@ def test_records_are_split_into_batches_that_fit_in_a_segment() -> None:
         log.append([Record(b"k", b"v" * 1000, 9)], now_ms=NOW_MS)
 
 
-def test_a_compacted_topic_names_the_keyless_records_of_a_batch() -> None:
+def test_an_append_to_a_compacted_topic_names_the_records_without_key() -> None:
     log = open_log(ModelDisk(), LogSettings(is_compacted=True))
     batch = encode_batch([Record(b"k", b"v", 1), Record(None, b"v", 1), Record(None, b"v", 1)])
     with pytest.raises(InvalidRequest, match=r"without key: .*records=\[1, 2\]"):
         log.append_batch(batch, now_ms=NOW_MS)
 
 
-def test_a_compacted_topic_that_drops_keyless_records_takes_them_and_a_transaction_marker_is_none() -> None:
+def test_keyless_records_are_appended_if_cleaning_drops_them_and_markers_need_no_key() -> None:
     log = open_log(ModelDisk(), LogSettings(is_compacted=True, drops_keyless=True))
     keyless = Record(None, b"v", 1)
     log.append_batch(encode_batch([Record(b"k", b"v", 1), keyless]), now_ms=NOW_MS)
@@ -144,7 +147,7 @@ def test_a_compacted_topic_that_drops_keyless_records_takes_them_and_a_transacti
     assert strict.append_marker(1, 0, commit=True, now_ms=NOW_MS).base_offset == 1
 
 
-def test_columns_are_held_to_the_same_times_and_sizes() -> None:
+def test_time_and_size_limits_apply_to_columns_too() -> None:
     source = open_log(ModelDisk(), LogSettings())
     source.append([Record(b"k", b"v" * 90, NOW_MS + (at == 7)) for at in range(20)], now_ms=NOW_MS)
     columns = kernels.decode_columns(source.read(0))

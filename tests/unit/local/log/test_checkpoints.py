@@ -1,4 +1,4 @@
-"""Kafka's text side files: written as Kafka writes them, refused when damaged."""
+"""Kafka's text side files: their bytes equal Kafka's, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _put(disk: ModelDisk, path: str, body: bytes) -> None:
     disk.create(path).append(body)
 
 
-def test_offset_checkpoint_bytes_are_kafkas() -> None:
+def test_the_bytes_of_an_offset_checkpoint_equal_kafkas() -> None:
     disk = ModelDisk()
     checkpoints.write_offsets(disk, "./c", {TopicPartition("b", 1): 7, TopicPartition("a", 0): 42})
     assert disk.read("./c") == b"0\n2\na 0 42\nb 1 7\n"
     assert checkpoints.read_offsets(disk, "./c") == {TopicPartition("a", 0): 42, TopicPartition("b", 1): 7}
 
 
-def test_leader_epoch_checkpoint_bytes_are_kafkas() -> None:
+def test_the_bytes_of_a_leader_epoch_checkpoint_equal_kafkas() -> None:
     disk = ModelDisk()
     checkpoints.write_epochs(disk, "./e", [(0, 0), (3, 100)])
     assert disk.read("./e") == b"0\n2\n0 0\n3 100\n"
@@ -42,7 +42,7 @@ ODD_NUMBERS = {
 
 
 @pytest.mark.parametrize("case", ODD_NUMBERS)
-def test_numbers_that_kafka_never_writes_are_corrupt(case: str) -> None:
+def test_a_checkpoint_with_numbers_that_kafka_never_writes_is_corrupt(case: str) -> None:
     disk = ModelDisk()
     _put(disk, "./c", ODD_NUMBERS[case].encode())
     with pytest.raises(Corrupt, match=r"path=\./c"):
@@ -53,7 +53,7 @@ def test_numbers_that_kafka_never_writes_are_corrupt(case: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", None], ids=["empty", "absent"])
-def test_no_checkpoint_holds_nothing(body: bytes | None) -> None:
+def test_an_empty_or_absent_checkpoint_has_no_entries(body: bytes | None) -> None:
     disk = ModelDisk()
     if body is not None:
         _put(disk, "./c", body)
@@ -80,14 +80,14 @@ def test_a_damaged_checkpoint_is_refused_with_its_path(body: bytes) -> None:
         checkpoints.read_offsets(disk, "./c")
 
 
-def test_partition_metadata_is_kafkas() -> None:
+def test_the_bytes_of_partition_metadata_equal_kafkas() -> None:
     disk = ModelDisk()
     checkpoints.write_topic_id(disk, ".", "A" * 22)
     assert disk.read("./partition.metadata") == b"version: 0\ntopic_id: " + b"A" * 22 + b"\n"
     assert checkpoints.read_topic_id(disk, ".") == "A" * 22
 
 
-def test_meta_properties_keep_their_directory_id() -> None:
+def test_the_directory_id_in_meta_properties_does_not_change() -> None:
     disk = ModelDisk()
     first = checkpoints.ensure_meta_properties(disk, ".")
     assert len(first.directory_id) == len(first.cluster_id) == 22
@@ -105,13 +105,13 @@ def test_meta_properties_keep_their_directory_id() -> None:
         ([(0, 0), (2, 10), (4, 20)], (1, 15), [(0, 0), (1, 15)]),
     ],
 )
-def test_assigning_an_epoch_drops_what_contradicts_it(
+def test_a_new_epoch_removes_the_epochs_that_contradict_it(
     before: list[tuple[int, int]], assign: tuple[int, int], after: list[tuple[int, int]]
 ) -> None:
     assert list(LeaderEpochs(tuple(before)).assign(*assign).entries) == after
 
 
-def test_the_epochs_of_a_range_start_at_its_base() -> None:
+def test_the_first_epoch_of_a_range_starts_at_the_range_base() -> None:
     epochs = LeaderEpochs(((0, 0), (2, 10), (5, 30)))
     assert epochs.between(5, 20) == ((0, 5), (2, 10))
     assert epochs.between(10, 30) == ((2, 10),)

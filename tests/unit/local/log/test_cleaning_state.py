@@ -1,4 +1,4 @@
-"""The states of a cleaning: every transition, and the threads that wait for each other through them."""
+"""The states of a cleaner pass: every transition, and threads that wait for a transition."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATES = sorted({state for state, _ in LEGAL}, key=str)
 
 
 @pytest.mark.parametrize(("now", "event"), list(product(STATES, Event)), ids=str)
-def test_every_state_answers_every_event_as_the_table_says(now: Cleaning, event: Event) -> None:
+def test_every_state_accepts_only_the_events_in_the_transition_table(now: Cleaning, event: Event) -> None:
     if (now, event) in LEGAL:
         assert after(now, event) == LEGAL[now, event]
     else:
@@ -47,7 +47,7 @@ def test_every_state_answers_every_event_as_the_table_says(now: Cleaning, event:
 
 
 @given(st.lists(st.sampled_from(list(Event))))
-def test_a_log_is_never_cleaned_while_somebody_holds_a_pause(events: list[Event]) -> None:
+def test_a_log_is_never_cleaned_while_a_pause_is_held(events: list[Event]) -> None:
     now, held = Cleaning(), 0
     for event in events:
         try:
@@ -59,19 +59,19 @@ def test_a_log_is_never_cleaned_while_somebody_holds_a_pause(events: list[Event]
         assert (held == 0) == (now.state in (State.NONE, State.IN_PROGRESS))
 
 
-def test_an_illegal_resume_names_the_state() -> None:
+def test_the_error_for_an_invalid_resume_names_the_state() -> None:
     with pytest.raises(InvalidRequest, match="state=none event=resume"):
         CleaningGate(NAME).resume()
 
 
-def test_the_cleaner_cannot_wait_for_itself() -> None:
+def test_the_cleaner_thread_cannot_abort_its_own_pass() -> None:
     gate = CleaningGate(NAME)
     assert gate.try_start()
     with pytest.raises(InvalidRequest, match="the cleaner itself asks"):
         gate.abort_and_pause()
 
 
-def test_several_who_pause_a_running_pass_all_wait_and_the_last_resume_lets_the_cleaner_in() -> None:
+def test_a_pass_starts_again_only_after_every_pause_of_the_last_one_is_resumed() -> None:
     gate = CleaningGate(NAME)
     assert gate.try_start()
     paused = threading.Semaphore(0)
@@ -125,7 +125,7 @@ def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkey
     assert log.cleaner_offset == 0
 
 
-def test_a_pass_that_fails_lets_the_next_one_start() -> None:
+def test_a_failed_pass_does_not_block_the_next_pass() -> None:
     disk, log = filled()
 
     def fail(size_bytes: int) -> None:
@@ -136,15 +136,15 @@ def test_a_pass_that_fails_lets_the_next_one_start() -> None:
     assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
 
 
-def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back() -> None:
+def test_a_truncation_at_any_step_aborts_the_pass_and_no_truncated_record_returns() -> None:
     step = 0
     while truncated_at(step):
         step += 3
-    assert step > 9, "the pass asks too rarely whether it should stop"
+    assert step > 9, "the pass checks should_stop fewer than 10 times"
 
 
 def truncated_at(step: int) -> bool:
-    """False when the pass has fewer steps."""
+    """Truncate at check `step` of a pass and check the log. False: the pass has fewer checks."""
     disk, log = filled()
     sent = {record.offset: record for record in read_all(log)}
     cut = log.segments()[-4].base_offset + 3
@@ -171,7 +171,7 @@ def truncated_at(step: int) -> bool:
     left = read_all(log)
     assert all(record == sent[record.offset] for record in left)
     assert all(record.offset < log.next_offset for record in left)
-    # What is on the disk says the same.
+    # The reopened log holds the same records.
     log.close()
     assert read_all(Log.open(disk, "./t-0", NAME, log.settings, now_ms=0)) == left
     return True

@@ -1,4 +1,5 @@
-"""Many who wait for one fsync: the table of the module text, line by line, with threads that meet at events."""
+"""Group commit: threads that wait for a shared fsync.
+Each test is one line of the table in the docstring of the tested module. Semaphores order the threads."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PATIENCE_S = 60
 
 
 class Disk:
-    """A sync that waits for its `finish` and covers what was written when it began; written by `written`."""
+    """A file whose sync blocks until `finish`. A sync covers the bytes in `written` when the sync began."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -34,7 +35,7 @@ class Disk:
 
 
 class Waiter:
-    """A thread that waits for a position, and what became of it."""
+    """A thread that waits until `position` is durable, and the outcome of its wait."""
 
     def __init__(self, commit: GroupCommit, position: int) -> None:
         self.outcome: object = None
@@ -54,19 +55,19 @@ class Waiter:
 
     def join(self) -> object:
         self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "it still waits"
+        assert not self._thread.is_alive(), "the thread still waits for its position"
         return self.outcome
 
 
 def waiting(commit: GroupCommit, count: int) -> None:
-    """Return once `count` threads sleep on the commit's condition."""
+    """Return when `count` threads wait on the condition of `commit`."""
     while True:
         with commit._changed:
             if len(commit._changed._waiters) >= count:  # type: ignore[attr-defined]
                 return
 
 
-def test_a_covered_position_costs_no_sync() -> None:
+def test_a_position_that_is_already_durable_costs_no_sync() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     commit.wait_for(0)
@@ -75,7 +76,7 @@ def test_a_covered_position_costs_no_sync() -> None:
     assert disk.syncs == 0
 
 
-def test_all_who_came_before_a_sync_are_done_with_it_and_those_after_share_the_next() -> None:
+def test_waiters_older_than_a_sync_return_after_it_and_later_waiters_share_the_next() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     disk.written = 1
@@ -89,13 +90,13 @@ def test_all_who_came_before_a_sync_are_done_with_it_and_those_after_share_the_n
     disk.finish.release()
     assert leader.join() == "done"
     assert disk.began.acquire(timeout=PATIENCE_S)
-    assert all(each.is_waiting for each in later), "somebody was told of a sync that began before it wrote"
+    assert all(each.is_waiting for each in later), "a sync must not release a waiter that wrote after the sync began"
     disk.finish.release()
     assert [each.join() for each in later] == ["done"] * 10
     assert disk.syncs == 2
 
 
-def test_a_failed_sync_fails_its_leader_its_followers_and_all_who_come_later_and_is_not_tried_again() -> None:
+def test_a_failed_sync_fails_every_present_and_later_waiter_and_is_not_retried() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     commit.cover(3)
@@ -112,11 +113,11 @@ def test_a_failed_sync_fails_its_leader_its_followers_and_all_who_come_later_and
         assert "it failed" in str(outcome)
     assert Waiter(commit, 3).join() == "done"
     commit.cover(100)
-    assert isinstance(Waiter(commit, 9).join(), DiskFailed), "covered after a failure"
+    assert isinstance(Waiter(commit, 9).join(), DiskFailed), "after a failed sync no later position counts as durable"
     assert disk.syncs == 1
 
 
-def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
+def test_an_interrupted_leader_fails_the_threads_that_wait_for_its_sync() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     disk.written, disk.error = 1, KeyboardInterrupt()
@@ -129,7 +130,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
     assert isinstance(follower.join(), DiskFailed)
 
 
-def test_what_is_covered_by_a_seal_during_a_sync_returns_at_once() -> None:
+def test_a_roll_during_a_sync_releases_the_waiters_whose_position_it_made_durable() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     disk.written = 1
@@ -147,7 +148,7 @@ def test_what_is_covered_by_a_seal_during_a_sync_returns_at_once() -> None:
     assert (leader.join(), later.join()) == ("done", "done")
 
 
-def test_a_close_that_fails_everything_wakes_all_and_a_sync_that_ends_well_after_it_covers_nothing() -> None:
+def test_a_close_during_a_sync_fails_all_waiters_even_if_the_sync_then_succeeds() -> None:
     disk = Disk()
     commit = GroupCommit(disk.sync)
     disk.written = 2

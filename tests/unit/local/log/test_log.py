@@ -1,4 +1,4 @@
-"""One partition's log on a disk: append, roll, read, drop."""
+"""The log of one partition: append, roll, read, drop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from local.storage import DiskStorage
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_what_is_appended_is_read_back_from_any_offset(codec: Codec) -> None:
+def test_appended_records_are_read_back_from_any_offset(codec: Codec) -> None:
     log = open_log(ModelDisk(), LogSettings(segment_bytes=2000, batch_bytes=300, compression=codec))
     sent = fill(log, 200)
     for start in (0, 1, 9, 10, 57, 199):
@@ -31,7 +31,7 @@ def test_what_is_appended_is_read_back_from_any_offset(codec: Codec) -> None:
     assert read_all(log, 200) == []
 
 
-def test_a_read_gives_whole_batches_within_the_limit_and_at_least_one() -> None:
+def test_a_read_returns_whole_batches_within_the_limit_and_at_least_one() -> None:
     log = open_log(ModelDisk())
     fill(log, 50)
     for limit in (1, 200, 500, 10_000):
@@ -59,7 +59,7 @@ def test_a_segment_rolls_by_size_and_is_never_empty() -> None:
     assert [info.is_active for info in infos] == [False] * (len(infos) - 1) + [True]
 
 
-def test_a_segment_rolls_by_record_time_strictly() -> None:
+def test_a_segment_rolls_when_record_times_span_more_than_segment_ms() -> None:
     log = open_log(ModelDisk(), LogSettings(segment_ms=100))
     for timestamp in (1000, 1100, 1101):
         log.append([Record(None, b"v", timestamp)], now_ms=0)
@@ -72,7 +72,7 @@ def test_a_segment_rolls_when_an_index_is_full() -> None:
     assert len(log.segments()) > 2
 
 
-def test_indexes_name_the_last_offset_of_the_batch_at_the_position() -> None:
+def test_offset_index_entries_name_the_last_offset_of_the_batch_at_their_position() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -89,7 +89,7 @@ def test_indexes_name_the_last_offset_of_the_batch_at_the_position() -> None:
         assert times[-1][0] == info.max_timestamp_ms
 
 
-def test_dropping_segments_raises_the_start_and_removes_the_files_later() -> None:
+def test_a_drop_raises_the_log_start_and_deletes_the_files_after_the_delay() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -98,15 +98,16 @@ def test_dropping_segments_raises_the_start_and_removes_the_files_later() -> Non
     assert log.log_start_offset == log.local_log_start_offset == boundary
     with pytest.raises(OffsetOutOfRange):
         log.read(boundary - 1)
-    # Three files a segment, and the producers' snapshot where the second one begins.
+    # Three files per segment, and the producer snapshot at the base of the second segment.
     assert sum(name.endswith(".deleted") for name in disk.names) == 7
     assert log.remove_deleted(49) == 0
     assert log.remove_deleted(50) == 7
     assert not any(name.endswith(".deleted") for name in disk.names)
 
 
-def test_dropped_files_of_a_time_to_come_go_after_their_delay_and_not_before() -> None:
-    """The clock was wrong when they were dropped, by years, or it is wrong now."""
+def test_dropped_files_are_deleted_after_their_delay_even_if_the_clock_jumps() -> None:
+    """The clock is years ahead at the time of the drop in the first case, and moves backwards after it in the
+    second."""
     year = 365 * 86_400_000
     disk = ModelDisk()
     log = open_log(disk)
@@ -120,7 +121,7 @@ def test_dropped_files_of_a_time_to_come_go_after_their_delay_and_not_before() -
     assert log.remove_deleted(1550) > 0
 
 
-def test_a_tiered_drop_leaves_the_log_start_alone() -> None:
+def test_a_drop_in_a_tiered_log_does_not_raise_the_log_start() -> None:
     log = open_log(ModelDisk(), is_tiered=True)
     fill(log, 300)
     boundary = log.segments()[2].base_offset
@@ -135,7 +136,7 @@ def test_the_active_segment_is_never_dropped() -> None:
     assert log.segments()[-1].is_active
 
 
-def test_a_reader_that_holds_a_dropped_segment_is_told_so() -> None:
+def test_a_read_of_a_dropped_segment_raises_not_found() -> None:
     log = open_log(ModelDisk())
     fill(log, 300)
     segment = log.segment(0)
@@ -145,7 +146,7 @@ def test_a_reader_that_holds_a_dropped_segment_is_told_so() -> None:
         segment.read(0, 10)
 
 
-def test_a_time_lookup_gives_the_first_record_at_or_after_it() -> None:
+def test_a_time_lookup_returns_the_first_record_at_or_after_the_time() -> None:
     log = open_log(ModelDisk())
     sent = fill(log, 300, step_ms=10)
     for target in (0, 5000, 5001, 5010, 6500, 7985, 7990):
@@ -163,14 +164,14 @@ def test_a_time_lookup_finds_a_record_before_a_later_but_smaller_timestamp() -> 
         assert log.offset_for_timestamp(target) == next(at for at, t in enumerate(times) if t >= target)
 
 
-def test_a_compacted_topic_refuses_records_without_key_and_names_them() -> None:
+def test_a_compacted_topic_refuses_records_without_key_and_names_their_indexes() -> None:
     log = open_log(ModelDisk(), LogSettings(is_compacted=True))
     with pytest.raises(InvalidRequest, match=r"records=\[1\]"):
         log.append([Record(b"k", b"v", 0), Record(None, b"v", 0)], now_ms=0)
     assert log.next_offset == 0
 
 
-def test_a_record_above_the_limit_is_refused_and_smaller_ones_are_split() -> None:
+def test_a_record_above_the_limit_is_refused_and_smaller_records_are_split() -> None:
     log = open_log(ModelDisk(), LogSettings(max_message_bytes=500, batch_bytes=400))
     with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):
         log.append([Record(None, b"v" * 600, 0)], now_ms=0)
@@ -183,13 +184,13 @@ def test_an_append_without_records_is_refused() -> None:
         open_log(ModelDisk()).append([], now_ms=0)
 
 
-def test_log_append_time_is_the_brokers() -> None:
+def test_log_append_time_replaces_the_timestamps_of_the_records() -> None:
     log = open_log(ModelDisk(), LogSettings(timestamp_type=TimestampType.LOG_APPEND_TIME))
     log.append([Record(None, b"v", 5), Record(None, b"w", 6)], now_ms=777)
     assert [(r.timestamp_ms, r.timestamp_type) for r in read_all(log)] == [(777, TimestampType.LOG_APPEND_TIME)] * 2
 
 
-def test_a_ready_made_batch_is_checked_and_given_its_offsets() -> None:
+def test_an_append_assigns_offsets_to_an_encoded_batch_and_refuses_a_damaged_one() -> None:
     log = open_log(ModelDisk())
     fill(log, 10)
     batch = encode_batch([Record(b"a", b"b", 1), Record(b"c", b"d", 2)], codec=Codec.ZSTD)
@@ -201,7 +202,7 @@ def test_a_ready_made_batch_is_checked_and_given_its_offsets() -> None:
     assert read_all(log)[-1][:2] == (11, 2)
 
 
-def test_readers_never_see_a_hole_while_segments_are_dropped(tmp_path: object) -> None:
+def test_readers_never_see_an_offset_gap_while_segments_are_dropped(tmp_path: object) -> None:
     log = open_log(DiskStorage(), root=f"{tmp_path}/t-0", is_tiered=False)
     fill(log, 2000)
     failures: list[str] = []
@@ -232,7 +233,7 @@ def test_readers_never_see_a_hole_while_segments_are_dropped(tmp_path: object) -
     assert failures == []
 
 
-def test_records_without_timestamp_have_no_age_and_cost_no_roll() -> None:
+def test_records_without_timestamp_set_no_max_timestamp_and_cause_no_roll() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     for _ in range(5):
@@ -248,7 +249,7 @@ def test_records_without_timestamp_have_no_age_and_cost_no_roll() -> None:
     assert not any("index" in what and what.startswith("create") for what in disk.journal[effects:])
 
 
-def test_a_ready_made_batch_that_a_recovery_would_cut_is_refused() -> None:
+def test_an_encoded_batch_that_recovery_would_truncate_is_refused() -> None:
     log = open_log(ModelDisk(), LogSettings(is_compacted=True))
     good = encode_batch([Record(b"a", b"b", 1)])
     with pytest.raises(InvalidRequest, match="without key"):
@@ -265,7 +266,7 @@ def test_a_ready_made_batch_that_a_recovery_would_cut_is_refused() -> None:
     assert log.next_offset == 0
 
 
-def test_a_time_lookup_goes_on_when_a_segment_is_dropped_under_it() -> None:
+def test_a_time_lookup_continues_after_a_concurrent_drop_of_its_segment() -> None:
     log = open_log(ModelDisk())
     fill(log, 300)
     view = log._view
@@ -282,7 +283,7 @@ def test_a_time_lookup_goes_on_when_a_segment_is_dropped_under_it() -> None:
         assert log.offset_for_timestamp(5000) == boundary
 
 
-def test_without_record_times_a_segment_is_as_old_as_its_last_write_and_rolls_by_its_creation() -> None:
+def test_a_segment_without_record_times_has_the_age_of_its_last_write() -> None:
     log = open_log(ModelDisk(), LogSettings(segment_ms=100))
     log.append([Record(b"k", b"v", -1)], now_ms=1000)
     log.append([Record(b"k", b"v", -1)], now_ms=1100)

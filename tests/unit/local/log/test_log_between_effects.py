@@ -1,4 +1,4 @@
-"""A log looked at, and failing, between two effects of one change."""
+"""Changes of a log that are observed, fail or are interrupted between two disk effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def send(log: Log, sequence: int = 0, *, transactional: bool = False, number: in
     log.append([Record(b"k", b"v", 500)] * 3, now_ms=1000, producer=who)
 
 
-def test_committed_readers_see_nothing_of_an_aborted_transaction_while_its_marker_is_written() -> None:
+def test_read_committed_returns_no_aborted_record_while_the_abort_marker_is_written() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 10)
@@ -52,7 +52,7 @@ def test_committed_readers_see_nothing_of_an_aborted_transaction_while_its_marke
 
 
 class NoRoomForAborts(ModelDisk):
-    """An abort's marker is in the log when there turns out to be no room for its entry."""
+    """A disk that fails an append to a transaction index with ENOSPC, after the abort marker was appended."""
 
     meanwhile: Callable[[], object] | None = None
 
@@ -64,8 +64,8 @@ class NoRoomForAborts(ModelDisk):
         super()._effect(what, act)
 
 
-def test_nobody_reads_a_batch_that_is_taken_back_for_want_of_room() -> None:
-    """Who has read it goes on behind it, and misses the record that comes in its place."""
+def test_no_reader_sees_a_marker_that_is_removed_after_a_full_disk() -> None:
+    """A reader that had seen the marker would continue behind it and miss the record that then gets the same offset."""
     disk = NoRoomForAborts()
     log = open_log(disk)
     send(log, transactional=True)
@@ -78,9 +78,9 @@ def test_nobody_reads_a_batch_that_is_taken_back_for_want_of_room() -> None:
     assert [record.offset for record in read_all(log, 3)] == list(range(3, 13))
 
 
-def test_an_append_that_is_interrupted_half_way_loses_no_other_record() -> None:
-    """Its batch may be in the file although the log does not know: what is appended behind it would lie at offsets that
-    were given already, and a start cuts that off."""
+def test_an_interrupted_append_loses_no_other_record() -> None:
+    """The interrupted batch may be in the file although the log does not count it.
+    Later batches would then get offsets that the file already holds, and recovery would truncate them."""
     interrupts = 0
     for at in range(1, 8):
         disk = ModelDisk()
@@ -102,7 +102,7 @@ def test_an_append_that_is_interrupted_half_way_loses_no_other_record() -> None:
             except KeyboardInterrupt:
                 interrupts += 1
             except DiskFailed:
-                pass  # reopen it
+                pass  # the log must be reopened
         disk.watch = None
         log.release()
         again = open_log(disk.crash(random.Random(at)), recovery_point=95)
@@ -111,7 +111,7 @@ def test_an_append_that_is_interrupted_half_way_loses_no_other_record() -> None:
     assert interrupts == 7
 
 
-def test_a_committed_stream_that_a_truncation_overtakes_shows_no_undecided_records() -> None:
+def test_a_read_committed_stream_shows_no_undecided_record_after_a_truncation() -> None:
     log = open_log(ModelDisk(), LogSettings(index_interval_bytes=4096))
     for _ in range(12):
         log.append([Record(b"k", bytes(READ_BYTES // 4), 500)], now_ms=1000)
@@ -123,20 +123,21 @@ def test_a_committed_stream_that_a_truncation_overtakes_shows_no_undecided_recor
     assert all(record.value != b"v" for record in stream)
 
 
-def test_a_stream_that_a_truncation_overtakes_gives_no_offset_twice() -> None:
+def test_a_stream_returns_no_offset_twice_after_a_truncation() -> None:
     log = open_log(ModelDisk(), LogSettings(index_interval_bytes=4096))
     for _ in range(12):
         log.append([Record(b"k", bytes(READ_BYTES // 4), 500)], now_ms=1000)
     stream = log.records(0)
     offsets = [next(stream).offset]
     log.truncate_to(0, now_ms=1000)
-    log.append([Record(b"other", b"v", 500)] * 20, now_ms=1000)  # one batch, from below where the stream goes on
+    # one batch, its base offset below the stream's position
+    log.append([Record(b"other", b"v", 500)] * 20, now_ms=1000)
     offsets += [record.offset for record in stream]
     assert offsets == list(range(20))
 
 
-def test_a_clean_shutdown_right_after_a_roll_forgets_no_producer() -> None:
-    """The roll has written the very snapshot that the close would write, but not made it durable."""
+def test_a_clean_shutdown_right_after_a_roll_keeps_every_producer() -> None:
+    """The roll wrote the same snapshot that the close needs, but did not sync it."""
     for seed in range(20):
         disk = ModelDisk()
         directory = LogDirectory(disk, "./data")
@@ -166,7 +167,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_log_that_is_only_looked_at_refuses_every_change(change: str) -> None:
+def test_a_read_only_log_refuses_every_change(change: str) -> None:
     disk = ModelDisk()
     fill(open_log(disk), 100)
     onlooker = open_log(disk, read_only=True)
@@ -190,8 +191,9 @@ def test_a_closed_log_refuses_every_change(change: str) -> None:
     assert len(read_all(log)) == 100
 
 
-def test_a_drop_that_fails_half_way_never_leaves_a_hole() -> None:
-    """The oldest file kept its name: were younger ones to follow, a tiered log would begin below what is missing."""
+def test_a_drop_that_fails_part_way_leaves_no_gap_in_the_log() -> None:
+    """Scenario: the rename of the oldest file failed. Renames of later files would then leave a gap behind the oldest
+    file."""
     for at in range(1, 40):
         disk = ModelDisk()
         log = open_log(disk, is_tiered=True)
@@ -218,10 +220,12 @@ def test_a_drop_that_fails_half_way_never_leaves_a_hole() -> None:
         raise AssertionError("never succeeded")
 
 
-def test_a_drop_that_is_interrupted_before_the_first_name_changes_is_followed_by_none(
+def test_after_an_interrupted_drop_no_later_segment_is_dropped_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its segments are in no list any more, and have their names: a drop of younger ones would leave a hole."""
+    """The interrupt happens before the first rename.
+    1. The log no longer lists the segments of the interrupted drop, but their files still have their names.
+    2. A drop of later segments would leave a gap behind these files."""
     disk = ModelDisk()
     log = open_log(disk, is_tiered=True)
     fill(log, 400)
@@ -242,7 +246,7 @@ def test_a_drop_that_is_interrupted_before_the_first_name_changes_is_followed_by
 
 
 @pytest.mark.parametrize("change", ["restart", "truncate"])
-def test_a_change_that_fails_half_way_leaves_a_log_that_refuses_or_works(change: str) -> None:
+def test_after_a_change_that_fails_part_way_the_log_works_or_refuses_appends(change: str) -> None:
     for at in range(1, 60):
         disk = ModelDisk()
         log = open_log(disk)
@@ -264,8 +268,8 @@ def test_a_change_that_fails_half_way_leaves_a_log_that_refuses_or_works(change:
         raise AssertionError("never succeeded")
 
 
-def test_a_truncation_whose_checkpoint_failed_lowers_it_when_it_is_tried_again() -> None:
-    """Were it left, records appended there and torn by a power cut would pass for damage of what was durable."""
+def test_a_truncation_repeated_after_a_failed_checkpoint_lowers_the_recovery_point() -> None:
+    """With a recovery point above the end, recovery would report a torn new append as damage of durable records."""
     for at in range(1, 12):
         disk = ModelDisk()
         directory = LogDirectory(disk, "./data")
@@ -287,7 +291,7 @@ def test_a_truncation_whose_checkpoint_failed_lowers_it_when_it_is_tried_again()
 
 
 @pytest.mark.parametrize("change", ["drop", "truncate"])
-def test_a_cleaned_segment_whose_originals_went_meanwhile_brings_nothing_back(change: str) -> None:
+def test_a_swap_fails_and_restores_nothing_if_its_sources_were_dropped_or_truncated(change: str) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 200)
@@ -304,7 +308,7 @@ def test_a_cleaned_segment_whose_originals_went_meanwhile_brings_nothing_back(ch
         gone, left = first, (at, 200)
     else:
         log.truncate_to(at + 1, now_ms=0)
-        gone, left = second, (0, at + 1)  # the end is where the log was truncated
+        gone, left = second, (0, at + 1)  # a truncated log ends at the offset of the truncation
     with pytest.raises(Conflict):
         log.swap_in([gone], gone.base_offset, now_ms=0, delay_ms=0)
     log.flush()
@@ -315,8 +319,9 @@ def test_a_cleaned_segment_whose_originals_went_meanwhile_brings_nothing_back(ch
     assert [record.offset for record in read_all(again)] == list(kept)
 
 
-def test_a_segment_that_outgrew_a_failed_roll_is_recovered_although_an_empty_one_follows_it() -> None:
-    """What a roll left behind when the disk failed may come back with the power: it is no end to trust."""
+def test_recovery_truncates_a_torn_segment_although_an_empty_segment_follows_it() -> None:
+    """A failed roll can leave an empty file that a power cut makes visible again.
+    Its base offset does not prove that the segment before it is whole."""
     for torn in range(1, 60, 7):
         disk = ModelDisk()
         log = open_log(disk, LogSettings())

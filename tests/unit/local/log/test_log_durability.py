@@ -1,4 +1,4 @@
-"""Durable appends from many threads: shared fsyncs, and what a roll, a failure or a close does to those who wait."""
+"""Durable appends from many threads: shared fsyncs, and waiters during a roll, a failure or a close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ONE = [Record(b"k", b"v", 5000)]
 
 
 class GatedDisk(ModelDisk):
-    """Syncs of ``.log`` files by other threads than the test's wait for `finish`; counted. `error` is their end."""
+    """A disk where syncs of ``.log`` files block until `finish`, except in the test's own thread.
+    `log_syncs` counts them. If `error` is set, the sync raises it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class GatedFile(ModelFile):
     def close(self) -> None:
         disk = self._disk
         assert isinstance(disk, GatedDisk)
-        assert disk.syncing is not self, "closed under its fsync"
+        assert disk.syncing is not self, "a file must not be closed during its fsync"
 
     def sync(self) -> None:
         disk = self._disk
@@ -71,12 +72,12 @@ class GatedFile(ModelFile):
         disk.syncing = None
         if disk.error is not None:
             raise disk.error
-        # As on a real disk: what is written while the sync runs need not be in it.
+        # As on a real disk: bytes written during the sync may be missing from it.
         self._inode.synced = seen if len(seen) > len(self._inode.synced) else self._inode.synced
 
 
 class Appender:
-    """A thread that appends one record durably."""
+    """A thread that appends one record with FLUSHED durability."""
 
     def __init__(self, log: Log, producer: Producer | None = None) -> None:
         self.outcome: AppendResult | DiskFailed | None = None
@@ -95,12 +96,12 @@ class Appender:
 
     def join(self) -> AppendResult | DiskFailed | None:
         self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "it still waits"
+        assert not self._thread.is_alive(), "the append still waits"
         return self.outcome
 
 
 def synced_records(disk: ModelDisk) -> int:
-    """How many records a power cut that keeps synced bytes only would leave."""
+    """Number of records that are left after a power cut that keeps only synced bytes."""
     survivor = ModelDisk()
     survivor.make_directory("./t-0")
     for name, inode in disk.names.items():
@@ -115,7 +116,7 @@ def test_concurrent_durable_appends_share_fsyncs_and_each_is_synced_when_it_retu
     assert disk.began.acquire(timeout=PATIENCE_S)
     others = [Appender(log) for _ in range(20)]
     waiting(log._commit, 20)
-    assert log.next_offset == 21, "an append waits for another's fsync before it writes"
+    assert log.next_offset == 21, "an append must not wait for the fsync of another append before it writes"
     assert log.recovery_point == 0
     disk.finish.release()
     assert first.join() == AppendResult(0, 1)
@@ -129,7 +130,7 @@ def test_concurrent_durable_appends_share_fsyncs_and_each_is_synced_when_it_retu
     assert (log.recovery_point, synced_records(disk)) == (21, 21)
 
 
-def test_reads_and_unflushed_appends_go_on_during_an_fsync() -> None:
+def test_reads_and_unflushed_appends_proceed_during_an_fsync() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     waiter = Appender(log)
@@ -139,10 +140,10 @@ def test_reads_and_unflushed_appends_go_on_during_an_fsync() -> None:
     assert log.recovery_point == 0
     disk.finish.release()
     waiter.join()
-    assert log.recovery_point == 1, "the sync began before the second record was written"
+    assert log.recovery_point == 1, "the sync must not cover a record that was written after the sync began"
 
 
-def test_a_roll_waits_for_the_fsync_under_way_and_satisfies_all_who_wait() -> None:
+def test_a_roll_waits_for_a_running_fsync_and_releases_all_waiters() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -151,7 +152,7 @@ def test_a_roll_waits_for_the_fsync_under_way_and_satisfies_all_who_wait() -> No
     waiting(log._commit, 5)
     roller = threading.Thread(target=log.roll, kwargs={"now_ms": 1000})
     roller.start()
-    assert roller.is_alive(), "the file was closed under its fsync"
+    assert roller.is_alive(), "a roll must not close the file during its fsync"
     disk.is_gated = False
     disk.finish.release()
     for each in (leader, *followers):
@@ -160,13 +161,13 @@ def test_a_roll_waits_for_the_fsync_under_way_and_satisfies_all_who_wait() -> No
     assert not roller.is_alive()
     assert (log.recovery_point, synced_records(disk)) == (6, 6)
     assert [info.base_offset for info in log.segments()] == [0, 6]
-    assert disk.log_syncs == 2, "somebody synced what the roll had made durable"
+    assert disk.log_syncs == 2, "no waiter may sync again after the roll made its record durable"
     log.append(ONE, now_ms=1000)
     log.roll(now_ms=1000)
     assert log.recovery_point == 7
 
 
-def test_a_failed_fsync_acknowledges_nobody_and_neither_a_roll_nor_a_close_tries_again() -> None:
+def test_a_failed_fsync_fails_all_waiters_and_is_not_retried_by_a_roll_or_close() -> None:
     for then in ("roll", "append", "close", "full"):
         disk = GatedDisk()
         log = open_log(disk, LogSettings())
@@ -199,7 +200,7 @@ def _ignoring(call: object) -> None:
         return
 
 
-def test_a_write_that_fails_during_a_failing_fsync_recovers_nothing() -> None:
+def test_a_write_that_fails_during_a_failing_fsync_makes_nothing_durable() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -216,7 +217,7 @@ def test_a_write_that_fails_during_a_failing_fsync_recovers_nothing() -> None:
         log.append(ONE, now_ms=1000)
 
 
-def test_a_write_that_fails_during_a_good_fsync_is_cut_and_those_who_wait_are_done() -> None:
+def test_a_failed_write_during_a_successful_fsync_is_cut_and_the_waiters_return() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -235,7 +236,7 @@ def test_a_write_that_fails_during_a_good_fsync_is_cut_and_those_who_wait_are_do
     assert log.append(ONE, now_ms=1000) == AppendResult(2, 3)
 
 
-def test_recovery_that_finds_less_than_was_written_acknowledges_nobody() -> None:
+def test_waiters_fail_if_recovery_finds_fewer_bytes_than_were_written() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -253,7 +254,7 @@ def test_recovery_that_finds_less_than_was_written_acknowledges_nobody() -> None
 
 
 @pytest.mark.parametrize("how", ["close", "release"])
-def test_letting_go_of_a_log_leaves_nobody_waiting_and_acknowledges_only_what_is_synced(how: str) -> None:
+def test_close_and_release_wake_every_waiter_and_acknowledge_only_synced_records(how: str) -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -272,7 +273,7 @@ def test_letting_go_of_a_log_leaves_nobody_waiting_and_acknowledges_only_what_is
     assert how == "close" or not any(done[1:])
 
 
-def test_a_durable_retry_of_an_append_is_not_acknowledged_before_the_first_try_is_synced() -> None:
+def test_a_durable_retry_is_acknowledged_only_after_the_first_append_is_synced() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
@@ -286,7 +287,7 @@ def test_a_durable_retry_of_an_append_is_not_acknowledged_before_the_first_try_i
     assert (disk.log_syncs, synced_records(disk)) == (1, 1)
 
 
-def test_the_recovery_point_stays_when_the_log_was_cut_during_the_fsync() -> None:
+def test_the_recovery_point_does_not_rise_if_the_log_was_truncated_during_the_fsync() -> None:
     disk = GatedDisk()
     log = open_log(disk, LogSettings())
     leader = Appender(log)
@@ -298,7 +299,7 @@ def test_the_recovery_point_stays_when_the_log_was_cut_during_the_fsync() -> Non
     assert log.recovery_point == 0
 
 
-def test_flush_messages_counts_from_the_recovery_point_and_syncs_in_the_append() -> None:
+def test_flush_messages_counts_from_the_recovery_point_and_the_append_syncs() -> None:
     disk = ModelDisk()
     log = open_log(disk, LogSettings(flush_messages=5))
     for expected in (0, 0, 0, 0, 5, 5):
@@ -310,9 +311,9 @@ def test_flush_messages_counts_from_the_recovery_point_and_syncs_in_the_append()
 
 
 @pytest.mark.parametrize(("now_ms", "is_due"), [(1099, False), (1100, True)])
-def test_flush_ms_is_counted_from_the_oldest_unflushed_record(now_ms: int, is_due: bool) -> None:
+def test_flush_ms_counts_from_the_oldest_unflushed_record(now_ms: int, is_due: bool) -> None:
     log = open_log(ModelDisk(), LogSettings(flush_ms=100))
-    assert not log.flush_if_due(10**12), "nothing to flush"
+    assert not log.flush_if_due(10**12), "an empty log needs no flush"
     log.append(ONE, now_ms=1000)
     log.append(ONE, now_ms=1090)
     assert log.flush_if_due(now_ms) is is_due
@@ -320,7 +321,7 @@ def test_flush_ms_is_counted_from_the_oldest_unflushed_record(now_ms: int, is_du
     assert log.flush_if_due(10**12) is not is_due
 
 
-def test_a_flush_with_nothing_new_costs_no_fsync() -> None:
+def test_a_flush_without_new_records_costs_no_fsync() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 30)
@@ -331,7 +332,7 @@ def test_a_flush_with_nothing_new_costs_no_fsync() -> None:
     assert log.partition == NAME
 
 
-def test_many_appenders_on_a_real_disk_are_all_synced_and_need_no_more_fsyncs_than_appends(
+def test_appends_of_16_threads_on_a_real_disk_are_all_durable_with_shared_fsyncs(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from local.storage import DiskFile, DiskStorage

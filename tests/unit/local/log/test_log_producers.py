@@ -32,7 +32,7 @@ def aborted(number: int, first: int, last: int, stable: int) -> AbortedTransacti
     return AbortedTransaction(producer_id=number, first_offset=first, last_offset=last, last_stable_offset=stable)
 
 
-def test_a_retry_is_answered_with_the_first_offsets_and_adds_nothing() -> None:
+def test_a_retry_returns_the_first_offsets_and_appends_nothing() -> None:
     log = open_log(ModelDisk())
     assert append(log) == (0, 3, False)
     assert append(log, producer()) == (3, 6, False)
@@ -55,7 +55,7 @@ def test_a_retry_that_asks_for_durability_is_not_acknowledged_before_it_is_durab
     assert log.recovery_point == 3
 
 
-def test_a_producers_records_are_one_batch_or_refused() -> None:
+def test_the_records_of_a_producer_become_one_batch_or_are_refused() -> None:
     log = open_log(ModelDisk())
     many = [Record(b"k", b"x" * 80, 1)] * 20  # six batches of batch_bytes
     assert log.append(many, now_ms=0, producer=producer()) == (0, 20, False)
@@ -74,7 +74,7 @@ def test_a_producers_records_are_one_batch_or_refused() -> None:
     ],
     ids=["a control batch", "no sequence", "no epoch", "a transaction of nobody"],
 )
-def test_a_client_cannot_append(batch: bytes) -> None:
+def test_a_client_cannot_append_markers_or_batches_without_producer_fields(batch: bytes) -> None:
     log = open_log(ModelDisk())
     with pytest.raises(InvalidRequest):
         log.append_batch(batch, now_ms=0)
@@ -96,14 +96,14 @@ def test_the_last_stable_offset_stays_below_open_transactions() -> None:
     assert log.aborted_transactions(0, 14) == [aborted(2, 6, 13, 14)]
 
 
-def test_a_raised_log_start_takes_the_last_stable_offset_along() -> None:
+def test_a_raised_log_start_raises_the_last_stable_offset() -> None:
     log = open_log(ModelDisk())
     append(log, producer(1, transactional=True))
     log.raise_log_start(2)
     assert log.last_stable_offset == 2
 
 
-def test_a_reader_is_told_of_aborted_transactions_whose_markers_lie_segments_later() -> None:
+def test_a_read_lists_aborted_transactions_whose_markers_are_in_later_segments() -> None:
     log = open_log(ModelDisk())
     append(log, producer(1, transactional=True))
     log.roll(now_ms=0)
@@ -119,7 +119,7 @@ def test_a_reader_is_told_of_aborted_transactions_whose_markers_lie_segments_lat
     assert log.aborted_transactions(11, 11) == []
 
 
-def test_control_records_take_offsets_and_are_not_read() -> None:
+def test_control_records_take_offsets_and_are_not_returned() -> None:
     log = open_log(ModelDisk())
     append(log, producer(1, transactional=True), 1)
     end(log, 1, commit=True)
@@ -127,7 +127,7 @@ def test_control_records_take_offsets_and_are_not_read() -> None:
     assert [record.offset for record in read_all(log)] == [0, 2]
 
 
-def test_an_old_coordinator_or_producer_cannot_end_a_transaction() -> None:
+def test_a_marker_with_an_old_coordinator_or_producer_epoch_is_fenced() -> None:
     log = open_log(ModelDisk())
     append(log, producer(1, transactional=True, epoch=2))
     end(log, 1, commit=True, coordinator_epoch=5, epoch=2)
@@ -137,7 +137,7 @@ def test_an_old_coordinator_or_producer_cannot_end_a_transaction() -> None:
     assert log.next_offset == 4
 
 
-def test_a_silent_producer_is_forgotten_and_may_begin_again_anywhere() -> None:
+def test_an_expired_producer_may_continue_with_any_sequence() -> None:
     log = open_log(ModelDisk())
     append(log, producer(1, 0))
     late = 1000 + SMALL.producer_id_expiration_ms + 600_000

@@ -1,4 +1,4 @@
-"""Reading a log: limits, streams, named offsets, time lookups against a plain list."""
+"""Reads of a log: limits, streams, named offsets, and time lookups compared with a plain list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from local.settings import LogSettings
 from local.storage import StorageFile
 
 
-def test_without_min_one_a_batch_above_the_limit_is_not_given() -> None:
+def test_without_min_one_a_batch_above_the_limit_is_not_returned() -> None:
     log = open_log(ModelDisk())
     fill(log, 50)
     size = len(log.read(0, 1))
@@ -30,7 +30,7 @@ def test_without_min_one_a_batch_above_the_limit_is_not_given() -> None:
     assert len(log.read(0, size - 1)) == size
 
 
-def test_a_batch_larger_than_every_buffer_is_read_whole() -> None:
+def test_a_batch_larger_than_the_read_buffers_is_read_whole() -> None:
     log = open_log(ModelDisk(), LogSettings(max_message_bytes=1 << 20))
     log.append([Record(b"k", b"small", 1)], now_ms=0)
     log.append([Record(b"k", b"v" * 300_000, 1)], now_ms=0)
@@ -39,7 +39,7 @@ def test_a_batch_larger_than_every_buffer_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 10, 137, 299, 300])
-def test_a_stream_gives_every_record_from_its_start_once(start: int) -> None:
+def test_a_stream_returns_every_record_from_its_start_once(start: int) -> None:
     log = open_log(ModelDisk())
     sent = fill(log, 300)
     assert [record.offset for record in log.records(start)] == list(range(start, 300))
@@ -51,7 +51,7 @@ def test_a_stream_gives_every_record_from_its_start_once(start: int) -> None:
     )
 
 
-def test_a_stream_ends_where_the_log_ended_when_it_began() -> None:
+def test_a_stream_ends_at_the_log_end_offset_of_its_start() -> None:
     log = open_log(ModelDisk())
     fill(log, 30)
     stream = log.records(0)
@@ -61,7 +61,7 @@ def test_a_stream_ends_where_the_log_ended_when_it_began() -> None:
 
 
 @pytest.mark.parametrize("offset", [9, 301, -1])
-def test_every_way_to_read_outside_the_log_names_the_range_that_is_left(offset: int) -> None:
+def test_every_read_outside_the_log_raises_with_the_valid_range(offset: int) -> None:
     log = open_log(ModelDisk())
     fill(log, 300)
     log.raise_log_start(10)
@@ -79,7 +79,7 @@ def test_every_way_to_read_outside_the_log_names_the_range_that_is_left(offset: 
         log.raise_log_start(301)
 
 
-def test_a_stream_that_the_log_start_overtakes_says_what_is_left() -> None:
+def test_a_stream_below_a_raised_log_start_raises_with_the_valid_range() -> None:
     log = open_log(ModelDisk(), LogSettings(segment_bytes=900_000, max_message_bytes=1 << 20))
     for at in range(6):
         log.append([Record(b"k", b"v" * 600_000, at)], now_ms=0)
@@ -90,7 +90,7 @@ def test_a_stream_that_the_log_start_overtakes_says_what_is_left() -> None:
         next(stream)
 
 
-def test_a_log_start_inside_an_undecided_batch_shows_none_of_it_to_read_committed() -> None:
+def test_read_committed_shows_nothing_of_an_undecided_batch_at_the_log_start() -> None:
     log = open_log(ModelDisk())
     producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", b"v", at) for at in range(4)], now_ms=0, producer=producer)
@@ -101,7 +101,7 @@ def test_a_log_start_inside_an_undecided_batch_shows_none_of_it_to_read_committe
     assert [each.offset for each in log.records(2)] == [2, 3]
 
 
-def test_named_offsets_carry_the_epoch_that_holds_them() -> None:
+def test_named_offsets_include_their_leader_epoch() -> None:
     log = open_log(ModelDisk(), is_tiered=True)
     log.begin_epoch(3)
     fill(log, 200)
@@ -127,7 +127,7 @@ def test_an_empty_log_has_named_offsets_and_no_records_by_time() -> None:
     assert log.offset_for(0) is None
 
 
-def test_a_negative_number_that_is_no_spec_is_refused_with_those_there_are() -> None:
+def test_an_unknown_negative_offset_spec_is_refused_with_the_list_of_specs() -> None:
     with pytest.raises(InvalidRequest, match=r"spec=-9 known=-1=latest -2=earliest -3=max_timestamp -4=earliest_local"):
         open_log(ModelDisk()).offset_for(-9)
 
@@ -140,7 +140,7 @@ def test_the_largest_timestamp_below_the_log_start_is_not_found() -> None:
     assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(3, 60, 0)
 
 
-def test_the_largest_timestamp_of_a_batch_that_is_just_being_written_does_not_hide_the_others() -> None:
+def test_a_max_timestamp_lookup_ignores_a_batch_that_is_still_being_written() -> None:
     log = open_log(ModelDisk())
     fill(log, 30)
     log._view.segments[-1]._latest = (1 << 40, 29)
@@ -168,7 +168,7 @@ def _append_at(log: Log, times: list[int], codec: Codec, append_ms: int | None) 
 
 @settings(max_examples=60, deadline=None)
 @given(APPENDS, st.integers(0, 150), st.integers(0, 400), st.booleans())
-def test_a_time_lookup_is_the_first_late_enough_record_whatever_the_order_of_times(
+def test_a_time_lookup_returns_the_first_record_at_or_after_it_for_any_time_order(
     appends: list[tuple[list[int], Codec, int | None]], start: int, interval: int, reopen: bool
 ) -> None:
     disk = ModelDisk()
@@ -192,7 +192,7 @@ def test_a_time_lookup_is_the_first_late_enough_record_whatever_the_order_of_tim
     assert (None if newest is None else newest[:2]) == (None if largest < 0 else (times.index(largest, first), largest))
 
 
-def test_first_timestamps_are_read_for_dirty_sealed_segments_only_and_once() -> None:
+def test_first_timestamps_are_read_once_and_only_for_dirty_closed_segments() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 900)

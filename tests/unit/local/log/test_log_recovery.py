@@ -1,4 +1,4 @@
-"""Opening a log again: indexes rebuilt, tails cut, damage reported; and a disk that fails in between."""
+"""Recovery of a log: rebuilt indexes, truncated tails, reported damage, and disk failures during a change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_damaged_index_is_rebuilt_even_after_a_clean_shutdown(damage: str, suf
     assert bytes(disk.names[name].data) == good
 
 
-def test_a_torn_tail_is_cut_and_the_log_goes_on_behind_it() -> None:
+def test_recovery_truncates_a_torn_tail_and_the_log_accepts_appends() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 55)
@@ -61,7 +61,7 @@ def test_a_torn_tail_is_cut_and_the_log_goes_on_behind_it() -> None:
     assert [record.offset for record in read_all(open_log(disk))] == list(range(60))
 
 
-def test_a_wrong_crc_beyond_the_recovery_point_ends_the_log_there() -> None:
+def test_a_wrong_crc_above_the_recovery_point_ends_the_log_there() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -74,7 +74,7 @@ def test_a_wrong_crc_beyond_the_recovery_point_ends_the_log_there() -> None:
     assert log.segments()[-1].base_offset == second.base_offset
 
 
-def test_below_the_recovery_point_damage_is_reported_when_read_not_cut() -> None:
+def test_damage_below_the_recovery_point_is_reported_by_reads_and_not_truncated() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -104,7 +104,7 @@ def test_a_failed_fsync_is_never_retried_nor_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("cause", ["enospc", "eio"])
-def test_a_failed_write_is_cut_off_and_the_log_goes_on(cause: str) -> None:
+def test_a_failed_write_is_cut_off_and_later_appends_succeed(cause: str) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     sent = fill(log, 10)
@@ -145,7 +145,7 @@ def test_a_log_opened_read_only_writes_nothing_and_shows_whole_batches() -> None
     assert disk.effects == effects
 
 
-def test_a_roll_that_fails_half_way_leaves_no_segment_that_shadows_the_log() -> None:
+def test_a_failed_roll_leaves_no_segment_that_hides_later_records() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     log.append([Record(b"k", b"v" * 100, 1)] * 3, now_ms=0)
@@ -167,7 +167,7 @@ def test_a_roll_that_fails_half_way_leaves_no_segment_that_shadows_the_log() -> 
     assert [record.offset for record in read_all(reopened)] == list(range(11))
 
 
-def test_an_empty_segment_that_shadows_the_one_before_goes_and_one_with_records_is_damage() -> None:
+def test_an_overlapping_empty_segment_is_deleted_and_one_with_records_is_corrupt() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 10)
@@ -182,7 +182,7 @@ def test_an_empty_segment_that_shadows_the_one_before_goes_and_one_with_records_
         open_log(disk)
 
 
-def test_damage_in_an_old_segment_takes_no_later_one_with_it() -> None:
+def test_damage_in_an_old_segment_truncates_no_later_segment() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -202,7 +202,7 @@ def test_damage_in_an_old_segment_takes_no_later_one_with_it() -> None:
         log.release()
 
 
-def test_damage_below_the_recovery_point_in_the_last_segment_is_reported_and_not_cut() -> None:
+def test_damage_below_the_recovery_point_in_the_last_segment_stops_recovery() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 20)
@@ -215,7 +215,7 @@ def test_damage_below_the_recovery_point_in_the_last_segment_is_reported_and_not
     assert bytes(disk.names[path].data) == before
 
 
-def test_a_torn_tail_of_zeros_or_garbage_is_not_shown_read_only() -> None:
+def test_a_read_only_open_hides_a_tail_of_zeros_or_garbage() -> None:
     for tail in (bytes(500), b"\x7f" * 500):
         disk = ModelDisk()
         log = open_log(disk)
@@ -227,8 +227,10 @@ def test_a_torn_tail_of_zeros_or_garbage_is_not_shown_read_only() -> None:
 
 @pytest.mark.parametrize("checkpointed", [None, 0, 30, 50, 70])
 @pytest.mark.parametrize("is_expired", [False, True])
-def test_an_onlooker_tells_the_offsets_that_the_next_start_would(checkpointed: int | None, is_expired: bool) -> None:
-    """With a checkpoint of the log start that is missing, behind, or past what the power left of the log."""
+def test_a_read_only_open_shows_the_same_offsets_as_the_next_recovery(
+    checkpointed: int | None, is_expired: bool
+) -> None:
+    """The checkpointed log start is missing, at or below the log's end, or above it."""
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 50)

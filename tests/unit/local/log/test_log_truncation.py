@@ -1,4 +1,4 @@
-"""Truncation: whole batches from an offset on go, with what they said of producers, transactions and epochs."""
+"""Truncation: removes the records from an offset on, and their producer, transaction and epoch entries."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from local.records.batch import read_header
 
 @pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 55, 60, 99, 100])
 @pytest.mark.parametrize("reopens", [True, False])
-def test_records_at_or_above_the_offset_are_gone_and_those_of_whole_batches_below_stay(
-    offset: int, reopens: bool
-) -> None:
+def test_truncation_keeps_exactly_the_whole_batches_below_the_offset(offset: int, reopens: bool) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
@@ -44,7 +42,7 @@ def test_records_at_or_above_the_offset_are_gone_and_those_of_whole_batches_belo
     assert log.offset_for_timestamp(9000) == offset
 
 
-def test_the_indexes_of_the_segment_that_is_cut_are_those_of_a_log_that_never_had_the_rest() -> None:
+def test_truncation_leaves_indexes_equal_to_indexes_built_from_the_shorter_log() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
@@ -59,7 +57,7 @@ def test_the_indexes_of_the_segment_that_is_cut_are_those_of_a_log_that_never_ha
 
 
 @pytest.mark.parametrize("reopens", [True, False])
-def test_a_log_that_was_cleaned_into_one_batch_ends_where_it_was_truncated(reopens: bool) -> None:
+def test_a_truncation_inside_a_cleaned_batch_ends_the_log_at_the_offset(reopens: bool) -> None:
     disk = ModelDisk()
     log = open_log(disk, COMPACTED)
     for at in range(20):
@@ -72,7 +70,7 @@ def test_a_log_that_was_cleaned_into_one_batch_ends_where_it_was_truncated(reope
         log.release()
         log = open_log(disk, COMPACTED, recovery_point=log.recovery_point)
     assert (log.next_offset, log.epochs.latest) == (195, 0)
-    assert log.log_start_offset == log.local_log_start_offset == 195, "nothing below is left to read"
+    assert log.log_start_offset == log.local_log_start_offset == 195, "no record below the truncation is left to read"
     assert list(log.records(log.log_start_offset)) == []
     assert log.append([Record(b"k", b"new", 9000)], now_ms=1000).base_offset == 195
     assert [record.offset for record in log.records(log.log_start_offset)] == [195]
@@ -81,7 +79,7 @@ def test_a_log_that_was_cleaned_into_one_batch_ends_where_it_was_truncated(reope
 
 
 @pytest.mark.parametrize("offset", range(11))
-def test_what_is_known_of_producers_is_what_the_remaining_batches_say(offset: int) -> None:
+def test_after_a_truncation_producer_state_equals_a_replay_of_the_remaining_batches(offset: int) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     story(log)
@@ -94,10 +92,10 @@ def test_what_is_known_of_producers_is_what_the_remaining_batches_say(offset: in
     log.release()
     for at in names_of(disk, PRODUCER_SNAPSHOT):
         del disk.names["./t-0/" + segment_file(at, PRODUCER_SNAPSHOT)]
-    assert facts(open_log(disk)) == live, "not what the batches alone say"
+    assert facts(open_log(disk)) == live, "the producer state must equal a replay of the remaining batches"
 
 
-def test_a_cut_transaction_index_keeps_the_entries_below() -> None:
+def test_a_truncated_transaction_index_keeps_the_entries_below_the_offset() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     for number in (1, 2):
@@ -112,7 +110,7 @@ def test_a_cut_transaction_index_keeps_the_entries_below() -> None:
     assert [each.last_offset for each in log.aborted_transactions(0, 2)] == [1]
 
 
-def test_epochs_that_begin_in_what_is_cut_off_are_forgotten() -> None:
+def test_truncation_removes_the_epochs_that_begin_above_the_offset() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 10)
@@ -123,7 +121,7 @@ def test_epochs_that_begin_in_what_is_cut_off_are_forgotten() -> None:
     assert checkpoints.read_epochs(disk, "./t-0/leader-epoch-checkpoint") == [(0, 0)]
 
 
-def test_below_the_log_start_nothing_is_left_and_the_log_start_goes_down_for_good() -> None:
+def test_a_truncation_below_the_log_start_lowers_the_log_start_durably() -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     directory.create(NAME, "A" * 22)
@@ -140,9 +138,9 @@ def test_below_the_log_start_nothing_is_left_and_the_log_start_goes_down_for_goo
     assert (again.log_start_offset, again.next_offset) == (50, 51)
 
 
-def test_a_start_that_deleting_records_raised_goes_down_for_good_with_what_is_cut_below_it() -> None:
-    """The directory notes such a start until readers are told; a start of the log that finds the note above its end
-    would throw away what was appended since."""
+def test_a_truncation_below_a_noted_log_start_lowers_the_note_durably() -> None:
+    """The directory notes a log start that DeleteRecords raised.
+    If the note stayed above the log's end, the next open would delete the records appended since the truncation."""
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     directory.create(NAME, "A" * 22)
@@ -158,7 +156,7 @@ def test_a_start_that_deleting_records_raised_goes_down_for_good_with_what_is_cu
     assert (again.log_start_offset, again.next_offset) == (50, 51)
 
 
-def test_the_recovery_point_is_lowered_in_its_checkpoint_before_any_byte_goes() -> None:
+def test_the_recovery_point_checkpoint_is_lowered_before_any_byte_is_removed() -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     directory.create(NAME, "A" * 22)
@@ -168,13 +166,14 @@ def test_the_recovery_point_is_lowered_in_its_checkpoint_before_any_byte_goes() 
     directory.write_checkpoints()
     disk.journal.clear()
     log.truncate_to(45, now_ms=0)
-    assert checkpoints.read_offsets(disk, f"./data/{RECOVERY_POINTS}") == {NAME: 40}  # where the batches end that stay
+    # the end of the last remaining batch
+    assert checkpoints.read_offsets(disk, f"./data/{RECOVERY_POINTS}") == {NAME: 40}
     written = disk.journal.index(f"rename ./data/{RECOVERY_POINTS}.tmp ./data/{RECOVERY_POINTS}")
     synced = disk.journal.index("sync ./data/", written)
     assert synced < min(at for at, what in enumerate(disk.journal) if what.startswith(("unlink", "truncate")))
 
 
-def test_a_torn_append_after_a_truncation_is_a_torn_tail_and_no_damage() -> None:
+def test_a_torn_append_after_a_truncation_is_truncated_and_not_reported_as_damage() -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     directory.create(NAME, "A" * 22)
@@ -192,7 +191,7 @@ def test_a_torn_append_after_a_truncation_is_a_torn_tail_and_no_damage() -> None
     assert kept <= again.next_offset < 25
 
 
-def test_a_cleaner_offset_above_the_cut_is_lowered() -> None:
+def test_a_truncation_lowers_a_cleaner_offset_above_it() -> None:
     disk = ModelDisk()
     log = open_log(disk, COMPACTED)
     fill(log, 100)
@@ -204,7 +203,7 @@ def test_a_cleaner_offset_above_the_cut_is_lowered() -> None:
     assert log.cleaner_offset <= log.next_offset == 95
 
 
-def test_readers_of_what_goes_are_told_the_new_range_and_never_see_half_a_batch() -> None:
+def test_a_read_after_a_truncation_returns_only_whole_batches_below_it() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
@@ -219,7 +218,7 @@ def test_readers_of_what_goes_are_told_the_new_range_and_never_see_half_a_batch(
         view.segments[-1].read(0, 100)
 
 
-def test_a_disk_that_fails_in_a_truncation_makes_the_log_unusable_and_a_start_finishes_or_undoes_it() -> None:
+def test_after_a_disk_failure_in_a_truncation_the_log_refuses_appends_until_reopened() -> None:
     rehearsal = ModelDisk()
     log = open_log(rehearsal)
     story(log)
@@ -245,7 +244,7 @@ def test_a_disk_that_fails_in_a_truncation_makes_the_log_unusable_and_a_start_fi
             assert read_all(again) == [record for record in whole if record.offset < again.next_offset]
 
 
-def test_a_damaged_batch_below_the_cut_is_not_hidden_by_it() -> None:
+def test_a_truncation_does_not_hide_a_damaged_batch_below_it() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 40)
@@ -254,7 +253,7 @@ def test_a_damaged_batch_below_the_cut_is_not_hidden_by_it() -> None:
     log.truncate_to(30, now_ms=0)
     with pytest.raises(Corrupt):
         read_all(log)
-    disk.names[path].data[16] = 9  # the first batch's magic: what lies behind cannot be found
+    disk.names[path].data[16] = 9  # magic of the first batch: the boundaries of later batches are unknown
     with pytest.raises(Corrupt, match="truncating"):
         log.truncate_to(20, now_ms=0)
     assert log.next_offset == 30

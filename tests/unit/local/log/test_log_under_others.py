@@ -1,4 +1,4 @@
-"""Readers, maps and onlookers of a log while somebody else cuts, drops or swaps what they look at."""
+"""Readers, memory maps and read-only opens of a log while the writer truncates, drops, cleans or swaps segments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from local.storage import DiskStorage, FileFacts
 
 
 class NoMaps(DiskStorage):
-    """A disk whose files may shrink under a map."""
+    """A disk that refuses memory maps, because its files may shrink under a map."""
 
     def map(self, path: str) -> memoryview:
         raise AssertionError(f"mapped {path}")
@@ -37,8 +37,8 @@ def send(log: Log, sequence: int, *, transactional: bool = False) -> None:
     log.append([Record(b"k", b"v", 500)] * 3, now_ms=1000, producer=who)
 
 
-def test_a_truncation_leaves_the_bytes_under_mapped_indexes_alone(tmp_path: Path) -> None:
-    """A map of a file that became shorter ends the process at the first look past its end."""
+def test_a_truncation_does_not_shrink_the_files_under_mapped_indexes(tmp_path: Path) -> None:
+    """An access past the end of a mapped file that shrank kills the process (SIGBUS)."""
     log = open_log(DiskStorage(), root=str(tmp_path))
     fill(log, 300)
     segment = log.sources()[1]
@@ -53,7 +53,9 @@ def test_a_truncation_leaves_the_bytes_under_mapped_indexes_alone(tmp_path: Path
         os.close(fd)
 
 
-def test_onlookers_and_whoever_rebuilds_or_copies_map_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_opens_and_snapshot_rebuilds_never_map_a_log_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_files, "_SLICE_BYTES", 300)
     log = open_log(NoMaps(), root=str(tmp_path))
     send(log, 0)
@@ -70,7 +72,7 @@ def test_onlookers_and_whoever_rebuilds_or_copies_map_no_log(tmp_path: Path, mon
     assert [(each.last_sequence, each.transaction_first_offset) for each in entries] == [(5, unstable)]
 
 
-def test_an_index_that_is_rebuilt_while_it_is_used_reads_the_log_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_rebuild_on_first_use_reads_the_log_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -85,7 +87,7 @@ def test_an_index_that_is_rebuilt_while_it_is_used_reads_the_log_in_slices(monke
 
 
 class Meanwhile(ModelDisk):
-    """Somebody else acts before the next read of a log file gets its bytes."""
+    """A disk that calls `act` once, before the next read of a log file returns its bytes."""
 
     act: Callable[[], object] | None = None
 
@@ -105,8 +107,8 @@ class Meanwhile(ModelDisk):
 
 
 @pytest.mark.parametrize("offset", [10, 95, 130])
-def test_a_read_that_a_truncation_overtakes_gives_whole_batches_of_one_history(offset: int) -> None:
-    """The file it has open is cut and grows again under it, with batches of other sizes."""
+def test_a_read_during_a_truncation_returns_whole_batches_of_the_new_records(offset: int) -> None:
+    """The open file is truncated and then grows again with batches of other sizes."""
     disk = Meanwhile()
     log = open_log(disk)
     fill(log, 300)
@@ -122,7 +124,7 @@ def test_a_read_that_a_truncation_overtakes_gives_whole_batches_of_one_history(o
     assert {record.key for record in found} == {b"other"}
 
 
-def test_a_snapshot_that_a_truncation_overtakes_is_of_one_history() -> None:
+def test_a_producer_snapshot_of_a_truncated_offset_raises_not_found() -> None:
     disk = Meanwhile()
     log = open_log(disk)
     for sequence in range(0, 90, 3):
@@ -142,7 +144,7 @@ def test_a_snapshot_that_a_truncation_overtakes_is_of_one_history() -> None:
         log.producer_snapshot(offset)
 
 
-def test_a_lookup_by_time_of_an_onlooker_goes_on_when_the_owner_drops_segments() -> None:
+def test_a_read_only_time_lookup_continues_after_the_writer_drops_segments() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -159,7 +161,7 @@ def test_a_lookup_by_time_of_an_onlooker_goes_on_when_the_owner_drops_segments()
     assert other.read(log.log_start_offset)
 
 
-def test_an_onlooker_is_never_shown_a_log_with_a_hole_where_a_swap_is_under_way() -> None:
+def test_a_read_only_open_during_a_swap_never_shows_a_gap() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -174,7 +176,7 @@ def test_an_onlooker_is_never_shown_a_log_with_a_hole_where_a_swap_is_under_way(
 
 
 class Between(ModelDisk):
-    """Somebody else acts before the `at`-th look at the disk."""
+    """A disk that calls `act` before its access number `at`."""
 
     at = -1
     looks = 0
@@ -203,7 +205,8 @@ class Between(ModelDisk):
 
 
 def keyed_log(disk: ModelDisk, rng: random.Random, *, transactions: bool) -> Log:
-    """Batches that are all of a size, so that one takes the place of another; a third of them in transactions."""
+    """A log of batches of one size, so that a cleaned batch can take the place of another. Every third one is
+    transactional."""
     log = open_log(disk, replace(SMALL, is_compacted=True, segment_bytes=rng.choice((700, 2000))))
     for at in range(60):
         record = Record(b"k%02d" % rng.randrange(25), b"%06d" % at, 5000)
@@ -219,7 +222,8 @@ def keyed_log(disk: ModelDisk, rng: random.Random, *, transactions: bool) -> Log
 
 
 def seen_beside_a_cleaning(seed: int, isolation: Isolation, at: int) -> int:
-    """An onlooker reads while the owner cleans before its `at`-th look; how many looks it took."""
+    """Read through a read-only open while the writer cleans before access number `at`. Returns the number of
+    accesses."""
     rng, disk = random.Random(seed), Between()
     log = keyed_log(disk, rng, transactions=isolation is Isolation.READ_COMMITTED)
     before = {record.offset: record.key for record in log.records(0, isolation=isolation)}
@@ -237,14 +241,15 @@ def seen_beside_a_cleaning(seed: int, isolation: Isolation, at: int) -> int:
 
 
 @pytest.mark.parametrize("isolation", Isolation)
-def test_an_onlooker_under_whom_the_owner_cleans_misses_nothing_that_stays(isolation: Isolation) -> None:
-    for seed in (0, 5):  # of the other one a cleaned segment is as large as it was
+def test_a_read_only_stream_during_a_cleaning_misses_no_newest_record(isolation: Isolation) -> None:
+    for seed in (0, 5):  # with the other seeds the cleaned segment has the size of its source
         for at in range(1, seen_beside_a_cleaning(seed, isolation, 0)):
             seen_beside_a_cleaning(seed, isolation, at)
 
 
 class Rolling(ModelDisk):
-    """The owner appends and rolls while a listing is made: it has the size of before, and the new segment."""
+    """A disk where the writer appends and rolls during a listing.
+    The listing has the old size of the first segment and also the new segment."""
 
     act: Callable[[], object] | None = None
 
@@ -256,7 +261,7 @@ class Rolling(ModelDisk):
         return super().list_files(path, endings) | before
 
 
-def test_an_onlooker_misses_nothing_of_a_segment_that_was_sealed_while_it_listed_the_log() -> None:
+def test_a_read_only_open_misses_no_record_of_a_segment_closed_during_its_listing() -> None:
     disk = Rolling()
     log = open_log(disk)
     sent = fill(log, 20)
@@ -272,7 +277,8 @@ def test_an_onlooker_misses_nothing_of_a_segment_that_was_sealed_while_it_listed
 
 
 class Renaming(ModelDisk):
-    """Its owner swaps a segment in while a listing is made: the `at`-th sees neither the old name nor the new."""
+    """A disk where the writer swaps a segment during a listing: listing `at` shows neither its old name nor its new
+    one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +299,7 @@ class Renaming(ModelDisk):
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_listing_that_missed_a_segment_with_a_changing_name_is_made_again(at: int, number: int) -> None:
+def test_a_listing_that_missed_a_renamed_segment_is_repeated(at: int, number: int) -> None:
     disk = Renaming()
     log = open_log(disk)
     sent = fill(log, 300)
@@ -307,7 +313,7 @@ def test_a_listing_that_missed_a_segment_with_a_changing_name_is_made_again(at: 
     assert len(pauses) == 1
 
 
-def test_a_new_segment_behind_all_others_needs_no_other_look() -> None:
+def test_a_new_last_segment_needs_no_second_listing() -> None:
     disk = Renaming()
     log = open_log(disk)
     fill(log, 300)
@@ -316,7 +322,7 @@ def test_a_new_segment_behind_all_others_needs_no_other_look() -> None:
     assert look(disk, "./t-0", 0, pause=pytest.fail).next_offset == 300
 
 
-def test_a_look_waits_for_a_swap_under_way_and_refuses_one_that_a_crash_left() -> None:
+def test_a_read_only_open_waits_for_a_running_swap_and_refuses_an_interrupted_one() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 300)
@@ -330,7 +336,7 @@ def test_a_look_waits_for_a_swap_under_way_and_refuses_one_that_a_crash_left() -
     assert look(disk, "./t-0", 0, pause=lambda s: disk.rename(path + SWAP, path)).next_offset == 300
 
 
-def test_a_snapshot_that_claims_one_offset_for_two_transactions_breaks_nothing() -> None:
+def test_a_snapshot_with_two_open_transactions_at_one_offset_does_not_break_the_log() -> None:
     entry = {"producer_epoch": 0, "last_sequence": 1, "last_offset": 1, "offset_delta": 0, "timestamp_ms": 0}
     entries = [
         ProducerEntry(producer_id=number, coordinator_epoch=0, transaction_first_offset=1, **entry) for number in (1, 2)
@@ -343,7 +349,7 @@ def test_a_snapshot_that_claims_one_offset_for_two_transactions_breaks_nothing()
     assert log.last_stable_offset == log.next_offset
 
 
-def test_a_truncation_does_not_vouch_for_bytes_whose_sync_failed_under_it() -> None:
+def test_a_truncation_does_not_raise_the_recovery_point_after_a_failed_sync() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 50)
@@ -356,7 +362,7 @@ def test_a_truncation_does_not_vouch_for_bytes_whose_sync_failed_under_it() -> N
 
 
 @pytest.mark.parametrize("grows_again", [False, True])
-def test_an_onlooker_goes_on_with_what_is_left_of_a_segment_that_its_owner_cut(*, grows_again: bool) -> None:
+def test_a_read_only_log_continues_with_the_remaining_records_after_a_truncation(*, grows_again: bool) -> None:
     disk = ModelDisk()
     log = open_log(disk, replace(SMALL, segment_bytes=1 << 20))
     sent = fill(log, 100)

@@ -1,4 +1,4 @@
-"""What a broker that was killed leaves behind: files allocated ahead, their tails zeros. No damage, and no records."""
+"""Files of a killed broker: preallocated, with tails of zeros that are neither damage nor records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ZEROS = {".log": 4096, ".index": 1 << 16, ".timeindex": 12 * 5000}
 
 
 def killed(suffixes: tuple[str, ...], count: int = 55) -> tuple[ModelDisk, Log]:
-    """A log's files as the active segment's are with `preallocate` and indexes of segment.index.bytes."""
+    """Files of a log whose active segment was preallocated: `suffixes` end in zeros."""
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, count)
@@ -27,7 +27,7 @@ CASES = [(".index", ".timeindex"), (".log",), (".log", ".index", ".timeindex")]
 
 @pytest.mark.parametrize("suffixes", CASES, ids=" ".join)
 @pytest.mark.parametrize("point", [0, 30, 55])
-def test_zeros_behind_the_last_batch_are_cut_at_the_start_and_the_log_goes_on(
+def test_zeros_behind_the_last_batch_are_truncated_at_the_start_and_appends_succeed(
     suffixes: tuple[str, ...], point: int
 ) -> None:
     disk, before = killed(suffixes)
@@ -41,7 +41,7 @@ def test_zeros_behind_the_last_batch_are_cut_at_the_start_and_the_log_goes_on(
 
 
 @pytest.mark.parametrize("suffixes", CASES, ids=" ".join)
-def test_zeros_behind_the_last_batch_are_not_shown_read_only(suffixes: tuple[str, ...]) -> None:
+def test_a_read_only_open_does_not_show_zeros_behind_the_last_batch(suffixes: tuple[str, ...]) -> None:
     disk, _ = killed(suffixes)
     log = open_log(disk, read_only=True)
     assert log.next_offset == 55
@@ -52,7 +52,7 @@ def test_zeros_behind_the_last_batch_are_not_shown_read_only(suffixes: tuple[str
 
 
 @pytest.mark.parametrize("suffixes", [(".index",), (".timeindex",), (".index", ".timeindex")], ids=" ".join)
-def test_index_zeros_are_rebuilt_away_even_when_the_shutdown_is_said_to_be_clean(suffixes: tuple[str, ...]) -> None:
+def test_indexes_that_end_in_zeros_are_rebuilt_even_after_a_clean_shutdown(suffixes: tuple[str, ...]) -> None:
     disk, _ = killed(suffixes)
     log = open_log(disk, was_clean=True)
     for start in (0, 1, 30, 54):
@@ -60,7 +60,7 @@ def test_index_zeros_are_rebuilt_away_even_when_the_shutdown_is_said_to_be_clean
     assert log.offset_for_timestamp(5054) == 54
 
 
-def test_a_segment_of_zeros_alone_is_an_empty_one() -> None:
+def test_a_segment_of_zeros_only_is_empty() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     log.release()

@@ -1,4 +1,5 @@
-"""Snapshots and transaction indexes on the disk: written, found again, made again when damaged, removed in time."""
+"""Producer snapshots and transaction indexes on disk: written, loaded, rebuilt when damaged, deleted with their
+segments."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ COMPACTED = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_byte
 
 
 def put(log: Log, number: int, *, key: bytes = b"k", transactional: bool = True) -> None:
-    """One record of producer `number`, whose sequence is the log's end (a new producer may begin anywhere)."""
+    """Append one record of producer `number` with its next sequence."""
     known = {entry.producer_id: entry.last_sequence for entry in log._producers.entries()}
     producer = Producer(
         producer_id=number, producer_epoch=0, base_sequence=known.get(number, -1) + 1, is_transactional=transactional
@@ -39,7 +40,8 @@ def end(log: Log, number: int, *, commit: bool) -> None:
 
 
 def story(log: Log) -> None:
-    """Four segments: transactions that end in later ones, one that stays open, an idempotent producer."""
+    """Append four segments with three producers.
+    Transactions end in later segments, one transaction stays open, and one producer is only idempotent."""
     put(log, 1)
     put(log, 2)
     log.append([Record(b"plain", b"", 500)], now_ms=1000)
@@ -79,7 +81,7 @@ def told(disk: ModelDisk) -> tuple[Log, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("how", ["clean", "unclean", "with a recovery point"])
-def test_what_is_known_of_producers_is_the_same_after_a_restart(how: str) -> None:
+def test_producer_state_is_the_same_after_a_restart(how: str) -> None:
     disk = ModelDisk()
     log, before = told(disk)
     if how == "clean":
@@ -95,7 +97,7 @@ def test_what_is_known_of_producers_is_the_same_after_a_restart(how: str) -> Non
     assert again.last_stable_offset == again.next_offset
 
 
-def test_a_roll_writes_a_snapshot_at_the_new_base_and_a_close_one_at_the_end() -> None:
+def test_a_roll_writes_a_snapshot_at_the_new_base_and_a_close_writes_one_at_the_end() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     bases = [info.base_offset for info in log.segments()]
@@ -107,14 +109,14 @@ def test_a_roll_writes_a_snapshot_at_the_new_base_and_a_close_one_at_the_end() -
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7, 10]
 
 
-def test_a_transaction_index_is_there_only_where_a_transaction_was_aborted() -> None:
+def test_only_segments_with_aborted_transactions_have_a_transaction_index() -> None:
     disk = ModelDisk()
     told(disk)
     assert names_of(disk, TXN_INDEX) == [3, 5]
     assert [(each.producer_id, each.last_offset) for each in txn_index.entries(disk.read(index(5)))] == [(2, 6)]
 
 
-def test_after_a_clean_shutdown_no_log_is_read_for_its_producers() -> None:
+def test_after_a_clean_shutdown_no_log_file_is_read_for_producer_state() -> None:
     disk = ModelDisk()
     log, before = told(disk)
     log.close()
@@ -127,7 +129,7 @@ def test_after_a_clean_shutdown_no_log_is_read_for_its_producers() -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\0\1" + bytes(8), None], ids=["empty", "wrong crc", "gone"])
 @pytest.mark.parametrize("was_clean", [True, False])
-def test_without_the_newest_snapshots_older_ones_and_the_log_say_the_same(
+def test_without_the_newest_snapshots_older_ones_and_the_log_give_the_same_state(
     damage: bytes | None, was_clean: bool
 ) -> None:
     disk = ModelDisk()
@@ -144,7 +146,7 @@ def test_without_the_newest_snapshots_older_ones_and_the_log_say_the_same(
         again.close()
 
 
-def test_without_any_snapshot_a_clean_log_is_taken_to_have_no_producers_and_an_unclean_one_is_read() -> None:
+def test_without_snapshots_only_an_unclean_start_replays_the_log_for_producers() -> None:
     disk = ModelDisk()
     log, before = told(disk)
     log.close()
@@ -159,7 +161,7 @@ def test_without_any_snapshot_a_clean_log_is_taken_to_have_no_producers_and_an_u
     assert names_of(disk, PRODUCER_SNAPSHOT) == [5, 7, 10]
 
 
-def test_stray_snapshots_go_but_the_newest_above_all_segments() -> None:
+def test_stray_snapshots_are_deleted_except_the_newest_above_all_segments() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     log.close()
@@ -169,12 +171,12 @@ def test_stray_snapshots_go_but_the_newest_above_all_segments() -> None:
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7, 10]
 
 
-def test_a_snapshot_of_records_that_were_lost_goes_before_anything_takes_their_place() -> None:
+def test_a_snapshot_above_a_truncated_tail_is_deleted() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     log.close()
     path = "./t-0/" + segment_file(7, ".log")
-    disk.names[path].data[-1] ^= 1  # the last batch, producer 9's second
+    disk.names[path].data[-1] ^= 1  # the last batch: the second of producer 9
     again = open_log(disk)
     assert again.next_offset == 9
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7]
@@ -186,7 +188,7 @@ def test_a_snapshot_of_records_that_were_lost_goes_before_anything_takes_their_p
     [lambda data: data[:34] * 2, lambda data: b"\0\1" + data[2:], lambda data: bytes(34)],
     ids=["repeats", "another version", "zeros"],
 )
-def test_a_damaged_transaction_index_is_made_again_even_after_a_clean_shutdown(
+def test_a_damaged_transaction_index_is_rebuilt_even_after_a_clean_shutdown(
     damage: Callable[[bytes], bytes],
 ) -> None:
     disk = ModelDisk()
@@ -198,7 +200,7 @@ def test_a_damaged_transaction_index_is_made_again_even_after_a_clean_shutdown(
     assert disk.read(index(5)) == good
 
 
-def test_recovery_makes_a_lost_transaction_index_again_and_removes_one_without_entries() -> None:
+def test_recovery_rebuilds_a_lost_transaction_index_and_deletes_one_without_entries() -> None:
     disk = ModelDisk()
     log, before = told(disk)
     log.close()
@@ -208,7 +210,7 @@ def test_recovery_makes_a_lost_transaction_index_again_and_removes_one_without_e
     assert names_of(disk, TXN_INDEX) == [3, 5]
 
 
-def test_dropped_segments_take_their_snapshots_and_indexes_along() -> None:
+def test_a_drop_deletes_the_snapshots_and_transaction_indexes_of_its_segments() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     log.drop_before(7, now_ms=0, delay_ms=0, raises_log_start=True)
@@ -218,7 +220,7 @@ def test_dropped_segments_take_their_snapshots_and_indexes_along() -> None:
     assert facts(log)[1] == 7
 
 
-def test_a_restart_elsewhere_forgets_the_producers() -> None:
+def test_restart_at_another_offset_removes_all_producers() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     log.restart_at(50, LeaderEpochs(((0, 0),)), now_ms=0)
@@ -226,7 +228,7 @@ def test_a_restart_elsewhere_forgets_the_producers() -> None:
     assert facts(log) == ([], 50, [], 50)
 
 
-def test_a_restart_elsewhere_knows_the_producers_it_is_told_after_a_power_cut_too() -> None:
+def test_restart_at_another_offset_with_given_producers_keeps_them_after_a_power_cut() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     known = log.producers()
@@ -239,7 +241,7 @@ def test_a_restart_elsewhere_knows_the_producers_it_is_told_after_a_power_cut_to
 
 
 def _ends_below_its_start() -> tuple[ModelDisk, list[ProducerEntry]]:
-    """One batch that was promised; the checkpointed log start, 5, lies above what the power left."""
+    """One durable batch; a power cut left the log's end below the checkpointed log start, 5."""
     disk = ModelDisk()
     log = open_log(disk)
     put(log, 1)
@@ -249,7 +251,7 @@ def _ends_below_its_start() -> tuple[ModelDisk, list[ProducerEntry]]:
     return disk, known
 
 
-def test_a_log_that_begins_anew_at_its_start_knows_the_producers_it_promised_wherever_it_is_cut() -> None:
+def test_a_log_reset_to_its_log_start_keeps_producers_after_a_power_cut_at_any_step() -> None:
     disk, known = _ends_below_its_start()
     before = disk.effects
     again = open_log(disk, log_start_offset=5)
@@ -266,7 +268,7 @@ def test_a_log_that_begins_anew_at_its_start_knows_the_producers_it_promised_whe
             assert (found.next_offset, found.producers()) == (5, known), (cut, is_before, seed)
 
 
-def test_a_failed_write_leaves_the_state_that_the_bytes_say() -> None:
+def test_after_a_failed_write_producer_state_equals_a_replay_of_the_file() -> None:
     for before in (True, False):
         disk = ModelDisk()
         log, _ = told(disk)
@@ -278,7 +280,7 @@ def test_a_failed_write_leaves_the_state_that_the_bytes_say() -> None:
         assert facts(open_log(disk)) == live
 
 
-def test_a_read_only_log_knows_the_last_stable_offset_and_removes_nothing() -> None:
+def test_a_read_only_log_computes_the_last_stable_offset_and_deletes_nothing() -> None:
     disk = ModelDisk()
     log, before = told(disk)
     disk.create(snapshot(7)).append(b"damaged")
@@ -295,7 +297,7 @@ def test_a_read_only_log_knows_the_last_stable_offset_and_removes_nothing() -> N
     assert disk.effects == effects
 
 
-def test_what_is_copied_to_the_bucket_carries_the_transaction_index_and_the_producers_at_its_end() -> None:
+def test_a_copied_segment_includes_its_transaction_index_and_its_producer_snapshot() -> None:
     disk = ModelDisk()
     log, _ = told(disk)
     expected = disk.read(snapshot(7))
@@ -316,7 +318,7 @@ def committed(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(r.offset, r.key, r.value) for r in log.records(0, isolation=Isolation.READ_COMMITTED)]
 
 
-def test_an_aborted_record_never_takes_the_place_of_a_committed_one() -> None:
+def test_an_aborted_record_never_supersedes_a_committed_one() -> None:
     disk = ModelDisk()
     log = open_log(disk, COMPACTED)
     log.append([Record(b"a", b"old", 500)], now_ms=1000)
@@ -348,7 +350,7 @@ def test_cleaning_stops_at_the_segment_with_the_last_stable_offset() -> None:
     assert [record.offset for record in read_all(log)] == [3, 4, 5]
 
 
-def test_a_merged_segment_has_the_transaction_indexes_of_all_and_their_snapshots_go() -> None:
+def test_a_merged_segment_has_the_transaction_index_entries_of_all_its_sources() -> None:
     disk = ModelDisk()
     log = open_log(disk, COMPACTED)
     story(log)

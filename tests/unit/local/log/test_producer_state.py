@@ -1,4 +1,4 @@
-"""Producers: duplicates, sequences, epochs, open transactions, what a snapshot keeps of them."""
+"""Producer state: duplicates, sequences, epochs, open transactions, and its snapshot."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def state_after(*batches: tuple[BatchHeader, int]) -> ProducerState:
     return state
 
 
-def test_a_retry_of_one_of_the_last_five_batches_is_answered_with_its_offsets() -> None:
+def test_a_retry_of_one_of_the_last_five_batches_returns_its_offsets() -> None:
     state = state_after(*((header(1, 0, at * 2, 2), 100 + at * 10) for at in range(6)))
     for at in range(1, 6):
         again = state.check(header(1, 0, at * 2, 2))
         assert again is not None
         assert (again.base_offset, again.next_offset) == (100 + at * 10, 102 + at * 10)
     with pytest.raises(OutOfOrderSequence, match="base_sequence=0 expected=12"):
-        state.check(header(1, 0, 0, 2))  # the sixth from the end is forgotten
+        state.check(header(1, 0, 0, 2))  # only the last five batches are cached
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_retry_of_one_of_the_last_five_batches_is_answered_with_its_offsets() 
     ],
     ids=["next", "gap", "back", "other range", "new epoch", "new epoch not at 0", "old epoch", "old epoch again"],
 )
-def test_a_batch_follows_the_last_one_or_begins_a_new_epoch_at_zero(
+def test_a_batch_continues_the_sequence_or_begins_a_new_epoch_at_zero(
     epoch: int, sequence: int, count: int, error: type[LogError] | None
 ) -> None:
     state = state_after((header(1, 3, 0, 5), 0), (header(1, 3, 5, 5), 5))
@@ -86,7 +86,7 @@ def test_a_batch_follows_the_last_one_or_begins_a_new_epoch_at_zero(
             state.check(header(1, epoch, sequence, count))
 
 
-def test_an_unknown_producer_may_begin_anywhere() -> None:
+def test_an_unknown_producer_may_begin_with_any_sequence() -> None:
     assert ProducerState().check(header(1, 7, 12345)) is None
 
 
@@ -104,7 +104,7 @@ def test_sequences_wrap_from_the_largest_int_to_zero() -> None:
     assert sequence_before(1, 3) == SEQUENCE_MAX - 1
 
 
-def test_a_batch_outside_of_the_producers_open_transaction_is_refused() -> None:
+def test_a_non_transactional_batch_during_an_open_transaction_is_refused() -> None:
     state = state_after((header(1, 0, 0, transactional=True), 5))
     with pytest.raises(InvalidRequest, match="transaction_first_offset=5"):
         state.check(header(1, 0, 1))
@@ -112,7 +112,7 @@ def test_a_batch_outside_of_the_producers_open_transaction_is_refused() -> None:
     assert state.check(header(2, 0, 1)) is None
 
 
-def test_the_first_unstable_offset_is_where_the_earliest_open_transaction_began() -> None:
+def test_the_first_unstable_offset_is_the_base_of_the_oldest_open_transaction() -> None:
     state = state_after(*((header(each, 0, 0, transactional=True), each * 10) for each in (1, 2, 3)))
     assert state.first_unstable_offset == 10
     assert state.update(marker_header(2, 0), 40, ABORT) == aborted(2, 20, 40, 10)
@@ -123,7 +123,7 @@ def test_the_first_unstable_offset_is_where_the_earliest_open_transaction_began(
     assert state.first_unstable_offset is None
 
 
-def test_a_marker_without_open_transaction_aborts_nothing_and_sets_the_epochs() -> None:
+def test_a_marker_without_open_transaction_aborts_nothing_and_updates_the_epochs() -> None:
     state = ProducerState()
     assert state.update(marker_header(1, 4), 0, Marker(is_commit=False, coordinator_epoch=9)) is None
     with pytest.raises(OutOfOrderSequence, match="expected=0"):
@@ -136,13 +136,13 @@ def test_a_marker_without_open_transaction_aborts_nothing_and_sets_the_epochs() 
     state.check_marker(1, 5, 10)
 
 
-def test_a_fenced_producer_is_a_conflict_and_says_nothing_about_the_partition() -> None:
+def test_a_fenced_producer_is_a_conflict_and_a_wrong_sequence_an_invalid_request() -> None:
     assert issubclass(ProducerFenced, Conflict)
     assert not issubclass(ProducerFenced, InvalidRequest)
     assert issubclass(OutOfOrderSequence, InvalidRequest)
 
 
-def test_only_silent_producers_without_open_transaction_expire() -> None:
+def test_only_inactive_producers_without_open_transaction_expire() -> None:
     state = state_after((header(1, 0, 0), 0), (header(2, 0, 0, transactional=True), 1), (header(3, 0, 0, 500), 2))
     assert state.expire(1000 + 99, 100) == 0
     assert state.expire(1000 + 100, 100) == 1
@@ -170,7 +170,7 @@ def test_a_snapshot_keeps_the_last_batch_and_the_open_transaction() -> None:
     assert again.update(marker_header(2, 1), 70, ABORT) == aborted(2, 50, 70, 71)
 
 
-def test_replayed_batches_lead_to_the_same_state() -> None:
+def test_a_replay_of_batches_gives_the_same_state() -> None:
     batches = [
         encode_batch([Record(b"a", b"1", 5)] * 3, base_offset=0),
         encode_batch([Record(b"a", b"1", 5)] * 2, base_offset=3, producer_id=1, producer_epoch=0, base_sequence=0),
@@ -191,12 +191,12 @@ def test_replayed_batches_lead_to_the_same_state() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 2**15, 0), (0, 0, 2**31), (2**63, 0, 0)])
-def test_a_producer_with_a_number_outside_its_field_is_refused(numbers: tuple[int, int, int]) -> None:
+def test_a_producer_with_a_field_out_of_range_is_refused(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidRequest, match="naming a producer"):
         Producer(producer_id=numbers[0], producer_epoch=numbers[1], base_sequence=numbers[2])
 
 
-def test_what_a_control_batch_says_is_read_from_its_record() -> None:
+def test_a_marker_is_decoded_from_the_record_of_its_control_batch() -> None:
     body = encode_marker(
         base_offset=9, is_commit=True, timestamp_ms=5, producer_id=3, producer_epoch=1, coordinator_epoch=77
     )
@@ -215,7 +215,9 @@ def test_what_a_control_batch_says_is_read_from_its_record() -> None:
     ],
     ids=["leader change", "longer ones", "short key", "no key", "short value", "no value"],
 )
-def test_a_control_record_of_another_kind_or_length(key: bytes | None, value: bytes | None, answer: object) -> None:
+def test_a_control_record_of_another_type_is_ignored_and_a_short_one_is_corrupt(
+    key: bytes | None, value: bytes | None, answer: object
+) -> None:
     batch = encode_batch([(key, value, 5)])
     if answer is Corrupt:
         with pytest.raises(Corrupt, match="too short"):

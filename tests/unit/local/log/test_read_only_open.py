@@ -1,4 +1,4 @@
-"""A log that is only looked at: where it ends is found from the end of an index alone, and as a whole scan has it."""
+"""Read-only open of a log: the end is found from the last index entry and equals the end of a full scan."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ WRITER = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transacti
 
 
 def _written(count: int = 200) -> ModelDisk:
-    """One active segment that its writer has open."""
+    """A disk with one active segment whose writer is still open."""
     disk = ModelDisk()
     fill(open_log(disk, ONE_SEGMENT), count)
     return disk
 
 
 def _seen(disk: ModelDisk) -> tuple[int, int, int | None]:
-    """(next offset, size, largest time) of the one segment, by a look."""
+    """(next offset, size, largest timestamp) of the only segment, from a read-only open."""
     loaded = look(disk, "./t-0", 0)
     (segment,) = loaded.segments
     return loaded.next_offset, segment.size_bytes, segment.max_timestamp_ms
 
 
 def _scanned(disk: ModelDisk) -> tuple[int, int, int | None]:
-    """The same by a scan of all of it."""
+    """The same from a scan of the whole file."""
     table = kernels.scan_batches(bytes(disk.names[LOG].data))
     if not len(table):
         return 0, 0, None
     return int(table.last_offsets[-1]) + 1, table.valid_bytes, int(table.max_timestamps.max())
 
 
-def test_wherever_the_log_is_cut_a_look_sees_its_whole_batches() -> None:
+def test_a_read_only_open_of_a_log_cut_at_any_byte_ends_at_its_last_whole_batch() -> None:
     disk = _written(60)
     whole = bytes(disk.names[LOG].data)
     for size in range(len(whole) + 1):
@@ -57,11 +57,11 @@ def test_wherever_the_log_is_cut_a_look_sees_its_whole_batches() -> None:
         assert (next_offset, size_bytes) == _scanned(disk)[:2], size
 
 
-def test_a_wrong_byte_behind_the_last_entry_ends_the_log_there() -> None:
+def test_a_wrong_byte_behind_the_last_index_entry_ends_the_log_there() -> None:
     disk = _written()
     whole = bytes(disk.names[LOG].data)
     last = int.from_bytes(disk.names[INDEX].data[-4:], "big")
-    assert 0 < last < len(whole) - 300, "batches follow the one that the last entry names"
+    assert 0 < last < len(whole) - 300, "batches must follow the batch of the last index entry"
     for at in range(last, len(whole)):
         damaged = bytearray(whole)
         damaged[at] ^= 0x40
@@ -88,13 +88,13 @@ def _entry(relative: int, position: int) -> bytes:
     ],
     ids=["empty", "torn", "garbage", "zeros", "inside a batch", "another batch", "negative", "far ahead", "noise"],
 )
-def test_an_index_that_is_off_does_not_move_the_end(damage: object) -> None:
+def test_a_wrong_index_does_not_change_the_end_of_a_read_only_log(damage: object) -> None:
     disk = _written()
     disk.names[INDEX].data = damage(disk.names[INDEX].data)  # type: ignore[operator]
     assert _seen(disk) == _scanned(disk)
 
 
-def test_nor_does_an_entry_that_names_a_batch_inside_a_record() -> None:
+def test_an_index_entry_that_points_into_a_record_does_not_change_the_end() -> None:
     disk = ModelDisk()
     log = open_log(disk, ONE_SEGMENT)
     fill(log, 100)
@@ -106,7 +106,7 @@ def test_nor_does_an_entry_that_names_a_batch_inside_a_record() -> None:
     assert _seen(disk)[:2] == _scanned(disk)[:2] == (151, len(disk.names[LOG].data))
 
 
-def test_nor_does_one_that_is_missing_or_was_written_on_after_the_listing(
+def test_an_index_that_is_missing_or_newer_than_the_listing_does_not_change_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = _written(100)
@@ -115,13 +115,13 @@ def test_nor_does_one_that_is_missing_or_was_written_on_after_the_listing(
     disk = _written(200)
     segment = found_segment(disk, "./t-0", 0, listed, LOOKING)
     assert segment.size_bytes == size < len(disk.names[LOG].data)
-    monkeypatch.setattr(segment, "position_of", None)  # judges all of the index, and is of no need
+    monkeypatch.setattr(segment, "position_of", None)  # this method validates the whole index and must not be called
     assert (trim_to_whole_batches(segment), segment.size_bytes) == before[:2]
     disk.unlink(INDEX)
     assert _seen(disk)[:2] == _scanned(disk)[:2]
 
 
-def test_a_look_reads_the_end_of_the_log_and_of_one_index() -> None:
+def test_a_read_only_open_reads_only_the_ends_of_the_log_and_of_one_index() -> None:
     read: list[tuple[str, int]] = []
 
     class Watched(ModelDisk):
@@ -150,12 +150,12 @@ def test_a_look_reads_the_end_of_the_log_and_of_one_index() -> None:
     assert sum(info.size_bytes for info in log.segments(with_times=False)) == len(disk.names[LOG].data)
     by_path = {path: sum(size for each, size in read if each == path) for path, _ in read}
     assert by_path.pop("./t-0/leader-epoch-checkpoint") < 100
-    assert by_path.pop(INDEX) <= 64 * ENTRY < len(disk.names[INDEX].data), "more than the last entries"
-    assert by_path.pop(LOG) < 2000 < len(disk.names[LOG].data), "more than what follows the last entry"
-    assert not by_path, "and no time of any segment"
+    assert by_path.pop(INDEX) <= 64 * ENTRY < len(disk.names[INDEX].data), "only the last index entries may be read"
+    assert by_path.pop(LOG) < 2000 < len(disk.names[LOG].data), "only the bytes behind the last index entry may be read"
+    assert not by_path, "no other file may be read, such as a time index"
 
 
-def test_a_look_asks_for_facts_of_logs_and_of_no_file_beside_them() -> None:
+def test_a_read_only_open_asks_for_file_facts_of_log_files_only() -> None:
     told: list[str] = []
 
     class Watched(ModelDisk):
@@ -172,7 +172,7 @@ def test_a_look_asks_for_facts_of_logs_and_of_no_file_beside_them() -> None:
     assert len(disk.list("./t-0")) > 3 * len(told) > 9
 
 
-def test_messages_of_old_formats_are_left_to_the_kernels() -> None:
+def test_the_fast_walk_leaves_message_formats_before_v2_to_the_kernels() -> None:
     batch = encode_batch([Record(b"k", b"v", 5)], base_offset=7)
     old = bytearray(batch)
     old[16] = 1
@@ -182,7 +182,7 @@ def test_messages_of_old_formats_are_left_to_the_kernels() -> None:
     assert walk(b"") is None
 
 
-def test_a_walk_finds_what_a_scan_finds() -> None:
+def test_the_fast_walk_of_a_damaged_log_finds_the_same_end_as_a_scan() -> None:
     draw = random.Random(4)
     disk = _written(80)
     whole = bytes(disk.names[LOG].data)
@@ -200,7 +200,7 @@ def test_a_walk_finds_what_a_scan_finds() -> None:
             assert found.max_timestamp_ms == int(table.max_timestamps.max())
 
 
-def test_the_largest_time_of_a_look_is_read_when_it_is_asked_for() -> None:
+def test_the_largest_timestamp_of_a_read_only_segment_is_read_on_first_use() -> None:
     disk = _written()
     segment: Segment = look(disk, "./t-0", 0).segments[-1]
     assert segment.max_timestamp_ms == _scanned(disk)[2] == 5199
@@ -215,7 +215,7 @@ def _producers_seen(disk: ModelDisk, log: Log) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 60])
-def test_open_transactions_are_found_wherever_they_begin_and_none_where_there_is_none(first: int) -> None:
+def test_a_read_only_open_finds_open_transactions_at_any_first_offset(first: int) -> None:
     disk = ModelDisk()
     log = open_log(disk, ONE_SEGMENT)
     _producers_seen(disk, log)
@@ -230,7 +230,7 @@ def test_open_transactions_are_found_wherever_they_begin_and_none_where_there_is
     _producers_seen(disk, log)
 
 
-def test_what_makes_no_sense_or_is_of_an_old_format_may_have_producers() -> None:
+def test_bytes_of_old_formats_or_without_meaning_may_contain_producers() -> None:
     batch = encode_batch([Record(b"k", b"v", 5)], base_offset=7)
     with_producer = encode_batch(
         [Record(b"k", b"v", 5)], base_offset=8, producer_id=3, producer_epoch=0, base_sequence=0

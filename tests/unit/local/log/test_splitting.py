@@ -1,4 +1,5 @@
-"""Segments that no index can describe, and segments under a wrong name: every valid batch stays, at its offset."""
+"""Recovery of segments that exceed an index's offset range or have a wrong file name: every valid batch keeps its
+offset."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ OPENINGS = [{"was_clean": True}, {"recovery_point": 0}, {"recovery_point": 2 * W
 
 @pytest.mark.parametrize("opening", OPENINGS, ids=["clean", "nothing durable", "half durable", "all durable"])
 @pytest.mark.parametrize("has_later", [False, True], ids=["last", "followed"])
-def test_a_segment_of_too_many_offsets_is_split_and_keeps_every_record(opening: dict, has_later: bool) -> None:
+def test_a_segment_with_too_large_an_offset_range_is_split_and_keeps_every_record(
+    opening: dict, has_later: bool
+) -> None:
     later = {6 * WIDE: [_batch(6 * WIDE), _batch(6 * WIDE + 1)]} if has_later else {}
     disk = _disk({0: [_batch(at) for at in FAR], **later})
     expected = [*FAR, *([6 * WIDE, 6 * WIDE + 1] if has_later else [])]
@@ -67,7 +70,7 @@ def test_a_segment_of_too_many_offsets_is_split_and_keeps_every_record(opening: 
     assert worst(directories.verify(disk, "./t-0")) is Severity.INFO
 
 
-def test_a_split_that_is_cut_anywhere_ends_in_the_same_log() -> None:
+def test_recovery_after_a_power_cut_at_any_step_of_a_split_keeps_every_record() -> None:
     sound = _disk({0: [_batch(at) for at in FAR], 6 * WIDE: [_batch(6 * WIDE)]})
     expected = [*FAR, 6 * WIDE]
     rehearsal = copy.deepcopy(sound)
@@ -86,7 +89,7 @@ def test_a_split_that_is_cut_anywhere_ends_in_the_same_log() -> None:
 
 @pytest.mark.parametrize("survives", range(3), ids=["lowest alone", "one missing", "any subset"])
 def test_split_renames_that_reach_the_disk_in_any_order_lose_no_record(survives: int) -> None:
-    """A power cut in front of a sync of the directory leaves any subset of the renames before it."""
+    """A power cut before a sync of the directory keeps any subset of the renames before the cut."""
     sound = _disk({0: [_batch(at) for at in FAR]})
     rehearsal = copy.deepcopy(sound)
     open_log(rehearsal, was_clean=True)
@@ -114,7 +117,7 @@ def test_split_renames_that_reach_the_disk_in_any_order_lose_no_record(survives:
             assert _offsets(open_log(found, recovery_point=7 * WIDE)) == FAR, rehearsal.journal[at - 1]
 
 
-def test_the_aborted_transactions_of_a_segment_that_is_split_stay_aborted() -> None:
+def test_aborted_transactions_stay_aborted_after_a_split() -> None:
     facts = {"producer_id": 4, "producer_epoch": 0}
     batches = []
     for at in (0, WIDE + 5):
@@ -131,7 +134,7 @@ def test_the_aborted_transactions_of_a_segment_that_is_split_stay_aborted() -> N
 
 @pytest.mark.parametrize("opening", [{"was_clean": True}, {"recovery_point": 0}], ids=["clean", "crashed"])
 @pytest.mark.parametrize("base", [3, 9, 40])
-def test_a_segment_that_begins_below_its_file_name_is_renamed(opening: dict, base: int) -> None:
+def test_a_segment_with_records_below_its_file_name_is_renamed(opening: dict, base: int) -> None:
     disk = _disk({base: [_batch(0, 4), _batch(4, 4), _batch(8, 2)]})
     log = open_log(disk, **opening)
     assert _offsets(log) == list(range(10))
@@ -141,7 +144,7 @@ def test_a_segment_that_begins_below_its_file_name_is_renamed(opening: dict, bas
     assert _offsets(open_log(disk, was_clean=True)) == list(range(20))
 
 
-def test_segments_that_hold_the_same_offsets_are_refused_and_left_as_they_are() -> None:
+def test_segments_with_overlapping_offsets_are_refused_and_not_changed() -> None:
     disk = _disk({0: [_batch(0, 6)], 20: [_batch(4, 4), _batch(8, 2)]})
     before = {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")}
     with pytest.raises(Corrupt, match="reaches into"):
@@ -149,14 +152,14 @@ def test_segments_that_hold_the_same_offsets_are_refused_and_left_as_they_are() 
     assert {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")} == before
 
 
-def test_verify_warns_of_a_segment_that_the_next_start_splits_or_renames() -> None:
+def test_verify_warns_of_a_segment_that_the_next_start_will_split_or_rename() -> None:
     for files in ({0: [_batch(at) for at in FAR]}, {3: [_batch(0, 4), _batch(4, 4)]}):
         findings = directories.verify(_disk(files), "./t-0")
         assert any("the next start" in each.what and each.path.endswith(".log") for each in findings)
         assert worst(findings) is Severity.WARNING
 
 
-def test_a_trusted_segment_in_the_middle_is_served_under_its_name_and_told_by_verify() -> None:
+def test_after_a_clean_shutdown_a_misnamed_segment_is_served_and_reported_by_verify() -> None:
     disk = _disk({0: [_batch(0, 4)], 6: [_batch(4, 4), _batch(8, 4)], 12: [_batch(12, 4)]})
     log = open_log(disk, was_clean=True)
     assert [info.base_offset for info in log.segments()] == [0, 6, 12]
@@ -171,7 +174,7 @@ def test_a_trusted_segment_in_the_middle_is_served_under_its_name_and_told_by_ve
     assert _offsets(again) == list(range(16))
 
 
-def test_verify_takes_the_quorum_state_of_a_controller_for_no_stray_file() -> None:
+def test_verify_does_not_report_a_controllers_quorum_state_as_stray() -> None:
     disk = _disk({0: [_batch(0, 4)]})
     open_log(disk, was_clean=True).close()
     disk.create("./t-0/quorum-state").close()
