@@ -1,7 +1,9 @@
-"""Rows on stdout: a table for people; JSON, JSON lines or CSV for programs.
+"""Results on stdout: a table for people; JSON, JSON lines or CSV for programs.
 
-Tables show human units, the other forms raw numbers. JSON is one object with `schema_version`; within one version
-fields are only added. Output to anything but a terminal is plain text.
+A command prints a `Result`, whose last field is the list of its rows. The struct is also the schema: the files under
+``docs/reference/schemas`` are generated from it. JSON is one object with `schema_version`; within one version fields
+are only added. JSON and CSV have every field of a row with raw numbers. The table has the annotated fields with human
+units. Output to anything but a terminal is plain text.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import click
+import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +43,44 @@ class Column:
     show: Callable[..., str] = str
     is_number: bool = False
     only_table: bool = False
+    of: Callable[[Any], object] | None = None
+
+
+def text(title: str, show: Callable[..., str] = str, *, of: Callable[[Any], object] | None = None) -> Column:
+    """Annotate a field that the table shows. With `of` the cell is made from the whole row."""
+    return Column("", title, show, of=of)
+
+
+def number(title: str, show: Callable[..., str] = str, *, of: Callable[[Any], object] | None = None) -> Column:
+    """Annotate a field that the table shows aligned to the right."""
+    return Column("", title, show, is_number=True, of=of)
+
+
+class Struct(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a result: an object with these fields and no other."""
+
+
+class PartitionRow(Struct):
+    """A row about a partition."""
+
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+
+
+class Result(Struct, tag_field="schema_version", tag=SCHEMA_VERSION):
+    """What a command prints. The last field is the list of rows."""
+
+
+class Work(Result):
+    """Work that was done; a dry run only plans it."""
+
+    dry_run: bool
+
+
+class PricedWork(Work):
+    """Work and its price; a dry run only plans it."""
+
+    dollars: float
 
 
 def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
@@ -63,6 +105,48 @@ def _note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> N
 def _is_raw() -> bool:
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.meta.get(_RAW))
+
+
+def print_result(
+    result: Result, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[Struct] = ()
+) -> None:
+    """Print `result` in one of FORMATS. `columns` replaces the annotated columns of the table.
+
+    `rows` follow those of the result. They are written as they arrive, so their number is unlimited.
+    """
+    what, row_type = _list_of(type(result))
+    match output:
+        case "json":
+            facts = msgspec.to_builtins(result)
+            _write_json(what, chain(facts.pop(what), map(msgspec.to_builtins, rows)), facts)
+            return
+    every = chain(getattr(result, result.__struct_fields__[-1]), rows)
+    match output:
+        case "jsonl":
+            for row in every:
+                _write(_json(msgspec.to_builtins(row)))
+        case "csv":
+            _write_csv_rows(row_type.__struct_encode_fields__, map(msgspec.to_builtins, every))
+        case _:
+            _write_table(every, columns_of(row_type) if columns is None else columns)
+
+
+@cache
+def _list_of(result: type[Result]) -> tuple[str, type[Struct]]:
+    """Return the JSON name of the list of rows and the type of a row."""
+    field = msgspec.structs.fields(result)[-1]
+    return field.encode_name, get_args(field.type)[0]
+
+
+@cache
+def columns_of(row: type[Struct]) -> tuple[Column, ...]:
+    """Return the columns of the table: the annotated fields, in order."""
+    return tuple(
+        replace(each, name=field.name)
+        for field in msgspec.structs.fields(row)
+        for each in getattr(field.type, "__metadata__", ())
+        if isinstance(each, Column)
+    )
 
 
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
@@ -122,7 +206,21 @@ def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
     writer.writerows(_fields(row, columns) for row in rows)
 
 
-def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
+def _write_csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    import csv
+
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: pairs(value) if isinstance(value, dict) else value for name, value in row.items()})
+
+
+def pairs(values: Mapping[str, object]) -> str:
+    """Format as ``name=value`` with spaces between."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _write_table(rows: Iterable[Row | Struct], columns: Sequence[Column]) -> None:
     """Write a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
 
     Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
@@ -249,9 +347,15 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
         _write("  ".join(column.title or "" for column in columns))
 
 
-def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
+def _cells(row: Row | Struct, columns: Sequence[Column]) -> list[str]:
     shown = _exact if _is_raw() else _shown
-    return [shown(row.get(column.name), column) for column in columns]
+    return [shown(_value(row, column), column) for column in columns]
+
+
+def _value(row: Row | Struct, column: Column) -> object:
+    if column.of is not None:
+        return column.of(row)
+    return row.get(column.name) if isinstance(row, Mapping) else getattr(row, column.name)
 
 
 def _shown(value: object, column: Column) -> str:

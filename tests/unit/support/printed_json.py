@@ -149,8 +149,14 @@ def _of_fields(types: tuple[type, ...], fields: frozenset[str]) -> tuple[type, .
 
 def _always(of: type) -> frozenset[str]:
     """The fields that are always there."""
-    return frozenset(each.encode_name for each in msgspec.structs.fields(of) if each.required)
+    return frozenset(each.encode_name for each in msgspec.structs.fields(of) if each.required) | _tag(of)
 
 
 def _may(of: type, fields: frozenset[str]) -> bool:
-    return not of.__struct_config__.forbid_unknown_fields or fields <= set(of.__struct_encode_fields__)
+    return not of.__struct_config__.forbid_unknown_fields or fields <= {*of.__struct_encode_fields__, *_tag(of)}
+
+
+def _tag(of: type) -> frozenset[str]:
+    """`schema_version`, which is the tag of a result."""
+    config = of.__struct_config__
+    return frozenset(() if config.tag_field is None else (config.tag_field,))

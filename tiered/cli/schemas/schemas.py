@@ -6,16 +6,13 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
 from tiered.cli.schemas.schemas_base import Strict, UnreadPartitions
-from tiered.cli.schemas.schemas_compaction import COMPACTION, COMPACTION_COMMANDS
-from tiered.cli.schemas.schemas_daily import DAILY, DAILY_COMMANDS
-from tiered.cli.schemas.schemas_records import RECORDS, RECORDS_COMMANDS
-from tiered.cli.schemas.schemas_work import WORK, WORK_COMMANDS
-from tiered.cost.advice_file import SavedAdvice
 
 
 class PricesUsed(Strict):
@@ -501,45 +498,163 @@ class ProgressEvent(Strict):
     message: str | None
 
 
-SCHEMAS: dict[str, type[msgspec.Struct]] = {
-    "bench": BenchMeasured,
-    "cost-show": CostShow,
-    "cost-simulate": CostSimulate,
-    "cost-advise": CostAdvise,
-    "cost-advise-plan": SavedAdvice,  # the file of --out
-    "apply": PlanApplied,
-    "apply-advice": AdviceApplied,
-    "plan": PlanShow,
-    "plan-summary": PlanSummary,
-    "doctor": Doctor,
-    "pause": Paused,
-    "status": Status,
-    "status-history": StatusHistory,
-    "status-partitions": StatusByPartition,
-    "progress": ProgressEvent,
-    **DAILY,
-    **RECORDS,
-    **COMPACTION,
-    **WORK,
+_STRUCTS: dict[str, str] = {  # by the name of the page
+    "adopt": "tiered.cli.schemas.schemas_work:Adopted",
+    "append": "tiered.cli.schemas.schemas_records:Appended",
+    "apply": "tiered.cli.schemas.schemas:PlanApplied",
+    "apply-advice": "tiered.cli.schemas.schemas:AdviceApplied",
+    "backfill": "tiered.cli.schemas.schemas_work:Backfilled",
+    "backfill-dry-run": "tiered.cli.schemas.schemas_work:BackfillPlan",
+    "bench": "tiered.cli.schemas.schemas:BenchMeasured",
+    "bench-dry-run": "tiered.cli.schemas.schemas_work:BenchPlanned",
+    "compact": "tiered.cli.schemas.schemas_compaction:Compacted",
+    "compact-bucket": "tiered.cli.schemas.schemas_compaction:BucketCompacted",
+    "compact-bucket-dry-run": "tiered.cli.schemas.schemas_compaction:BucketCompactPlanned",
+    "compact-dry-run": "tiered.cli.schemas.schemas_compaction:CompactEstimated",
+    "compaction-advise": "tiered.cli.schemas.schemas_compaction:CompactionAdvice",
+    "compaction-metrics": "tiered.cli.schemas.schemas_compaction:CompactionMetrics",
+    "compaction-runs": "tiered.cli.schemas.schemas_compaction:CompactionRuns",
+    "compaction-status": "tiered.cli.schemas.schemas_compaction:CompactionStatus",
+    "config-explain": "tiered.cli.schemas.schemas_daily:ConfigExplained",
+    "config-export": "tiered.cli.schemas.schemas_daily:ConfigExported",
+    "config-lint": "tiered.cli.schemas.schemas_daily:ConfigLinted",
+    "consume-line": "tiered.cli.schemas.schemas_records:ConsumedRecord",
+    "cost-advise": "tiered.cli.schemas.schemas:CostAdvise",
+    "cost-advise-plan": "tiered.cost.advice_file:SavedAdvice",  # the file of --out
+    "cost-show": "tiered.cli.schemas.schemas:CostShow",
+    "cost-simulate": "tiered.cli.schemas.schemas:CostSimulate",
+    "delete-records": "tiered.cli.schemas.schemas_records:DeletedRecords",
+    "demo": "tiered.cli.schemas.schemas_work:Demo",
+    "doctor": "tiered.cli.schemas.schemas:Doctor",
+    "dump-batches": "tiered.cli.schemas.schemas_records:DumpedBatches",
+    "dump-checkpoint": "tiered.cli.schemas.schemas_records:DumpedCheckpoint",
+    "dump-head": "tiered.cli.schemas.schemas_records:DumpedHead",
+    "dump-head-section": "tiered.cli.schemas.schemas_records:DumpedHeadSection",
+    "dump-hex": "tiered.cli.schemas.schemas_records:DumpedBytes",
+    "dump-index": "tiered.cli.schemas.schemas_records:DumpedOffsets",
+    "dump-indexes": "tiered.cli.schemas.schemas_records:DumpedBundle",
+    "dump-leader-epochs": "tiered.cli.schemas.schemas_records:DumpedEpochs",
+    "dump-properties": "tiered.cli.schemas.schemas_records:DumpedPairs",
+    "dump-records": "tiered.cli.schemas.schemas_records:DumpedRecords",
+    "dump-records-line": "tiered.cli.schemas.schemas_records:DumpedLine",
+    "dump-snapshot": "tiered.cli.schemas.schemas_records:DumpedProducers",
+    "dump-timeindex": "tiered.cli.schemas.schemas_records:DumpedTimes",
+    "dump-txnindex": "tiered.cli.schemas.schemas_records:DumpedAborted",
+    "fork": "tiered.cli.schemas.schemas_work:Forked",
+    "gc": "tiered.cli.schemas.schemas_daily:GarbageListed",
+    "gc-delete": "tiered.cli.schemas.schemas_daily:GarbageDeleted",
+    "get-offsets": "tiered.cli.schemas.schemas_daily:Offsets",
+    "import": "tiered.cli.schemas.schemas_work:Imported",
+    "import-dry-run": "tiered.cli.schemas.schemas_work:ImportPlanned",
+    "log-dirs": "tiered.cli.schemas.schemas_daily:LogDirs",
+    "log-dirs-move": "tiered.cli.schemas.schemas_daily:LogDirsMove",
+    "log-dirs-partitions": "tiered.cli.schemas.schemas_daily:LogDirsPartitions",
+    "pause": "tiered.cli.schemas.schemas:Paused",
+    "pipeline-plan": "tiered.cli.schemas.schemas_work:PipelinePlan",
+    "pipeline-run": "tiered.cli.schemas.schemas_work:PipelineRun",
+    "placement": "tiered.cli.schemas.schemas_work:Placement",
+    "plan": "tiered.cli.schemas.schemas:PlanShow",
+    "plan-summary": "tiered.cli.schemas.schemas:PlanSummary",
+    "progress": "tiered.cli.schemas.schemas:ProgressEvent",
+    "remote-ls": "tiered.cli.schemas.schemas_work:RemoteListed",
+    "repair": "tiered.cli.schemas.schemas_work:Repaired",
+    "restore": "tiered.cli.schemas.schemas_work:Restored",
+    "restore-dry-run": "tiered.cli.schemas.schemas_work:RestorePlanned",
+    "rewrite": "tiered.cli.schemas.schemas_work:Rewritten",
+    "rewrite-copy": "tiered.cli.schemas.schemas_work:Copied",
+    "rewrite-dry-run": "tiered.cli.schemas.schemas_work:RewritePlanned",
+    "rotate-keys": "tiered.cli.schemas.schemas_work:KeysRotated",
+    "scrub": "tiered.cli.schemas.schemas_daily:Scrubbed",
+    "status": "tiered.cli.schemas.schemas:Status",
+    "status-history": "tiered.cli.schemas.schemas:StatusHistory",
+    "status-partitions": "tiered.cli.schemas.schemas:StatusByPartition",
+    "topic": "tiered.cli.schemas.schemas_daily:Topics",
+    "topic-alter-dry-run": "tiered.cli.schemas.schemas_daily:AlteredTopic",
+    "topic-create-dry-run": "tiered.cli.schemas.schemas_daily:NewTopic",
+    "topic-delete-dry-run": "tiered.cli.schemas.schemas_daily:DeletedTopic",
+    "topic-describe": "tiered.cli.schemas.schemas_daily:DescribedTopic",
+    "topic-describe-settings": "tiered.cli.schemas.schemas_daily:TopicSettings",
+    "transactions": "tiered.cli.schemas.schemas_records:Transactions",
+    "verify": "tiered.cli.schemas.schemas_daily:Verified",
+    "verify-remote": "tiered.cli.schemas.schemas_daily:VerifiedRemote",
+    "view-build": "tiered.cli.schemas.schemas_compaction:ViewsBuilt",
+    "view-build-dry-run": "tiered.cli.schemas.schemas_compaction:ViewsPlanned",
+    "view-drop-dry-run": "tiered.cli.schemas.schemas_compaction:ViewsToDrop",
+    "view-status": "tiered.cli.schemas.schemas_compaction:Views",
 }
-# Every command that prints JSON: the pages of which one is its output, by what was asked for.
+# Every command that prints JSON: the pages of which one is its output, by options.
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "adopt": ("adopt",),
+    "append": ("append",),
+    "apply": ("apply", "apply-advice"),
+    "backfill": ("backfill", "backfill-dry-run"),
+    "bench": ("bench", "bench-dry-run"),
+    "compact": ("compact", "compact-dry-run", "compact-bucket", "compact-bucket-dry-run"),
+    "compaction advise": ("compaction-advise",),
+    "compaction status": ("compaction-status", "compaction-runs", "compaction-metrics"),
+    "config explain": ("config-explain",),
+    "config export": ("config-export",),
+    "config lint": ("config-lint",),
+    "consume": ("consume-line",),
+    "cost advise": ("cost-advise",),
     "cost show": ("cost-show",),
     "cost simulate": ("cost-simulate",),
-    "cost advise": ("cost-advise",),
-    "plan": ("plan", "plan-summary"),
-    "apply": ("apply", "apply-advice"),
+    "delete-records": ("delete-records",),
+    "demo": ("demo",),
     "doctor": ("doctor",),
+    "dump": tuple(name for name in _STRUCTS if name.startswith("dump-")),
+    "fork": ("fork",),
+    "gc": ("gc", "gc-delete"),
+    "get-offsets": ("get-offsets",),
+    "import": ("import", "import-dry-run"),
+    "log-dirs": ("log-dirs", "log-dirs-partitions"),
+    "log-dirs move": ("log-dirs-move",),
     "pause": ("pause",),
+    "pipeline plan": ("pipeline-plan",),
+    "pipeline run": ("pipeline-run", "pipeline-plan"),
+    "placement": ("placement",),
+    "plan": ("plan", "plan-summary"),
+    "remote ls": ("remote-ls",),
+    "repair": ("repair",),
+    "restore": ("restore", "restore-dry-run"),
     "resume": ("pause",),
+    "rewrite copy": ("rewrite-copy", "rewrite-dry-run"),
+    "rewrite merge": ("rewrite", "rewrite-dry-run"),
+    "rewrite recode": ("rewrite", "rewrite-dry-run"),
+    "rotate-keys": ("rotate-keys",),
+    "scrub": ("scrub",),
     "status": ("status", "status-partitions", "status-history"),
-    **DAILY_COMMANDS,
-    **RECORDS_COMMANDS,
-    **COMPACTION_COMMANDS,
-    **WORK_COMMANDS,
+    "topic alter": ("topic", "topic-alter-dry-run"),
+    "topic create": ("topic", "topic-create-dry-run"),
+    "topic delete": ("topic", "topic-delete-dry-run"),
+    "topic describe": ("topic-describe", "topic-describe-settings"),
+    "topic list": ("topic",),
+    "transactions list": ("transactions",),
+    "verify": ("verify", "verify-remote"),
+    "view build": ("view-build", "view-build-dry-run"),
+    "view drop": ("view-drop-dry-run",),
+    "view status": ("view-status",),
 }
+
+
+class _Schemas(Mapping[str, type[msgspec.Struct]]):
+    """The structs by page; the module of a struct is imported when the struct is looked up."""
+
+    def __getitem__(self, name: str) -> type[msgspec.Struct]:
+        module, _, struct = _STRUCTS[name].partition(":")
+        found: type[msgspec.Struct] = getattr(importlib.import_module(module), struct)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_STRUCTS)
+
+    def __len__(self) -> int:
+        return len(_STRUCTS)
+
+
+SCHEMAS = _Schemas()
 
 
 def schema_text(name: str) -> str:
-    """The JSON Schema of a command's output, as the page in the docs has it."""
+    """Return the JSON Schema of a command's output, as its page has it."""
     return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=1).decode() + "\n"

@@ -240,27 +240,3 @@ class ViewsPlanned(Done):
     """``tiered view build --dry-run``."""
 
     partitions: list[PlannedView]
-
-
-COMPACTION: dict[str, type[Strict]] = {
-    "compact": Compacted,
-    "compact-dry-run": CompactEstimated,
-    "compact-bucket": BucketCompacted,
-    "compact-bucket-dry-run": BucketCompactPlanned,
-    "compaction-advise": CompactionAdvice,
-    "compaction-metrics": CompactionMetrics,
-    "compaction-runs": CompactionRuns,
-    "compaction-status": CompactionStatus,
-    "view-build": ViewsBuilt,
-    "view-build-dry-run": ViewsPlanned,
-    "view-drop-dry-run": ViewsToDrop,
-    "view-status": Views,
-}
-COMPACTION_COMMANDS: dict[str, tuple[str, ...]] = {
-    "compact": ("compact", "compact-dry-run", "compact-bucket", "compact-bucket-dry-run"),
-    "compaction advise": ("compaction-advise",),
-    "compaction status": ("compaction-status", "compaction-runs", "compaction-metrics"),
-    "view build": ("view-build", "view-build-dry-run"),
-    "view drop": ("view-drop-dry-run",),
-    "view status": ("view-status",),
-}

@@ -376,32 +376,3 @@ class DumpedHeadSection(_OfFile, kw_only=True):
     unlinked: list[HeadUnlinked] | UnsetType = UNSET
     unlinked_pages: list[HeadPage] | UnsetType = UNSET
     spills: list[HeadPage] | UnsetType = UNSET
-
-
-RECORDS: dict[str, type[msgspec.Struct]] = {
-    "append": Appended,
-    "consume-line": ConsumedRecord,
-    "delete-records": DeletedRecords,
-    "transactions": Transactions,
-    "dump-batches": DumpedBatches,
-    "dump-records": DumpedRecords,
-    "dump-records-line": DumpedLine,
-    "dump-hex": DumpedBytes,
-    "dump-index": DumpedOffsets,
-    "dump-timeindex": DumpedTimes,
-    "dump-leader-epochs": DumpedEpochs,
-    "dump-checkpoint": DumpedCheckpoint,
-    "dump-txnindex": DumpedAborted,
-    "dump-snapshot": DumpedProducers,
-    "dump-properties": DumpedPairs,
-    "dump-indexes": DumpedBundle,
-    "dump-head": DumpedHead,
-    "dump-head-section": DumpedHeadSection,
-}
-RECORDS_COMMANDS: dict[str, tuple[str, ...]] = {
-    "append": ("append",),
-    "consume": ("consume-line",),
-    "delete-records": ("delete-records",),
-    "transactions list": ("transactions",),
-    "dump": tuple(name for name in RECORDS if name.startswith("dump-")),
-}
