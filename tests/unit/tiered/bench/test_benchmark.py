@@ -1,4 +1,4 @@
-"""`tiered bench` measures everything beside its reference, and leaves nothing behind however it ends."""
+"""`tiered bench`: each measurement has a reference, and all temporary data is deleted however the run ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fault_store import Fault, FaultStore
 from local.errors import InvalidRequest, LogError
 from remote.store.memory_store import MemoryStore
 from tiered.bench import benchmark_local
-from tiered.bench.benchmark import BenchOptions, Measured, foretell_requests, percentiles_ms, run_benchmark
+from tiered.bench.benchmark import BenchOptions, Measured, predict_requests, percentiles_ms, run_benchmark
 from tiered.cli.main import invoke
 from tiered.cli.schemas.schemas import SCHEMAS
 
@@ -29,7 +29,7 @@ NAMES = (
 )
 
 
-def test_everything_is_measured_beside_its_reference_and_nothing_is_left(tmp_path: Path) -> None:
+def test_benchmark_reports_measurements_with_references_and_deletes_its_files(tmp_path: Path) -> None:
     ticks = itertools.count()
     report = run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, clock=lambda: next(ticks) / 4)
     assert tuple(each.name for each in report.measured) == NAMES
@@ -50,7 +50,7 @@ def test_everything_is_measured_beside_its_reference_and_nothing_is_left(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_figures_follow_from_what_was_timed() -> None:
+def test_ratio_throughput_and_percentiles_follow_from_the_measured_times() -> None:
     measured = Measured(name="x", what="", reference="", count=4, size_bytes=100, seconds=2.0, reference_seconds=1.0)
     assert (measured.ratio, measured.bytes_per_second, measured.ms_each) == (0.5, 50.0, 500.0)
     assert percentiles_ms([]) == {}
@@ -59,7 +59,9 @@ def test_figures_follow_from_what_was_timed() -> None:
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 7, 8, 9, 10])
-def test_a_run_that_is_told_to_stop_says_what_it_has_and_removes_everything(tmp_path: Path, stop_after: int) -> None:
+def test_cancelled_benchmark_reports_finished_measurements_and_deletes_everything(
+    tmp_path: Path, stop_after: int
+) -> None:
     store, seen = MemoryStore(), list[str]()
     report = run_benchmark(
         str(tmp_path),
@@ -75,8 +77,11 @@ def test_a_run_that_is_told_to_stop_says_what_it_has_and_removes_everything(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket_that_fails_under_way_keeps_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fourth call of the bucket's part, before and after its effect; those of the clean-up itself raise."""
+def test_benchmark_leaves_no_objects_or_files_after_a_store_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store fault before or after every fourth call leaves no objects behind.
+    Faults of the clean-up's own calls (`list`, `delete`) are exempt: they are raised."""
     monkeypatch.setattr(benchmark_local, "measure_disk", lambda bench: None)
     clean = FaultStore(MemoryStore())
     run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=clean)
@@ -88,24 +93,25 @@ def test_a_bucket_that_fails_under_way_keeps_nothing_either(tmp_path: Path, monk
             run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=store)
         except LogError:
             met += 1
-        if at < len(store.calls) and store.calls[at] not in ("list", "delete"):  # a run may take a call less
+        # a run may need one call fewer than the first run
+        if at < len(store.calls) and store.calls[at] not in ("list", "delete"):
             assert list(inner.list("")) == [], (at, store.calls[at])
         assert list(tmp_path.iterdir()) == []
     assert met > 3
 
 
-def test_the_requests_are_foretold(tmp_path: Path) -> None:
-    told = foretell_requests(now_ms=NOW, options=SMALL)
+def test_benchmark_sends_the_predicted_number_of_requests(tmp_path: Path) -> None:
+    told = predict_requests(now_ms=NOW, options=SMALL)
     real = run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=MemoryStore("s3://bucket/prefix")).requests
     assert real is not None
     assert (real.puts, real.deletes) == (told.puts, told.deletes)
-    assert real.bytes_in == pytest.approx(told.bytes_in, rel=0.001)  # names in a head are as long as they are
-    assert abs(real.gets - told.gets) <= 4  # reading ahead is as far as threads were quick
+    assert real.bytes_in == pytest.approx(told.bytes_in, rel=0.001)  # the lengths of the names in a manifest vary
+    assert abs(real.gets - told.gets) <= 4  # the number of prefetched ranges depends on thread timing
     assert abs(real.lists - told.lists) <= 2
 
 
 @pytest.mark.parametrize("size", [1000, 1 << 41])
-def test_sizes_that_measure_nothing_or_fill_the_disk_are_refused(tmp_path: Path, size: int) -> None:
+def test_benchmark_refuses_a_size_that_is_too_small_or_too_large(tmp_path: Path, size: int) -> None:
     with pytest.raises(InvalidRequest):
         BenchOptions.of(size)
     with pytest.raises(InvalidRequest):
@@ -126,7 +132,7 @@ def everything(home: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in home.rglob("*")}
 
 
-def test_the_command_prints_what_its_schema_says_and_leaves_the_place_as_it_was(
+def test_bench_command_prints_its_json_schema_and_leaves_the_directory_unchanged(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(home)
@@ -144,7 +150,7 @@ def test_the_command_prints_what_its_schema_says_and_leaves_the_place_as_it_was(
     assert list((home / "bare").iterdir()) == []
 
 
-def test_what_the_bucket_would_be_asked_is_said_before_and_only_then_done(
+def test_bench_remote_shows_its_requests_first_and_needs_yes_to_send_them(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = everything(home)
@@ -164,8 +170,8 @@ def test_what_the_bucket_would_be_asked_is_said_before_and_only_then_done(
     assert everything(home) == before
 
 
-def test_ctrl_c_removes_everything(home: Path) -> None:
-    """A real process, once it has measured its first figures."""
+def test_bench_interrupted_by_ctrl_c_deletes_everything(home: Path) -> None:
+    """A real process is interrupted after its first measurements."""
     before = everything(home)
     words = [sys.executable, "-m", "tiered", "bench", "--size", "64MiB", "--remote", "--yes"]
     with subprocess.Popen(words, cwd=home, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

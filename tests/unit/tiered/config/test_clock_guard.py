@@ -1,4 +1,5 @@
-"""Which time is gone by while the machine's clock jumps: a table of days, in minutes."""
+"""The clock guard: which time the process uses while the wall clock of the machine jumps.
+The tables are in minutes."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ import pytest
 from local.errors import AccessDenied
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
-from tiered.config.clock_guard import JUMP_MS, Doubt, Timekeeper, counted_ms
+from tiered.config.clock_guard import JUMP_MS, ClockSuspicion, Timekeeper, counted_ms
 from tiered.stores.store_clock import StoreClock, has_own_clock
 
 MINUTE = 60_000
 HOLD = 60  # minutes
 LEAST = JUMP_MS // MINUTE
 
-# (minutes passed, how far the wall clock is off then) and how far the time that is gone by is off
+# Each entry: (minutes passed, error of the wall clock, error of the time in use).
 DAYS: dict[str, list[tuple[int, int, int]]] = {
     "a clock that is right": [(0, 0, 0), (1, 0, 0), (500, 0, 0)],
     "a slow correction is followed": [(0, 0, 0), (1, LEAST, LEAST), (2, 2 * LEAST, 2 * LEAST), (3, LEAST, LEAST)],
@@ -29,7 +30,7 @@ DAYS: dict[str, list[tuple[int, int, int]]] = {
 
 
 @pytest.mark.parametrize("name", DAYS)
-def test_a_jump_is_gone_by_only_when_nobody_has_put_it_right(name: str) -> None:
+def test_clock_jump_is_accepted_only_after_the_hold_time(name: str) -> None:
     passed = 0
     keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * MINUTE)
     for passed, wall, gone_by in DAYS[name]:
@@ -38,22 +39,23 @@ def test_a_jump_is_gone_by_only_when_nobody_has_put_it_right(name: str) -> None:
         assert (keeper.trouble is None) == (wall == gone_by)
 
 
-def test_without_a_hold_the_clock_is_believed_at_once() -> None:
+def test_clock_without_a_hold_time_is_accepted_at_once() -> None:
     keeper = Timekeeper(0, counted=lambda: 0)
     assert [keeper.now_ms(at) for at in (0, 10**12, 5)] == [0, 10**12, 5]
     assert keeper.trouble is None
 
 
-def test_what_is_counted_goes_on() -> None:
+def test_counted_time_never_decreases() -> None:
     assert counted_ms() <= counted_ms()
 
 
 YEAR = 365 * 1440
 HOLIDAY, LONG = 20 * 1440, 40 * 1440  # minutes
 NEVER = None
-LAST = 10 * YEAR  # when the process before was last seen, where it was
+LAST = 10 * YEAR  # last time that the previous process recorded
 BACK, LATE, AHEAD = LAST + HOLIDAY, LAST + LONG, LAST + YEAR
-# name: is there a store with a clock, what was written down, and looks: (minutes passed, wall, store or NEVER, gone by)
+# name: (the store has a clock, recorded last time, entries (minutes passed, wall clock, store time or NEVER, time in
+# use))
 STARTS: dict[str, tuple[bool, int | None, list[tuple[int, int, int | None, int]]]] = {
     "right, and shortly after": (True, LAST, [(0, LAST + 5, NEVER, LAST + 5), (1, LAST + 6, NEVER, LAST + 6)]),
     "right, after a holiday, the store says so": (True, LAST, [(0, LAST + 9999, LAST + 9999, LAST + 9999)]),
@@ -107,7 +109,7 @@ STARTS: dict[str, tuple[bool, int | None, list[tuple[int, int, int | None, int]]
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_a_start_goes_by_no_clock_that_its_witnesses_know_to_be_wrong(name: str) -> None:
+def test_clock_at_start_is_checked_against_the_recorded_time_and_the_store(name: str) -> None:
     passed = 0
     has_store, last, looks = STARTS[name]
     keeper = Timekeeper(
@@ -129,10 +131,8 @@ def test_a_start_goes_by_no_clock_that_its_witnesses_know_to_be_wrong(name: str)
 
 @pytest.mark.parametrize("has_store", [False, True])
 @pytest.mark.parametrize("off", [LONG, -LONG], ids=["ahead", "back"])
-def test_processes_that_end_soon_believe_a_clock_that_nobody_puts_right_after_the_same_hold(
-    off: int, has_store: bool
-) -> None:
-    """As cron starts them: each counts only minutes."""
+def test_short_processes_accept_a_wrong_clock_after_the_same_hold_time(off: int, has_store: bool) -> None:
+    """Processes that cron starts: each of them counts only a few minutes."""
     passed, last, doubt, gone_by = 0, LAST * MINUTE, None, []
 
     def counted() -> int:
@@ -144,7 +144,7 @@ def test_processes_that_end_soon_believe_a_clock_that_nobody_puts_right_after_th
         for passed in (begin, begin + 1):
             wall = (LAST + off + passed) * MINUTE
             last = keeper.now_ms(wall)
-            if keeper.is_asking():  # it does not answer
+            if keeper.is_asking():  # the store does not answer
                 last = keeper.now_ms(wall)
             doubt = keeper.doubt(wall)
         gone_by.append(last == wall)
@@ -152,16 +152,16 @@ def test_processes_that_end_soon_believe_a_clock_that_nobody_puts_right_after_th
     assert gone_by == [begin + 1 >= HOLD for begin in range(0, 2 * HOLD, 10)]
 
 
-def test_a_doubt_of_another_clock_counts_for_nothing() -> None:
-    doubt = Doubt(since_ms=LAST * MINUTE, seen_ms=(LAST + 5 * YEAR) * MINUTE)
-    for wall in (LAST + 3 * YEAR, LAST + 7 * YEAR):  # set back since, or far ahead once more
+def test_doubt_about_a_different_wall_clock_time_is_ignored() -> None:
+    doubt = ClockSuspicion(since_ms=LAST * MINUTE, seen_ms=(LAST + 5 * YEAR) * MINUTE)
+    for wall in (LAST + 3 * YEAR, LAST + 7 * YEAR):  # the clock was set back, or jumped far ahead again
         keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, doubt=doubt)
         assert keeper.now_ms(wall * MINUTE) == LAST * MINUTE
 
 
-def test_a_store_that_was_not_asked_yet_is_asked_before_an_old_doubt_is_over() -> None:
+def test_store_that_was_not_asked_is_asked_before_a_recorded_doubt_ends() -> None:
     wall = (LAST + YEAR) * MINUTE
-    doubt = Doubt(since_ms=wall - 2 * HOLD * MINUTE, seen_ms=wall - MINUTE)
+    doubt = ClockSuspicion(since_ms=wall - 2 * HOLD * MINUTE, seen_ms=wall - MINUTE)
     keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, has_store=True, doubt=doubt)
     assert keeper.now_ms(wall) == LAST * MINUTE
     assert keeper.is_asking()
@@ -169,7 +169,7 @@ def test_a_store_that_was_not_asked_yet_is_asked_before_an_old_doubt_is_over() -
     assert keeper.now_ms(wall) == (LAST + 1) * MINUTE
 
 
-# (minutes passed, how far the wall clock is off then, the store's time off then) and how far what is gone by is off
+# Each entry: (minutes passed, error of the wall clock, error of the store's clock, error of the time in use).
 WITNESSED: dict[str, list[tuple[int, int, int | None, int]]] = {
     "ahead, the store says so, for long": [
         (0, 0, 0, 0),
@@ -191,7 +191,7 @@ WITNESSED: dict[str, list[tuple[int, int, int | None, int]]] = {
 
 
 @pytest.mark.parametrize("name", WITNESSED)
-def test_a_jump_is_held_against_the_stores_clock(name: str) -> None:
+def test_clock_jump_is_compared_with_the_clock_of_the_store(name: str) -> None:
     passed, base = 0, 10 * YEAR
     keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * MINUTE, has_store=True)
     for passed, wall, store, gone_by in WITNESSED[name]:
@@ -202,12 +202,12 @@ def test_a_jump_is_held_against_the_stores_clock(name: str) -> None:
         assert found == (base + passed + gone_by) * MINUTE, passed
 
 
-def test_the_store_is_asked_in_doubt_alone_and_once_a_minute() -> None:
+def test_store_is_asked_for_its_time_only_in_doubt_and_once_a_minute() -> None:
     passed = 0
     keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * 1000, last_ms=LAST * MINUTE, has_store=True)
     assert not keeper.is_asking()
     keeper.now_ms(LAST * MINUTE)
-    assert not keeper.is_asking(), "who is sure asks nobody"
+    assert not keeper.is_asking(), "a clock without a jump needs no question to the store"
     keeper.now_ms((LAST + 5000) * MINUTE)
     asked = []
     for passed in range(0, 180, 10):
@@ -217,7 +217,7 @@ def test_the_store_is_asked_in_doubt_alone_and_once_a_minute() -> None:
 
 
 class Stamping(MemoryStore):
-    """Or not: S3 answers nobody whose clock is far off."""
+    """A store with a clock. With `refuses` it rejects requests, as S3 does when the client's clock is far off."""
 
     refuses = False
 
@@ -227,7 +227,7 @@ class Stamping(MemoryStore):
         super().put_if_absent(key, body)
 
 
-def test_a_store_says_its_time_and_keeps_nothing_of_the_question() -> None:
+def test_store_clock_reads_the_time_of_the_store_and_deletes_its_probe_object() -> None:
     store = Stamping(now_ms=lambda: 1234)
     told: list[int] = []
     StoreClock(store, lambda: 0).ask(told.append, wait_s=60)
@@ -241,5 +241,5 @@ def test_a_store_says_its_time_and_keeps_nothing_of_the_question() -> None:
 @pytest.mark.parametrize(
     ("url", "has"), [("s3://b/p", True), ("hdfs://n/p", True), ("file:///p", False), ("memory://", False)]
 )
-def test_a_store_on_this_machine_is_no_witness(url: str, has: bool) -> None:
+def test_store_on_the_same_machine_has_no_clock_of_its_own(url: str, has: bool) -> None:
     assert has_own_clock(url) is has

@@ -1,4 +1,4 @@
-"""The configuration: precedence, every key checked, no secret in a file, limits that contradict each other."""
+"""The configuration: precedence, checks of every key, no secrets in files, contradictory limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ options = { profile = "prod" }
 """
 
 
-def test_a_file_is_read_whole(write) -> None:
+def test_config_file_loads_every_section(write) -> None:
     path = write(EVERY_LAYER)
     config = Config.load(path)
     assert config.data_dir == os.path.join(os.path.dirname(path), "data")
@@ -63,14 +63,14 @@ def test_a_file_is_read_whole(write) -> None:
         ("orders", {"retention.ms": "5d"}, {"TIERED_RETENTION_MS": "4d"}, {"retention.ms": "3d"}, "3d", "-X"),
     ],
 )
-def test_each_layer_outranks_the_one_below(write, topic, own, environ, override, expected, origin) -> None:
+def test_config_layer_overrides_the_layers_below_it(write, topic, own, environ, override, expected, origin) -> None:
     config = Config.load(write(EVERY_LAYER), override, environ)
     (setting,) = [each for each in config.explain(topic, own) if each.name == "retention.ms"]
     assert setting.value == expected
     assert setting.origin.endswith(origin)
 
 
-def test_without_a_file_everything_is_kafkas_default() -> None:
+def test_config_without_a_file_has_kafkas_defaults() -> None:
     config = Config.load(None)
     assert (config.remote_url, config.path) == (None, None)
     assert config.topic_properties("any") == DEFAULTS
@@ -78,13 +78,13 @@ def test_without_a_file_everything_is_kafkas_default() -> None:
     assert log_settings({}) == LogSettings(timestamp_after_max_ms=3_600_000)
 
 
-def test_directory_and_url_follow_the_environment(write) -> None:
+def test_environment_overrides_directory_and_url(write) -> None:
     environ = {"TIERED_LOCAL_DIR": "/elsewhere", "TIERED_REMOTE_URL": "file:///bucket"}
     config = Config.load(write(EVERY_LAYER), {}, environ)
     assert (config.data_dir, config.remote_url) == ("/elsewhere", "file:///bucket")
 
 
-def test_the_managers_own_settings_are_numbers() -> None:
+def test_manager_settings_are_parsed_as_numbers() -> None:
     config = Config.load(None, {}, {"TIERED_REMOTE_LOG_MANAGER_TASK_INTERVAL_MS": "1m"})
     assert config.task_interval_ms == 60_000
 
@@ -111,7 +111,7 @@ def test_the_managers_own_settings_are_numbers() -> None:
         ("[remote]\nurl = 's3://key:secret@bucket'", {}),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_with_the_file(write, text: str, facts: dict[str, str]) -> None:
+def test_invalid_config_is_refused_with_file_key_and_suggestion(write, text: str, facts: dict[str, str]) -> None:
     path = write(text)
     with pytest.raises(InvalidRequest) as raised:
         Config.load(path)
@@ -134,19 +134,19 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(write, text: str, facts:
         ("message.max.bytes", "max.message.bytes"),
     ],
 )
-def test_a_brokers_name_of_a_setting_is_answered_with_the_topics(broker: str, topic: str) -> None:
+def test_broker_setting_name_is_refused_with_the_topic_setting_as_suggestion(broker: str, topic: str) -> None:
     with pytest.raises(InvalidRequest, match="kafka's brokers") as raised:
         Config.load(None, {broker: "7"})
     assert raised.value.facts["did_you_mean"] == topic
     assert raised.value.facts["expected"] == repr(PROPERTIES[topic].expected)
 
 
-def test_every_brokers_name_is_none_of_ours_and_leads_to_one_of_ours() -> None:
+def test_every_broker_setting_name_maps_to_a_topic_setting() -> None:
     assert PROPERTIES.keys().isdisjoint(BROKER_NAMES)
     assert PROPERTIES.keys() >= set(BROKER_NAMES.values())
 
 
-def test_a_file_that_begins_with_a_byte_order_mark_or_has_other_line_ends_is_read(write) -> None:
+def test_config_file_with_a_byte_order_mark_or_crlf_is_read(write) -> None:
     text = '[local]\ndir = "here"\n[topics."t"]\n"retention.ms" = "7d"\n'
     plain = Config.load(write(text))
     for body in (text.encode("utf-8-sig"), text.replace("\n", "\r\n").encode("utf-8-sig")):
@@ -157,7 +157,7 @@ def test_a_file_that_begins_with_a_byte_order_mark_or_has_other_line_ends_is_rea
         assert TomlLines.read(path).trouble == ()
 
 
-def test_a_file_that_may_not_be_read_is_no_mistake_in_it(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_without_read_permission_raises_access_denied(write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("")
 
     def refuse(*words: object, **more: object) -> None:
@@ -170,17 +170,17 @@ def test_a_file_that_may_not_be_read_is_no_mistake_in_it(write, monkeypatch: pyt
     assert met.value.facts == {"file": path, "cause": "eacces"}
 
 
-def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+def test_missing_config_file_raises_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such file: file="):
         Config.load(str(tmp_path / "tiered.toml"))
 
 
-def test_an_unknown_override_names_its_source() -> None:
+def test_unknown_override_is_refused_with_its_source() -> None:
     with pytest.raises(InvalidRequest, match=r"key=retention\.sm option=-X did_you_mean=retention\.ms"):
         Config.load(None, {"retention.sm": "1"})
 
 
-def test_a_misspelt_variable_is_refused_and_a_foreign_one_ignored() -> None:
+def test_misspelt_variable_is_refused_and_an_unrelated_one_ignored() -> None:
     with pytest.raises(InvalidRequest, match="did_you_mean=TIERED_RETENTION_MS"):
         Config.load(None, {}, {"TIERED_RETENTON_MS": "1d"})
     with pytest.raises(InvalidRequest, match="variable=TIERED_RETENTION_MS"):
@@ -188,7 +188,7 @@ def test_a_misspelt_variable_is_refused_and_a_foreign_one_ignored() -> None:
     assert Config.load(None, {}, {"TIERED_PURE_KERNELS": "1", "HOME": "/"}).environment == {}
 
 
-def test_an_own_setting_of_a_topic_that_is_unknown_is_refused() -> None:
+def test_unknown_topic_setting_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"topic=orders did_you_mean=retention\.ms"):
         Config.load(None).topic_properties("orders", {"retentin.ms": "1d"})
 
@@ -207,15 +207,15 @@ def test_an_own_setting_of_a_topic_that_is_unknown_is_refused() -> None:
         "secret = 's', endpoint_url = 'http://127.0.0.1:1', client_kwargs = { endpoint_url = 'https://real' }",
     ],
 )
-def test_an_option_that_looks_like_a_secret_is_refused_without_showing_it(write, options: str) -> None:
+def test_option_that_looks_like_a_secret_is_refused_without_showing_its_value(write, options: str) -> None:
     path = write(f"[remote]\nurl = 's3://b'\noptions = {{ {options} }}")
     with pytest.raises(InvalidRequest, match="an option looks like a secret; use AWS_") as raised:
         Config.load(path)
-    assert "='" not in str(raised.value), "no value is in the message"
+    assert "='" not in str(raised.value), "the message must not contain an option's value"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:5000", "localhost:4566", "[::1]:9000"])
-def test_a_loopback_endpoint_may_carry_dummy_credentials(write, host: str) -> None:
+def test_loopback_endpoint_may_have_dummy_credentials(write, host: str) -> None:
     options = f"key = 'test', secret = 'test', client_kwargs = {{ endpoint_url = 'http://{host}' }}"
     config = Config.load(write(f"[remote]\nurl = 's3://b'\noptions = {{ {options} }}"))
     assert config.remote_options["key"] == "test"
@@ -239,13 +239,15 @@ def test_options_without_a_secret_pass(write, options: str) -> None:
         ({"cleanup.policy": "", "local.retention.ms": "1h"}, (7 * DAY, None, DAY // 24, None)),
     ],
 )
-def test_minus_one_is_unlimited_and_minus_two_follows(settings: dict[str, str], expected: tuple[object, ...]) -> None:
+def test_retention_of_minus_one_is_unlimited_and_local_minus_two_follows_it(
+    settings: dict[str, str], expected: tuple[object, ...]
+) -> None:
     rules = resolve_rules(settings)
     found = (rules.retention_ms, rules.retention_bytes, rules.local_retention_ms, rules.local_retention_bytes)
     assert found == expected
 
 
-def test_a_compacted_topic_with_defaults_loses_nothing_on_the_disk_or_in_the_store() -> None:
+def test_compacted_topic_with_default_settings_has_no_retention_limits() -> None:
     rules = resolve_rules({"cleanup.policy": "compact"})
     assert (rules.log_limits.ms, rules.log_limits.bytes) == (None, None)
     assert (rules.local_limits.ms, rules.local_limits.bytes) == (None, None)
@@ -272,8 +274,8 @@ def test_a_compacted_topic_with_defaults_loses_nothing_on_the_disk_or_in_the_sto
         ({"remote.copy.lag.bytes": "8", "local.retention.bytes": "7"}, True),
     ],
 )
-def test_the_disk_of_a_tiered_topic_may_not_keep_more_than_the_log(settings: dict[str, str], refused: bool) -> None:
-    resolve_rules(settings)  # the tier is off: nothing of it binds (kafka LogConfig.validateTopicLogConfigValues)
+def test_tiered_topic_refuses_local_retention_above_total_retention(settings: dict[str, str], refused: bool) -> None:
+    resolve_rules(settings)  # without tiering no limit applies (kafka LogConfig.validateTopicLogConfigValues)
     tiered = {"remote.storage.enable": "true", **settings}
     if refused:
         with pytest.raises(InvalidRequest, match="checking settings, "):
@@ -282,10 +284,10 @@ def test_the_disk_of_a_tiered_topic_may_not_keep_more_than_the_log(settings: dic
         resolve_rules(tiered)
 
 
-def test_a_contradiction_in_the_file_is_found_when_it_is_loaded(write) -> None:
+def test_contradictory_settings_are_refused_when_the_file_is_loaded(write) -> None:
     with pytest.raises(InvalidRequest, match=r"local\.retention\.ms=864000000 retention\.ms=604800000"):
         Config.load(write("[remote]\nurl = 's3://b'\n[defaults]\n'local.retention.ms' = '10d'"))
-    Config.load(write("[defaults]\n'local.retention.ms' = '10d'"))  # nowhere to tier to, so it binds nothing
+    Config.load(write("[defaults]\n'local.retention.ms' = '10d'"))  # without a remote url the limit does not apply
 
 
 @pytest.mark.parametrize(
@@ -312,7 +314,7 @@ def test_log_settings_carry_the_topics_codec_and_its_level() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PROPERTIES))
-def test_every_property_parses_its_own_default_and_is_documented(name: str) -> None:
+def test_every_property_parses_its_default_and_is_documented(name: str) -> None:
     row = PROPERTIES[name]
     parse(name, row.default)
     assert row.doc.endswith(".")
@@ -323,7 +325,7 @@ def test_every_property_parses_its_own_default_and_is_documented(name: str) -> N
     )
 
 
-def test_a_secret_is_never_in_an_errors_text(write) -> None:
+def test_secret_is_never_in_the_text_of_an_error(write) -> None:
     path = write("[remote]\nurl = 's3://user:hunter2@bucket'\noptions = { password = 'hunter2' }")
     with pytest.raises(InvalidRequest) as raised:
         Config.load(path)
@@ -356,7 +358,7 @@ def test_several_log_directories_are_absolute_and_in_order(tmp_path) -> None:
         ('dirs = ["a", "b"]\ncordoned = ["c"]', "cordoned is no log directory"),
     ],
 )
-def test_log_directories_that_make_no_sense_are_refused(tmp_path, text: str, said: str) -> None:
+def test_invalid_log_directories_are_refused(tmp_path, text: str, said: str) -> None:
     path = tmp_path / "tiered.toml"
     path.write_text(f"[local]\n{text}\n")
     with pytest.raises(InvalidRequest, match=said):

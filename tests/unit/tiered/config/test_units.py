@@ -1,4 +1,4 @@
-"""Times, sizes, counts and money, in and out."""
+"""Parsing and formatting of durations, sizes, counts and money."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tiered.config.units import format_bytes, format_count, format_dollars, form
         ("9223372036854775807", 2**63 - 1),
     ],
 )
-def test_a_duration_is_read_in_milliseconds(text: str, ms: int) -> None:
+def test_duration_is_parsed_to_milliseconds(text: str, ms: int) -> None:
     assert parse_ms(text) == ms
 
 
@@ -34,7 +34,7 @@ def test_a_duration_is_read_in_milliseconds(text: str, ms: int) -> None:
     "text",
     ["", "7x", "d", "-7d", "7 days", "1e3", "7d!", "h7", "\u0667d", "1" * 20, "9" * 19, "9" * 400 + "d", f"{2**63}ms"],
 )
-def test_what_is_no_duration_is_none(text: str) -> None:
+def test_text_that_is_no_duration_parses_to_none(text: str) -> None:
     assert parse_ms(text) is None
 
 
@@ -54,14 +54,14 @@ def test_what_is_no_duration_is_none(text: str) -> None:
         ("1pb", 10**15),
     ],
 )
-def test_a_size_is_read_in_bytes(text: str, size: int) -> None:
+def test_size_is_parsed_to_bytes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "12 parsecs", "MiB", "-1MiB", "1.2.3KiB", "0x10", "1kbit", "9" * 19, "9" * 400 + "PiB", "9000000PB"]
 )
-def test_what_is_no_size_is_none(text: str) -> None:
+def test_text_that_is_no_size_parses_to_none(text: str) -> None:
     assert parse_bytes(text) is None
 
 
@@ -77,7 +77,7 @@ def test_what_is_no_size_is_none(text: str) -> None:
         (-2, "-2"),
     ],
 )
-def test_a_duration_is_shown_by_its_two_largest_units(ms: int, text: str) -> None:
+def test_duration_is_formatted_with_its_two_largest_units(ms: int, text: str) -> None:
     assert format_ms(ms) == text
 
 
@@ -95,11 +95,11 @@ def test_a_duration_is_shown_by_its_two_largest_units(ms: int, text: str) -> Non
         (1 << 60, "1024 PiB"),
     ],
 )
-def test_a_size_is_shown_by_three_digits_and_a_binary_unit(size: int, text: str) -> None:
+def test_size_is_formatted_with_three_digits_and_a_binary_unit(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-def test_counts_have_separators() -> None:
+def test_count_is_formatted_with_separators() -> None:
     assert format_count(91_204_118) == "91,204,118"
 
 
@@ -107,5 +107,5 @@ def test_counts_have_separators() -> None:
     ("dollars", "text"),
     [(0.0, "0.00"), (45.68, "45.68"), (1234.5, "1,234.50"), (0.0023, "0.0023"), (0.00001, "<0.0001")],
 )
-def test_money_below_a_cent_is_not_shown_as_nothing(dollars: float, text: str) -> None:
+def test_money_below_a_cent_is_not_formatted_as_zero(dollars: float, text: str) -> None:
     assert format_dollars(dollars) == text

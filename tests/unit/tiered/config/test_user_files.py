@@ -1,4 +1,5 @@
-"""Files that people name: what is wrong is told of the name as typed, and what is no regular file is not replaced."""
+"""Files that the user names on the command line.
+Errors show the name as typed. A target that is not a regular file is never replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tiered.config import user_files
 from tiered.config.user_files import check_target, read_given, write_given
 
 
-def test_what_was_written_is_read_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_written_file_is_read_back_and_no_temporary_file_remains(tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     for body in (b"first", b"", b"second"):
         write_given(path, body, "writing")
@@ -21,7 +22,7 @@ def test_what_was_written_is_read_back_and_leaves_nothing_beside_it(tmp_path: Pa
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_write_through_a_symlink_keeps_the_link_and_replaces_its_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "far")
     for body in (b"one", b"two"):
         write_given(str(tmp_path / "link"), body, "writing")
@@ -29,7 +30,7 @@ def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
         assert (tmp_path / "link").is_symlink()
 
 
-def test_what_is_no_regular_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+def test_write_to_a_pipe_keeps_the_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     got: list[bytes] = []
@@ -53,7 +54,7 @@ def test_what_is_no_regular_file_is_written_to_and_stays_what_it_is(tmp_path: Pa
         ("x" * 300, DiskFailed, "enametoolong"),
     ],
 )
-def test_a_target_that_cannot_be_one_is_told_as_typed(
+def test_invalid_target_is_refused_with_the_name_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type[LogError], told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -66,15 +67,13 @@ def test_a_target_that_cannot_be_one_is_told_as_typed(
     assert sorted(os.listdir()) == ["file", "there"]
 
 
-def test_a_directory_that_may_not_be_written_to_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may everything
+def test_unwritable_directory_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root passes every permission check
     with pytest.raises(AccessDenied, match="eacces"):
         check_target(str(tmp_path / "plan.json"), "writing the plan")
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_refused_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {"none": (NotFound, "no such file: made by x"), "": (NotFound, "no such file: made by x")}
     for name, (kind, told) in cases.items():
         with pytest.raises(kind, match=told):

@@ -1,4 +1,4 @@
-"""Advice kept in a file: done as it says, gone on with after a crash, refused once it rests on something else."""
+"""Cost advice saved in a file: applied as written, resumed after a crash, refused after a change of state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATER = NOW + 1000
 
 
 def with_shorter_local_retention(made: SavedAdvice) -> SavedAdvice:
-    """One more setting, as topics with more on the disk are advised."""
+    """`made` with one more step, which alters `local.retention.ms`."""
     first = made.steps[0]
     assert isinstance(first, AlterStep)
     more = msgspec.structs.replace(first, key="local.retention.ms", before="432000000", value=str(DAY))
@@ -39,7 +39,7 @@ def with_shorter_local_retention(made: SavedAdvice) -> SavedAdvice:
 
 
 class Advised:
-    """Two partitions with movable segments, their advice as a file would have it."""
+    """A manager with two partitions, whose segments can move to another class, and the advice in its file form."""
 
     def __init__(self, tmp_path) -> None:
         self.world = World()
@@ -75,7 +75,7 @@ def advised(tmp_path) -> Advised:
     return Advised(tmp_path)
 
 
-def test_every_step_has_what_the_advice_said(advised):
+def test_saved_advice_has_a_step_for_every_advice_with_the_same_figures(advised):
     (move,) = [each for each in advised.advice if each.segments]
     step = advised.move
     assert (len(step.segments), step.size_bytes) == (move.segments, move.size_bytes)
@@ -92,7 +92,7 @@ def test_every_step_has_what_the_advice_said(advised):
         assert each.now_dollars - each.then_dollars == pytest.approx(best)
 
 
-def test_what_was_advised_is_done_and_the_second_time_nothing_is(advised):
+def test_apply_advice_does_every_step_and_does_nothing_when_repeated(advised):
     with advised.open() as manager:
         assert {each.due == each.parts for each in check_advice(manager, advised.saved)} == {True}
         assert all(each.is_done for each in advised.apply(manager))
@@ -110,7 +110,7 @@ def test_what_was_advised_is_done_and_the_second_time_nothing_is(advised):
 
 
 class FailingStore:
-    """Answers so many uploads and then no more, as a process that is gone."""
+    """A store that accepts `puts` uploads and then raises `Unavailable`, as if the process had crashed."""
 
     def __init__(self, inner, puts: int) -> None:
         self._inner = inner
@@ -124,7 +124,7 @@ class FailingStore:
         return getattr(self._inner, verb)
 
 
-def test_a_crash_anywhere_in_between_is_gone_on_from(tmp_path):
+def test_apply_advice_resumes_after_a_crash_at_any_upload(tmp_path):
     reached = set()
     for puts in (0, 5, 90, 130):
         (tmp_path / str(puts)).mkdir()
@@ -140,10 +140,10 @@ def test_a_crash_anywhere_in_between_is_gone_on_from(tmp_path):
             assert values(manager.reader()) == advised.records
         meant = {(each.partition, each.base_offset) for each in advised.move.segments}
         assert {at for at, name in advised.classes().items() if name == "STANDARD_IA"} == meant
-    assert len(reached) >= 3  # nothing moved yet, one partition, all
+    assert len(reached) >= 3  # crashes before the first move, after one partition, and after all moves
 
 
-def test_told_to_stop_after_the_first_step_it_says_what_is_due(advised):
+def test_cancelled_apply_reports_the_steps_that_are_due(advised):
     answers = iter([False])
     with advised.open() as manager:
         states = advised.apply(manager, should_stop=lambda: next(answers, True))
@@ -152,7 +152,7 @@ def test_told_to_stop_after_the_first_step_it_says_what_is_due(advised):
 
 
 @pytest.mark.parametrize("what", ["setting", "other setting", "rewritten", "expired", "prices", "gone", "anew"])
-def test_what_rests_on_something_else_is_refused_and_named(advised, what):
+def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(advised, what):
     with advised.open() as manager:
         match what:
             case "setting":
@@ -197,7 +197,7 @@ def test_what_rests_on_something_else_is_refused_and_named(advised, what):
             assert not [each for each in advised.saved.steps[:-1] if own.get(each.key) == each.value]
 
 
-def test_records_that_came_meanwhile_do_not_matter(advised):
+def test_apply_advice_accepts_records_appended_after_the_advice(advised):
     with advised.open() as manager:
         manager.append("t", [Record(b"k", b"new", LATER)], 0, now_ms=LATER)
         manager.roll("t", now_ms=LATER)
@@ -205,7 +205,7 @@ def test_records_that_came_meanwhile_do_not_matter(advised):
         assert all(each.is_done for each in advised.apply(manager))
 
 
-def test_no_file_can_make_a_record_unrecoverable(advised):
+def test_advice_file_that_could_lose_records_is_refused(advised):
     lowered = msgspec.structs.replace(
         next(each for each in advised.saved.steps if isinstance(each, AlterStep)), key="retention.ms", value="1"
     )
@@ -219,7 +219,7 @@ def test_no_file_can_make_a_record_unrecoverable(advised):
         decode_advice(b"{}")
 
 
-def test_a_setting_that_would_not_hold_is_left_out(tmp_path):
+def test_save_advice_leaves_out_a_setting_that_an_override_outranks(tmp_path):
     advised = Advised(tmp_path)
     keys = [each.key for each in advised.saved.steps if isinstance(each, AlterStep)]
     with advised.open(read_only=True, **{keys[0].replace(".", "_"): advised.saved.steps[0].before}) as manager:
@@ -227,8 +227,8 @@ def test_a_setting_that_would_not_hold_is_left_out(tmp_path):
         assert keys[0] not in [each.key for each in found.steps if isinstance(each, AlterStep)]
 
 
-def test_the_command_moves_what_it_shows(tmp_path, monkeypatch, capfd):
-    """Files on a real disk: what the bucket is opened with for another class is the command's own affair."""
+def test_apply_command_moves_the_segments_that_its_dry_run_shows(tmp_path, monkeypatch, capfd):
+    """Uses files on a real disk and replaces the function that opens the bucket for another storage class."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
@@ -269,7 +269,7 @@ def moves_in(path: Path) -> list[RecodeStep]:
     return [each for each in decode_advice(path.read_bytes()).steps if isinstance(each, RecodeStep)]
 
 
-def test_a_class_that_cannot_be_opened_is_told_before_any_step_is_done(advised):
+def test_storage_class_that_cannot_be_opened_is_refused_before_the_first_step(advised):
     def refused(storage_class: str):
         raise InvalidRequest("opening a store")
 

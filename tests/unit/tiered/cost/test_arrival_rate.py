@@ -1,4 +1,4 @@
-"""A rate is measured on what came, given by who knows better, and what is too little to measure on is said."""
+"""The arrival rate: measured from records or given by the user, with a warning when the data is too little."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def seen(span_ms):
     return arrival([Piece(size_bytes=478_000, min_ms=1000, max_ms=1000 + span_ms)], [], 16_384, 1.0, 1)
 
 
-def test_less_than_a_day_of_records_gives_no_figures_and_says_what_helps():
+def test_less_than_a_day_of_records_gives_a_warning_and_no_figures():
     for span_ms, word in ((2000, "2s"), (3_600_000, "1h"), (DAY_MS - 1, "23h")):
         warning = seen(span_ms).warning("orders")
         assert warning is not None
@@ -25,14 +25,14 @@ def test_less_than_a_day_of_records_gives_no_figures_and_says_what_helps():
     assert "1.0 days" in seen(DAY_MS).said
 
 
-def test_records_of_one_time_are_no_rate_and_that_is_told():
+def test_records_with_one_timestamp_give_no_rate_and_a_warning():
     found = seen(0)
     assert found.bytes_per_ms == 0
     assert "no span of time" in str(found.warning("orders"))
 
 
-def test_of_a_compacted_log_offsets_tell_what_came_whatever_is_left():
-    """A record each second for 30 days, in each of some partitions, of which an older part is gone."""
+def test_rate_of_a_compacted_log_is_measured_by_offsets_of_all_appended_records():
+    """One record a second for 30 days in each partition. Compaction has removed an older part."""
     month = 30 * 86_400
     for begins in (0, 1, month // 2, month - 3 * 86_400):
         ends = [end for end in (month // 3, month // 2 + 1, month - 86_400, month) if end > begins]
@@ -46,20 +46,20 @@ def test_of_a_compacted_log_offsets_tell_what_came_whatever_is_left():
         assert by_offsets(nothing, 100.0) is None
 
 
-def test_an_idle_partition_is_part_of_the_average():
+def test_idle_partition_counts_in_the_average_rate():
     marks = [Mark(next_offset=at, at_ms=at * 1000) for at in (0, 86_400)]
     rates = [by_offsets(each, 100.0) for each in ([marks, []], [marks, [*marks[:1], Mark(next_offset=1, at_ms=1)]])]
     assert [each.bytes_per_ms for each in rates] == pytest.approx([0.05, 0.05], rel=1e-4)
 
 
-def test_a_given_rate_is_that_of_the_whole_topic_and_no_guess():
+def test_given_rate_applies_to_the_whole_topic_without_a_warning():
     found = given_arrival(20 * GIB, 4)
     assert found.bytes_per_ms * DAY_MS * 4 == pytest.approx(20 * GIB)
     assert found.warning("orders") is None
     assert "as given, 20.0 GiB a day" in found.said
 
 
-def test_whole_milliseconds_take_nothing_from_the_rate():
+def test_rounding_to_whole_milliseconds_keeps_the_rate():
     for batch_bytes in (100, 512, 16_384, 1 << 20):
         for mib_per_s in (0.001, 0.1, 1, 7, 10, 100, 1000):
             rate = mib_per_s * (1 << 20) / 1000
@@ -67,7 +67,7 @@ def test_whole_milliseconds_take_nothing_from_the_rate():
             assert size / every_ms == pytest.approx(rate, rel=0.006), (batch_bytes, mib_per_s)
 
 
-def test_rates_are_read_as_bytes_by_time():
+def test_rate_option_is_parsed_as_bytes_per_time():
     read = {
         "20GiB/d": {None: 20 * GIB},
         "orders=10MiB/s": {"orders": 10 * (1 << 20) * 86_400},
@@ -83,7 +83,7 @@ def test_rates_are_read_as_bytes_by_time():
         read_rates(["a=1/d", "a=2/d"])
 
 
-def test_a_rate_without_a_name_is_for_the_only_topic():
+def test_rate_without_a_topic_applies_to_the_only_topic():
     assert rates_of({None: 5.0}, ["a"]) == {"a": 5.0}
     assert rates_of({"b": 5.0}, ["a", "b"]) == {"b": 5.0}
     for rates, topics in (({None: 5.0}, ["a", "b"]), ({None: 5.0, "a": 6.0}, ["a"]), ({"c": 1.0}, ["a", "b"])):

@@ -1,9 +1,6 @@
-"""What the commands of cost, plan and status print: letter by letter at two widths, and as JSON of its schema.
-
-The pages lie in ``tests/unit/support/pages``; after a change on purpose:
-
-    TIERED_WRITE_PAGES=1 pytest tests/unit/tiered/cost/test_cost_pages.py
-"""
+"""Output of the commands cost, plan and status: exact text at two widths, and JSON of its schema.
+The expected pages are in ``tests/unit/support/pages``. To write them again after an intended change:
+    TIERED_WRITE_PAGES=1 pytest tests/unit/tiered/cost/test_cost_pages.py"""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ PAGES = Path(__file__).parents[2] / "support" / "pages"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch, capfd) -> Path:
-    """Four days of records in one topic, in both tiers; the clock stands still at noon of the fifth."""
+    """Four days of records in one topic, in both tiers. The clock is fixed at noon of the fifth day."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_") and name != "TIERED_WRITE_PAGES"]:
         monkeypatch.delenv(variable)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    # A head holds random names, and how well those compress would be seen in the last digit.
-    monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
+    # A manifest holds random names. Their compressed size would change the last digit of the figures.
+    monkeypatch.setattr(cost_history, "manifest_costs", lambda head: {})
     monkeypatch.setattr(storage_cost, "size_of", lambda head: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
@@ -68,7 +65,7 @@ COMMANDS = {
 
 
 def on_terminal(monkeypatch, width: int) -> None:
-    """A terminal without colour, so wide."""
+    """Simulates a terminal of this width without colour."""
     import sys
 
     monkeypatch.setenv("COLUMNS", str(width))
@@ -79,11 +76,11 @@ def on_terminal(monkeypatch, width: int) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_pages_are_as_they_were(home: Path, capfd, monkeypatch, name: str, width: int) -> None:
+def test_command_output_equals_the_stored_page(home: Path, capfd, monkeypatch, name: str, width: int) -> None:
     with monkeypatch.context() as patch:
         on_terminal(patch, width)
         assert invoke(COMMANDS[name]) == 0
-    printed = re.sub(r"\x1b\[[01]m", "", capfd.readouterr().out)  # bold is no colour
+    printed = re.sub(r"\x1b\[[01]m", "", capfd.readouterr().out)  # bold is not a colour
     assert "\x1b" not in printed
     found = "".join(line.rstrip() + "\n" for line in printed.splitlines())
     assert all(len(line) <= width for line in found.splitlines())
@@ -106,7 +103,7 @@ def test_pages_are_as_they_were(home: Path, capfd, monkeypatch, name: str, width
         ("plan-summary", ["plan", "--summary"]),
     ],
 )
-def test_json_is_of_its_schema_and_no_field_more(home: Path, capfd, name: str, words: list[str]) -> None:
+def test_json_output_matches_its_schema_exactly(home: Path, capfd, name: str, words: list[str]) -> None:
     assert invoke([*words, "-o", "json"]) in (0, 3)
     body = capfd.readouterr().out
     found = msgspec.json.decode(body, type=SCHEMAS[name])
@@ -114,7 +111,7 @@ def test_json_is_of_its_schema_and_no_field_more(home: Path, capfd, name: str, w
     assert json.loads(body).keys() == set(SCHEMAS[name].__struct_fields__)
 
 
-def test_csv_has_a_line_for_each_row_and_numbers_in_full(home: Path, capfd) -> None:
+def test_csv_output_has_one_line_per_topic_and_exact_numbers(home: Path, capfd) -> None:
     assert invoke(["cost", "show", "-o", "csv"]) == 0
     header, line = capfd.readouterr().out.splitlines()
     row = dict(zip(header.split(","), line.split(","), strict=True))
@@ -123,8 +120,8 @@ def test_csv_has_a_line_for_each_row_and_numbers_in_full(home: Path, capfd) -> N
     assert int(row["remote_bytes"]) > 0
 
 
-def test_bytes_as_they_are_kept_and_bytes_as_they_are_read_have_titles_of_their_own(home: Path, capfd) -> None:
-    """`status` counts the log's bytes, as retention does; the bill what lies in the bucket, compressed."""
+def test_stored_bytes_and_log_bytes_have_different_column_titles(home: Path, capfd) -> None:
+    """`status` shows the bytes of the log, as retention counts them. `cost show` shows the compressed bytes stored."""
     assert invoke(["topic", "create", "packed", "-X", "segment.bytes=64KiB", "-X", "remote.compression=zstd"]) == 0
     assert invoke(["append", "packed", "lines", "--jsonl", "--batch", "20"]) == 0
     assert invoke(["-q", "run", "--once"]) == 0
@@ -141,7 +138,7 @@ def test_bytes_as_they_are_kept_and_bytes_as_they_are_read_have_titles_of_their_
     assert "REMOTE" not in {*kept, *gone}
 
 
-def test_ones_own_prices_hold_in_every_command(home: Path, capfd) -> None:
+def test_own_prices_apply_in_every_command(home: Path, capfd) -> None:
     body = {"as_of": "2026-11-20", "classes": {"STANDARD": {"storage_bands": [[None, 1000.0]], "put_per_1000": 0}}}
     (home / "mine.json").write_text(json.dumps(body))
 
@@ -157,7 +154,7 @@ def test_ones_own_prices_hold_in_every_command(home: Path, capfd) -> None:
     assert after[0]["topics"][0]["dollars_per_month"] > 1000 * before[0]["topics"][0]["dollars_per_month"] > 0
 
 
-def test_looks_without_prices_say_so_once_and_answer_in_their_schema(home: Path, capfd, caplog) -> None:
+def test_commands_without_prices_warn_once_and_keep_their_schema(home: Path, capfd, caplog) -> None:
     for words, schema in ((["status"], "status"), (["plan"], "plan"), (["plan", "--summary"], "plan-summary")):
         assert invoke(["-X", "cost.prices=none.json", *words, "-o", "json"]) == 0
         out, _ = capfd.readouterr()
@@ -170,7 +167,7 @@ def test_looks_without_prices_say_so_once_and_answer_in_their_schema(home: Path,
         caplog.clear()
 
 
-def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
+def test_invalid_arguments_are_refused_with_the_cause_and_a_suggestion(home: Path, capfd) -> None:
     for words, told in (
         (["cost", "simulate", "--class", "cold"], "no such class"),
         (["cost", "simulate", "--retention", "soon"], "--retention"),
@@ -187,7 +184,7 @@ def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
         assert told in line, line
 
 
-def test_advice_is_kept_in_a_file_and_applied(home: Path, capfd) -> None:
+def test_advice_is_saved_to_a_file_and_applied(home: Path, capfd) -> None:
     assert invoke(["cost", "advise", "--least", "0", "--out", "cut.json"]) == 3
     assert "next: tiered apply cut.json --dry-run" in capfd.readouterr().err
     saved = msgspec.json.decode((home / "cut.json").read_bytes(), type=SCHEMAS["cost-advise-plan"])
@@ -201,7 +198,7 @@ def test_advice_is_kept_in_a_file_and_applied(home: Path, capfd) -> None:
         return found.dry_run, {each.due for each in found.steps}
 
     assert answer("--dry-run") == (True, {1})
-    assert invoke(["apply", "cut.json"]) == 2  # nobody to ask
+    assert invoke(["apply", "cut.json"]) == 2  # without --yes and without a terminal to confirm
     assert answer("--dry-run") == (True, {1})
     assert answer("--yes") == (False, {0})
     assert answer("--yes") == (False, {0})

@@ -1,4 +1,4 @@
-"""What other settings would cost: measured on a topic's own history, priced, and held against break-even lines."""
+"""Cost simulation: measured on a topic's history, priced, and compared with break-even values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulated_run import DAY, HOUR, NAME, START, run
 from local.errors import InvalidRequest, NotFound
 from local.format.record import Record
 from policies.cost.prices import BUILT_IN
-from policies.cost.scenarios import KINDS, Stream, Variant, break_evens, changed, cost_of, levers, variants
+from policies.cost.scenarios import KINDS, Stream, Scenario, break_evens, changed, cost_of, sensitivities, variants
 from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import GIB, monthly_storage
 from policies.rules import PartitionRules
@@ -48,7 +48,7 @@ def nothing_waits_for_the_disk(monkeypatch):
 
 
 def cost(stream=STREAM, prices=BUILT_IN, **change):
-    return cost_of([stream], Variant(**change), prices)
+    return cost_of([stream], Scenario(**change), prices)
 
 
 def test_storage_of_the_steady_state_is_rate_times_retention():
@@ -73,20 +73,20 @@ def test_storage_of_the_steady_state_is_rate_times_retention():
         ({"segment_bytes": 64 * MIB}, "requests", 4 * 17 / 40),
     ],
 )
-def test_each_setting_changes_its_own_kind_of_dollars(change, kind, factor):
+def test_each_setting_changes_its_own_kind_of_cost(change, kind, factor):
     assert getattr(cost(**change), kind) / getattr(cost(), kind) == pytest.approx(factor, rel=0.12)
 
 
-def test_reads_of_a_colder_class_are_paid_twice_and_its_minimum_duration_is_paid_to_the_end():
+def test_colder_class_adds_retrieval_costs_and_its_minimum_storage_duration():
     standard, colder = cost(read_share=0.5), cost(read_share=0.5, storage_class="STANDARD_IA")
     assert standard.retrieval == 0
     assert colder.retrieval == pytest.approx(colder.stored_bytes * 0.5 / GIB * 0.01, rel=0.02)
-    # 15 of 30 days were kept: the other 15 are billed all the same, for all that is deleted in a month.
+    # Data is retained for 15 of 30 days. The other 15 days are billed too, for all data deleted in a month.
     assert colder.early_deletion == pytest.approx(4 * 720 * 0.0125 * 15 / 30, rel=0.02)
     assert cost(storage_class="STANDARD_IA", retention_ms=40 * DAY).early_deletion == 0
 
 
-def test_ia_breaks_even_with_standard_where_the_rule_says():
+def test_ia_and_standard_break_even_at_the_expected_read_share():
     kept = replace(STREAM, rules=replace(STREAM.rules, retention_ms=40 * DAY))
     shares = [0.9, 1.2]
     less, more = (
@@ -96,7 +96,7 @@ def test_ia_breaks_even_with_standard_where_the_rule_says():
     assert less < 0 < more
 
 
-def test_small_segments_in_ia_are_billed_for_128_kib():
+def test_small_segments_in_ia_are_billed_as_128_kib():
     small = replace(STREAM, workload=Workload(batch_bytes=4096, batch_ms=HOUR, segment_bytes=64 << 10))
     kept = replace(small, rules=PartitionRules(retention_ms=40 * DAY, local_retention_ms=DAY))
     found = cost(kept, storage_class="STANDARD_IA")
@@ -104,7 +104,7 @@ def test_small_segments_in_ia_are_billed_for_128_kib():
     assert found.storage == pytest.approx(found.objects * (128 << 10) / GIB * 0.0125 + smalls, rel=0.02)
 
 
-def test_segments_too_small_for_intelligent_tiering_stay_where_they_are_and_pay_no_monitoring():
+def test_small_segments_are_not_moved_or_monitored_by_intelligent_tiering():
     of, rules = BUILT_IN.of("INTELLIGENT_TIERING"), PartitionRules(retention_ms=360 * DAY, local_retention_ms=DAY)
     for segment_bytes, is_moved in ((96 << 10, False), (256 << 10, True)):
         workload = Workload(batch_bytes=4096, batch_ms=HOUR // 4, segment_bytes=segment_bytes, index_share=0.0)
@@ -119,8 +119,8 @@ def test_segments_too_small_for_intelligent_tiering_stay_where_they_are_and_pay_
             assert found.storage == pytest.approx(first_price, rel=0.01)
 
 
-def test_a_log_kept_by_size_is_as_old_for_intelligent_tiering_as_its_size_lets_it_be():
-    """A week of records is never unread for a month."""
+def test_retention_by_size_and_by_time_cost_the_same_in_intelligent_tiering():
+    """A week of records is never unread for a month, so it stays in the first tier."""
     week = 7 * 24 * GIB
     by_size = replace(STREAM, rules=PartitionRules(retention_ms=None, retention_bytes=week, local_retention_ms=DAY))
     by_time = replace(STREAM, rules=PartitionRules(retention_ms=7 * DAY, local_retention_ms=DAY))
@@ -128,8 +128,8 @@ def test_a_log_kept_by_size_is_as_old_for_intelligent_tiering_as_its_size_lets_i
     assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
-def test_no_kind_of_dollars_is_ever_below_nothing_and_double_is_part_of_the_disk():
-    """Quiet and busy, kept for no time and for ever, in segments of a byte and of all there is."""
+def test_costs_are_never_negative_and_double_is_part_of_the_disk():
+    """Covers low and high rates, no retention and unlimited retention, and segments of one byte to 2 GiB."""
     batches, pauses, segments = (1, 1 << 20, 1 << 40), (HOUR, 30 * DAY, 400 * DAY), (1, 1 << 31)
     keeps = [(None, None, None), (0, None, 0), (1000, None, 1), (365 * DAY, 1 << 20, None), (None, 0, DAY)]
     for size, every_ms, segment_bytes, (kept, limit, local) in product(batches, pauses, segments, keeps):
@@ -140,9 +140,9 @@ def test_no_kind_of_dollars_is_ever_below_nothing_and_double_is_part_of_the_disk
         assert found.double <= found.disk * 1.000001, (workload, rules)
 
 
-def test_the_levers_are_single_changes_the_largest_saving_first():
+def test_levers_are_single_changes_ordered_by_saving():
     axes = {"retention_ms": [7 * DAY, 28 * DAY], "local_retention_ms": [HOUR], "read_share": [0.0]}
-    found = levers([STREAM], axes, BUILT_IN)
+    found = sensitivities([STREAM], axes, BUILT_IN)
     assert [each.changes for each, _ in found] == [{"retention_ms": 7 * DAY}, {"local_retention_ms": HOUR}]
     today = cost().total
     for variant, dollars in found:
@@ -150,17 +150,17 @@ def test_the_levers_are_single_changes_the_largest_saving_first():
     assert found[0][1] > found[1][1] > 0
 
 
-def test_every_combination_is_asked_about():
+def test_variants_are_all_combinations_of_the_axes():
     found = variants({"retention_ms": [1, 2], "storage_class": ["STANDARD", "STANDARD_IA", "GLACIER_IR"]})
     assert len(set(found)) == 6
 
 
-def test_a_local_retention_never_exceeds_the_whole_one():
-    assert changed(STREAM, Variant(retention_ms=HOUR)).rules.local_retention_ms == HOUR
-    assert changed(STREAM, Variant(retention_ms=-1, local_retention_ms=-1)).rules.local_retention_ms is None
+def test_local_retention_is_limited_to_the_total_retention():
+    assert changed(STREAM, Scenario(retention_ms=HOUR)).rules.local_retention_ms == HOUR
+    assert changed(STREAM, Scenario(retention_ms=-1, local_retention_ms=-1)).rules.local_retention_ms is None
 
 
-def test_break_even_lines_say_on_which_side_one_stands():
+def test_break_evens_give_a_verdict_for_each_class():
     by_what = {each.what: each for each in break_evens([replace(STREAM, read_share=0.8)], BUILT_IN)}
     assert by_what["STANDARD_IA: share of the data read in a month"].verdict == "pays"
     assert by_what["GLACIER_IR: share of the data read in a month"].verdict == "does not pay"
@@ -168,12 +168,12 @@ def test_break_even_lines_say_on_which_side_one_stands():
     assert by_what["STANDARD_IA: object size"].verdict == "large enough"
 
 
-# -- measured ----------------------------------------------------------------------------------------------------------
+# -- measured streams ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
-    """Three weeks of a real manager: a directory and a bucket."""
+    """A directory and a bucket after three weeks of a real manager."""
     directory, store = str(tmp_path_factory.mktemp("lived")), MemoryStore("memory://b")
     patch = pytest.MonkeyPatch()
     patch.setattr(os, "fsync", lambda fd: None)
@@ -189,7 +189,7 @@ def opened(lived, now_ms=START + 21 * DAY):
     return LogManager.open(config, now_ms=now_ms, store=simulated_run._Shared(store), read_only=True)
 
 
-def test_rates_and_ratios_are_those_of_the_topics_own_segments(lived):
+def test_measured_stream_has_the_rates_and_ratios_of_the_topics_segments(lived):
     _, _, done = lived
     with opened(lived) as manager:
         (found,) = measured_streams(manager, START + 21 * DAY)
@@ -203,8 +203,8 @@ def test_rates_and_ratios_are_those_of_the_topics_own_segments(lived):
     assert any("sampled on the disk" in each for each in found.basis)
 
 
-def test_the_rate_of_a_compacted_topic_is_of_all_that_came_not_of_the_span_of_what_is_left(tmp_path):
-    """Loaded at once with a month of records, of which the last two days hold every key: nothing older is left."""
+def test_rate_of_a_compacted_topic_counts_all_appended_records(tmp_path):
+    """A month of records is appended at once. After compaction only the last two days remain."""
     store, end, every_ms = MemoryStore("memory://b"), START + 40 * DAY, HOUR // 2
     config = replace(Config.load(None, {}, {}, local_dir=str(tmp_path)), remote_url="memory://b")
     settings = {"remote.storage.enable": "true", "cleanup.policy": "compact", "segment.bytes": "20000"}
@@ -218,14 +218,14 @@ def test_the_rate_of_a_compacted_topic_is_of_all_that_came_not_of_the_span_of_wh
                 pass
         rows = manager.partition(NAME).head().segments
         left = max(row.max_timestamp_ms for row in rows) - min(row.min_timestamp_ms for row in rows)
-        assert left < 4 * DAY, "nothing was compacted away"
+        assert left < 4 * DAY, "compaction must remove the older records"
         (found,) = measured_streams(manager, end + 4 * HOUR)
     workload = found.stream.workload
     batch = sum(row.size_bytes for row in rows) / sum(row.record_count for row in rows)
     assert workload.batch_bytes / workload.batch_ms == pytest.approx(batch / every_ms, rel=0.02)
 
 
-def test_what_a_month_has_of_its_own_is_told(lived):
+def test_idle_topic_is_noted_in_the_basis_of_the_measurement(lived):
     with opened(lived) as manager:
         (fresh,) = measured_streams(manager, START + 21 * DAY)
         (idle,) = measured_streams(manager, START + 40 * DAY)
@@ -234,7 +234,7 @@ def test_what_a_month_has_of_its_own_is_told(lived):
     assert fresh.warning is None
 
 
-def test_a_simulation_of_today_is_what_the_bucket_holds_and_what_was_metered(lived):
+def test_simulation_of_the_current_settings_equals_stored_bytes_and_metered_requests(lived):
     _, _, done = lived
     with opened(lived) as manager:
         simulation = simulate_costs(manager, START + 21 * DAY)
@@ -245,7 +245,7 @@ def test_a_simulation_of_today_is_what_the_bucket_holds_and_what_was_metered(liv
     assert all(sum(value is not None for value in each.variant.changes.values()) == 1 for each in simulation.found)
 
 
-def test_a_topic_whose_segments_left_the_disk_is_sampled_in_the_bucket(lived, monkeypatch):
+def test_topic_without_local_segments_is_sampled_in_the_bucket(lived, monkeypatch):
     from tiered.cost import cost_history
 
     monkeypatch.setattr(cost_history, "_samples", lambda held: [])
@@ -255,7 +255,7 @@ def test_a_topic_whose_segments_left_the_disk_is_sampled_in_the_bucket(lived, mo
     assert any("sampled in the bucket" in each for each in found.basis)
 
 
-def test_nothing_to_measure_and_a_topic_that_is_not_there_are_told(tmp_path):
+def test_simulation_without_data_or_of_an_unknown_topic_is_refused(tmp_path):
     with opened((str(tmp_path), MemoryStore("memory://b"), None)) as manager:
         with pytest.raises(InvalidRequest, match="stored anything"):
             simulate_costs(manager, START)
@@ -277,12 +277,12 @@ MADE_UP = [Measured(topic="t<1>", stream=STREAM, basis=("made up",))]
         ({"retention_ms": list(range(1, 3000))}, "too many"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(axes, told):
+def test_invalid_axis_of_a_simulation_is_refused(axes, told):
     with pytest.raises(InvalidRequest, match=told):
         simulate_streams(MADE_UP, axes)
 
 
-def test_rows_of_all_variants_are_a_data_frame():
+def test_simulation_converts_to_a_data_frame():
     pytest.importorskip("pandas")
     simulation = simulate_streams(MADE_UP, {"retention_ms": [7 * DAY, 28 * DAY]})
     frame = simulation.to_frame()
@@ -291,7 +291,7 @@ def test_rows_of_all_variants_are_a_data_frame():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_bars_fit_their_terminal_and_grow_with_the_dollars(width):
+def test_chart_bars_fit_the_terminal_and_grow_with_the_cost(width):
     simulation = simulate_streams(MADE_UP, {"retention_ms": [7 * DAY, 28 * DAY]})
     lines = chart_lines(simulation, width)
     assert all(len(line) <= width for line in lines)
@@ -303,7 +303,7 @@ def test_bars_fit_their_terminal_and_grow_with_the_dollars(width):
     assert "x early deletion" in chart_lines(colder, width)[-1]
 
 
-def test_the_page_needs_nothing_else_and_escapes_names():
+def test_cost_page_is_self_contained_and_escapes_names():
     import xml.etree.ElementTree as Tree
 
     page = cost_page(simulate_streams(MADE_UP, {"retention_ms": [7 * DAY]}))
@@ -316,8 +316,8 @@ def test_the_page_needs_nothing_else_and_escapes_names():
         assert figure in page.lower()
 
 
-def test_nothing_heavy_is_loaded_to_price_a_made_up_stream():
-    assert changed(STREAM, Variant(read_share=0.3)).workload.reads == Reads(every_ms=DAY, share=0.01)
+def test_changed_read_share_sets_the_reads_of_the_workload():
+    assert changed(STREAM, Scenario(read_share=0.3)).workload.reads == Reads(every_ms=DAY, share=0.01)
     assert NAME.topic == "t"
 
 
@@ -330,24 +330,27 @@ GRID: dict[str, tuple[int | str, ...]] = {
 }
 
 
-def test_no_change_of_a_grid_saves_more_than_the_two_levers_that_are_named():
-    """Every combination reckoned: no single change beats the first, none of another setting the second."""
+def test_no_combination_saves_much_more_than_the_two_named_levers():
+    """Prices every combination of one or two settings of the grid.
+    1. No single change saves more than the first lever.
+    2. No change of another setting saves more than the second lever."""
     named = set()
     for read_share, zstd_share, segment in product((0.0, 0.9), (0.5, 0.98), (MIB, 128 * MIB)):
         workload = replace(STREAM.workload, segment_bytes=segment)
         stream = replace(STREAM, workload=workload, read_share=read_share, zstd_share=zstd_share)
-        today = cost_of([stream], Variant(), BUILT_IN).total
+        today = cost_of([stream], Scenario(), BUILT_IN).total
         saved: dict[frozenset[str], float] = {}
         for values in product(*((None, *each) for each in GRID.values())):
             changes = {name: value for name, value in zip(GRID, values, strict=True) if value is not None}
             if len(changes) in (1, 2):
-                cheaper = today - cost_of([stream], Variant(**changes), BUILT_IN).total
+                cheaper = today - cost_of([stream], Scenario(**changes), BUILT_IN).total
                 saved[frozenset(changes)] = max(cheaper, saved.get(frozenset(changes), cheaper))
-        (first, most), (second, more), *_ = levers([stream], GRID, BUILT_IN)
+        (first, most), (second, more), *_ = sensitivities([stream], GRID, BUILT_IN)
         singles = {name: saved[frozenset([name])] for name in GRID}
         assert most == max(singles.values()) == singles[one(first)]
         assert more == max(dollars for name, dollars in singles.items() if name != one(first)) == singles[one(second)]
-        # Two at once: savings overlap (less kept, less to compress), so a third setting may go a little better with it.
+        # Savings of two settings overlap (fewer stored bytes, fewer bytes to compress).
+        # So a third setting may combine slightly better with the first one.
         best = max(((dollars, names) for names, dollars in saved.items() if len(names) == 2), key=lambda pair: pair[0])
         assert one(first) in best[1]
         assert saved[frozenset([one(first), one(second)])] > 0.9 * best[0]
@@ -355,12 +358,12 @@ def test_no_change_of_a_grid_saves_more_than_the_two_levers_that_are_named():
     assert len(named) >= 3
 
 
-def one(variant: Variant) -> str:
+def one(variant: Scenario) -> str:
     (name,) = variant.changes
     return name
 
 
-# -- figures only where they can be foretold
+# -- figures only for enough records
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,7 @@ def one(variant: Variant) -> str:
         (["--class", "tin"], "no such class"),
     ],
 )
-def test_simulate_refuses_a_bare_time_and_a_class_not_offered(
+def test_simulate_refuses_a_duration_without_a_unit_and_an_unsupported_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     _place_of_minutes(tmp_path, monkeypatch)
@@ -382,7 +385,7 @@ def test_simulate_refuses_a_bare_time_and_a_class_not_offered(
     assert said in capfd.readouterr().err
 
 
-def test_simulate_and_advise_give_no_figure_of_less_than_a_day_of_records(
+def test_simulate_and_advise_give_no_figures_for_less_than_a_day_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _place_of_minutes(tmp_path, monkeypatch)
@@ -398,7 +401,7 @@ def test_simulate_and_advise_give_no_figure_of_less_than_a_day_of_records(
 
 
 def _place_of_minutes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that is seconds old, with segments in the bucket."""
+    """Creates a topic that is seconds old, with segments in the bucket."""
     monkeypatch.chdir(home)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -410,17 +413,17 @@ def _place_of_minutes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("along", ALONG)
-@pytest.mark.parametrize("asked", [Variant(), Variant(retention_ms=11 * DAY, segment_bytes=100 << 20)])
-def test_the_tile_of_the_cost_lab_lies_on_its_curve(along: str, asked: Variant) -> None:
+@pytest.mark.parametrize("asked", [Scenario(), Scenario(retention_ms=11 * DAY, segment_bytes=100 << 20)])
+def test_chosen_point_of_the_cost_lab_is_on_its_curve(along: str, asked: Scenario) -> None:
     lab = cost_lab([Measured(topic="t", stream=_stream(9 * DAY), basis=())], asked, BUILT_IN, along=along)
     assert lab.chosen_at is not None
     assert dict(lab.curve)[lab.chosen_at].total == pytest.approx(lab.chosen.total)
 
 
-def test_streams_that_differ_have_no_place_on_the_curve_unless_one_is_chosen() -> None:
+def test_different_streams_have_no_point_on_the_curve_unless_a_value_is_chosen() -> None:
     measured = [Measured(topic=str(days), stream=_stream(days * DAY), basis=()) for days in (3, 9)]
-    assert cost_lab(measured, Variant(), BUILT_IN).chosen_at is None
-    asked = cost_lab(measured, Variant(retention_ms=5 * DAY), BUILT_IN)
+    assert cost_lab(measured, Scenario(), BUILT_IN).chosen_at is None
+    asked = cost_lab(measured, Scenario(retention_ms=5 * DAY), BUILT_IN)
     assert asked.chosen_at == 5 * DAY
     assert dict(asked.curve)[5 * DAY].total == pytest.approx(asked.chosen.total)
 
@@ -434,5 +437,5 @@ def _stream(retention_ms: int) -> Stream:
 @pytest.mark.parametrize(
     ("text", "value"), [("7", None), ("7d", 604_800_000), ("0", 0), ("-1", -1), ("1h30m", 5_400_000), ("x", None)]
 )
-def test_a_duration_of_an_option_needs_a_unit_where_it_is_above_0(text: str, value: int | None) -> None:
+def test_duration_option_above_0_needs_a_unit(text: str, value: int | None) -> None:
     assert parse_duration(text) == value
