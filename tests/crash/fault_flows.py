@@ -1,10 +1,15 @@
-"""Every flow of a manager with its bucket, each from a state of its own, under faults; then what must hold.
+"""Every flow of a manager with its bucket, from a prepared state, under store faults; then the checks.
 
-A case is (flow, call, kind, mode): the flow runs, that call of it meets that kind of `fault_kinds`; the mode says how
-the bucket keeps segments (as they are, encrypted, compressed and encrypted). Whatever came of it, the
-store is well again afterwards and the same manager goes on (a daemon is not restarted for a passing fault); then comes
-another start; then the whole bucket is decoded. At every step: what was acknowledged is readable at its offset with its
-value, nothing else is ever returned, offsets are given once.
+A case is (flow, call, kind, mode): the flow runs, and one of its calls meets one kind of `fault_kinds`. The mode is the
+object encoding (plain, encrypted, compressed and encrypted). Steps of a case:
+
+1. The flow runs with the fault. It may fail.
+2. The store works again, and the same manager continues: a daemon is not restarted for a passing fault.
+3. The manager opens again.
+4. The whole bucket is decoded.
+
+At every step: each acknowledged record is readable at its offset with its value, no other record is returned, and no
+offset is given twice.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import copy
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -29,8 +35,9 @@ from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
 from remote.check.partition_check import ObjectKind
+from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.deadline_store import Deadlines, WatchedStore
@@ -58,14 +65,14 @@ SETTINGS = {
     "file.delete.delay.ms": "0",
 }
 SHORT = Deadlines(call_s=0.05, upload_stall_s=0.05, close_s=0.05)
-HARMLESS = {Kind.SLOW, Kind.DUPLICATE, Kind.STALE_LIST, Kind.PHANTOM_ENTRY}  # nobody may even notice
+HARMLESS = {Kind.SLOW, Kind.DUPLICATE, Kind.STALE_LIST, Kind.PHANTOM_ENTRY}  # the flow may not fail
 
 KEY = b"0123456789abcdef0123456789abcdef"
 RING = KeyRing({"k1": KEY})
 
 
 class Mode(Enum):
-    """How the bucket keeps segments: the settings that the topic has for it."""
+    """The object encoding, with the settings of a topic for it."""
 
     RAW = ("as they are", {})
     ENCRYPTED = ("encrypted", {"remote.encryption.key.id": "k1"})
@@ -82,7 +89,7 @@ class Mode(Enum):
 
 @dataclass
 class World:
-    """One disk, one bucket, one clock, and what was promised: the acknowledged records by offset."""
+    """One disk, one bucket, one clock, and the acknowledged records by offset."""
 
     disk: ModelDisk = field(default_factory=ModelDisk)
     inner: MemoryStore = field(default_factory=lambda: MemoryStore("memory://b", now_ms=lambda: NOW))
@@ -135,7 +142,7 @@ class World:
         raise AssertionError("the manager does not settle")
 
     def retained(self) -> dict[int, Record]:
-        """What retention has not reached, by the clock as it is."""
+        """The acknowledged records that retention has not reached at the current time."""
         return {
             offset: record
             for offset, record in self.acked.items()
@@ -143,7 +150,7 @@ class World:
         }
 
     def true(self, records: Iterator[object]) -> dict[int, object]:
-        """The records by offset, each of which must be one that was sent there."""
+        """The records by offset; fail for a record that was not sent with this offset."""
         found: dict[int, object] = {}
         for record in records:
             plain = Record(record.key, record.value, record.timestamp_ms)  # type: ignore[attr-defined]
@@ -189,13 +196,13 @@ def remote_retention(world: World, manager: LogManager) -> None:
     world.settle(manager)
 
 
-def delete_unlinked(world: World, manager: LogManager) -> None:
+def delete_pending(world: World, manager: LogManager) -> None:
     world.clock.now_ms += 2 * HOUR
     world.settle(manager)
 
 
 def delete_records(world: World, manager: LogManager) -> None:
-    world.log_start = 45  # from here on nobody may count on the records below
+    world.log_start = 45  # no promise holds any more for the records below
     manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
     world.settle(manager)
 
@@ -207,7 +214,9 @@ def write_on(world: World, manager: LogManager) -> None:
 
 
 def switch_off_and_on(world: World, manager: LogManager) -> None:
-    """What the bucket alone has is given up, its bytes go after the grace time, the rest is copied anew."""
+    """Switch tiering off and on: remote-only segments are unlinked, deleted after the grace period, and the rest is
+    copied again.
+    """
     world.log_start = manager.partitions()[0].log.local_log_start_offset
     manager.alter_topic("t", {ENABLE: "false", "remote.log.delete.on.disable": "true"}, now_ms=world.clock.now_ms)
     world.settle(manager)
@@ -228,7 +237,7 @@ def read_bucket(world: World, manager: LogManager) -> None:
     assert len(world.true(bucket.reader().records(NAME, start))) == end - start
 
 
-# --- states to begin in ----------------------------------------------------------------------------------------------
+# --- initial states --------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -238,7 +247,7 @@ def _new(mode: Mode) -> World:
 
 @cache
 def _written(mode: Mode) -> World:
-    """Three batches of records an hour apart, rolled, nothing in the bucket but the first head."""
+    """Three rolled batches of records, an hour apart; the bucket has only the first manifest."""
     world = World(mode=mode)
     manager = world.open()
     world.create_topic(manager)
@@ -252,7 +261,7 @@ def _written(mode: Mode) -> World:
 
 @cache
 def _tiered(mode: Mode) -> World:
-    """All of it copied, the disk still holds it; newer records are only there."""
+    """All closed segments are copied and still on the disk; newer records exist on the disk only."""
     world = _written(mode).copied()
     manager = world.open()
     world.settle(manager)
@@ -266,7 +275,7 @@ def _tiered(mode: Mode) -> World:
 
 @cache
 def _dropped(mode: Mode) -> World:
-    """The disk let go of what is in the bucket."""
+    """The disk dropped every segment that the bucket holds."""
     world = _tiered(mode).copied()
     world.clock.now_ms += 2 * HOUR
     manager = world.open()
@@ -279,7 +288,7 @@ def _dropped(mode: Mode) -> World:
 
 @cache
 def _expired(mode: Mode) -> World:
-    """Rows left the head, their objects wait for the grace time."""
+    """Expired entries left the manifest; their objects are pending deletes."""
     world = _dropped(mode).copied()
     world.log_start = 45
     manager = world.open()
@@ -294,7 +303,7 @@ def _expired(mode: Mode) -> World:
 
 @cache
 def _in_pages(mode: Mode) -> World:
-    """As `_dropped`, with nearly all rows in pages of three."""
+    """As `_dropped`, with nearly all entries in manifest pages of three."""
     with pages_of_three():
         world = _written(mode).copied()
         manager = world.open()
@@ -311,7 +320,7 @@ def _in_pages(mode: Mode) -> World:
 
 @cache
 def _pages_expired(mode: Mode) -> World:
-    """Pages left the index whole, and wait for the grace time."""
+    """Whole manifest pages are unlinked and pending deletes."""
     with pages_of_three():
         world = _in_pages(mode).copied()
         world.log_start = 60
@@ -327,7 +336,7 @@ def _pages_expired(mode: Mode) -> World:
 
 @dataclass(frozen=True)
 class Scene:
-    """A flow, the state that it begins in, and whether opening the manager is part of it."""
+    """A flow, its initial state, and whether the flow includes opening the manager."""
 
     begin: Callable[[Mode], World]
     flow: Flow
@@ -357,20 +366,20 @@ SCENES = {
     "the bucket alone": Scene(_dropped, read_bucket),
     "local retention": Scene(_tiered, local_retention),
     "remote retention": Scene(_dropped, remote_retention),
-    "deletion of the unlinked": Scene(_expired, delete_unlinked),
+    "deletion of the unlinked": Scene(_expired, delete_pending),
     "delete-records": Scene(_dropped, delete_records),
     "write, roll, copy": Scene(_dropped, write_on),
     "retention of pages": Scene(_in_pages, remote_retention, in_pages=True),
     "switched off and on": Scene(_dropped, switch_off_and_on),
     "switched off and on, both tiers full": Scene(_tiered, switch_off_and_on),
     "switched off and on, in pages": Scene(_in_pages, switch_off_and_on, in_pages=True),
-    "deletion of pages": Scene(_pages_expired, delete_unlinked, in_pages=True),
+    "deletion of pages": Scene(_pages_expired, delete_pending, in_pages=True),
 }
 
 
 @contextmanager
 def small_chunks() -> Iterator[None]:
-    """Segments of this size have several chunks then, so ranges begin inside the object."""
+    """Make chunks so small that a segment has several, and ranges begin inside an object."""
     real = upload_and_commit.copy_segment
     upload_and_commit.copy_segment = partial(real, chunk_bytes=256)
     try:
@@ -381,13 +390,32 @@ def small_chunks() -> Iterator[None]:
 
 @contextmanager
 def pages_of_three() -> Iterator[None]:
-    """Heads keep hardly a row then."""
-    real = commit_protocol.SPILL_RULE
-    commit_protocol.SPILL_RULE = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    """Limit manifest pages to three entries and let a manifest keep hardly any entry of its own."""
+    real = commit_protocol.PAGE_RULE
+    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
     try:
         yield
     finally:
-        commit_protocol.SPILL_RULE = real
+        commit_protocol.PAGE_RULE = real
+
+
+class _AtOnce:
+    """Runs each read ahead in the thread of the reader."""
+
+    def submit(self, call: Callable[..., object], *given: object) -> Future[object]:
+        done = Future[object]()
+        try:
+            done.set_result(call(*given))
+        except BaseException as error:  # noqa: BLE001 - the future raises the error
+            done.set_exception(error)
+        return done
+
+
+@contextmanager
+def read_ahead_at_once() -> Iterator[None]:
+    """Read ahead without threads, so that a call of a flow has the same number in every run."""
+    with mock.patch.object(read_ahead, "_pool", _AtOnce):
+        yield
 
 
 def _begin(scene: Scene, mode: Mode) -> World:
@@ -398,7 +426,7 @@ def _begin(scene: Scene, mode: Mode) -> World:
         fresh.make_directory("./data")
         fresh.create("./data/topics.json").append(world.disk.read("./data/topics.json"))
         end = max(offset for offset, _ in world.acked.items())
-        # What was never tiered goes with the disk; its offsets may be given again.
+        # Records that were never copied are lost with the disk; their offsets may be given again.
         reached = RemoteLog(world.inner, keys=RING).reader().offsets(NAME)[1]
         world.acked = {offset: record for offset, record in world.acked.items() if offset < reached}
         assert max(world.acked) < end
@@ -408,7 +436,7 @@ def _begin(scene: Scene, mode: Mode) -> World:
 
 def calls_of(name: str, mode: Mode = Mode.RAW) -> list[str]:
     """The calls of a scene without any fault."""
-    with pages_of_three() if SCENES[name].in_pages else nullcontext():
+    with read_ahead_at_once(), pages_of_three() if SCENES[name].in_pages else nullcontext():
         return _calls_of(SCENES[name], mode)
 
 
@@ -424,17 +452,17 @@ def _calls_of(scene: Scene, mode: Mode) -> list[str]:
 
 
 def cases(name: str, mode: Mode = Mode.RAW) -> list[tuple[int, Kind]]:
-    """(call, kind) for every kind that the call can meet."""
+    """(call, kind) for every kind that each call can meet."""
     return [(at, kind) for at, verb in enumerate(calls_of(name, mode)) for kind in Kind if verb in kind.verbs]
 
 
 def run_case(name: str, at: int, kind: Kind, mode: Mode = Mode.RAW) -> bool:
-    """One case from its beginning to its end; whether the fault was met. Raises AssertionError for a broken promise."""
+    """Run one complete case; return whether the fault was met. Raises AssertionError for a broken promise."""
     return _run(name, lambda number, verb: kind if number == at else None, kind, mode)
 
 
 def run_drawn(name: str, seed: int, mode: Mode = Mode.RAW) -> bool:
-    """As `run_case`; any call may meet any kind, as the seed has it, several of them in one flow."""
+    """As `run_case`, with drawn faults: any call may meet any kind, and one flow may meet several."""
     rng = random.Random(f"{name} {seed}")
     rate = rng.choice((0.05, 0.15, 0.4))
 
@@ -446,7 +474,7 @@ def run_drawn(name: str, seed: int, mode: Mode = Mode.RAW) -> bool:
 
 
 def _run(name: str, plan: Plan, kind: Kind | None, mode: Mode) -> bool:
-    with pages_of_three() if SCENES[name].in_pages else nullcontext():
+    with read_ahead_at_once(), pages_of_three() if SCENES[name].in_pages else nullcontext():
         return _run_scene(SCENES[name], plan, kind, mode)
 
 
@@ -479,7 +507,7 @@ def _run_scene(scene: Scene, plan: Plan, kind: Kind | None, mode: Mode) -> bool:
 
 
 def _goes_on(world: World, manager: LogManager) -> None:
-    """The same manager, the fault being over, does its work to the end and answers right."""
+    """The same manager finishes its work after the fault and returns the right records."""
     world.create_topic(manager)
     world.settle(manager)
     assert not manager.problems, f"a passing fault left trouble behind: {manager.problems}"
@@ -497,7 +525,7 @@ def _check_records(world: World, manager: LogManager) -> None:
 
 
 def _check_end(world: World, manager: LogManager) -> None:
-    """Everything into the bucket, then all of it from there alone; nothing stays behind after the grace time."""
+    """Copy everything to the bucket, read all of it from there; no unlinked object remains after the grace period."""
     if manager.topic("t").properties[ENABLE] == "false":
         manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
     manager.roll("t", now_ms=world.clock.now_ms)
@@ -512,7 +540,7 @@ def _check_end(world: World, manager: LogManager) -> None:
     (report,) = assert_sound(world.inner, keys=RING)
     assert all(row.data_key.endswith(world.mode.suffix) for row in report.head.segments)  # type: ignore[union-attr]
     assert report.head is not None
-    assert not report.head.unlinked, "deleted objects stay on the list"
+    assert not report.head.unlinked, "a deleted object is still listed as a pending delete"
     assert not report.head.unlinked_pages
     assert not report.head.given_up
     assert ObjectKind.UNKNOWN not in report.counts()

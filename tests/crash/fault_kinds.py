@@ -1,8 +1,8 @@
-"""The twenty ways in which an object store fails, each at one chosen call: what the sweep of every flow is made of.
+"""Kinds of object store faults, each injected at one chosen call: the material of the sweep over every flow.
 
-Numbers and names are those of the list in docs/reference/reliability.md. `Kind.verbs` says which calls can meet it.
-Time is virtual: what is slow moves the clock on. Whatever lasts (a quota, a changed object, an old view) ends with
-`heal`.
+Numbers and names are those of the list in docs/reference/reliability.md. `Kind.verbs` says which calls can meet a kind.
+Time is virtual: a slow call advances the clock. `heal` ends each lasting fault (a quota, a changed object, an old
+view).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LISTS = frozenset({"list", "list_prefixes"})
 PUTS = frozenset({"put", "put_if_absent", "upload"})
 ALL = BODIES | LISTS | PUTS | {"head", "delete"}
 
-ATTEMPT_MS = 3_000  # after which a client gives up on one request
+ATTEMPT_MS = 3_000  # after which a client stops waiting for one request
 SLOW_MS = 20_000
 WINDOW_CALLS = 4  # how long an old view, a throttle, a quota lasts
 WRITES_BEHIND = 3  # how old an old view is
@@ -31,7 +31,7 @@ LATE_CALLS = 3
 
 
 class Kind(Enum):
-    """(number in the list, what it is, the verbs that can meet it)."""
+    """(number in the list, description, verbs that can meet it)."""
 
     ERROR_BEFORE = (1, "error before the effect", ALL)
     ERROR_AFTER = (2, "error after the effect", ALL)
@@ -81,14 +81,21 @@ class Clock:
 
 @dataclass(slots=True)
 class _State:
-    """Objects, and those that the last few writes replaced, newest last: (key, what was there before)."""
+    """The history of objects: (key, earlier body) of the last few writes, newest last, and deleted bodies."""
 
     before: list[tuple[str, bytes | None]] = field(default_factory=list)
     gone: dict[str, bytes] = field(default_factory=dict)
 
 
+class _Current(threading.local):
+    """The current call of a thread. Threads that read ahead call at the same time as the reader."""
+
+    number = -1
+    kind: Kind | None = None
+
+
 class FaultStore:
-    """Wraps a memory store. `arm` says which of the calls from now on (from 0) meets which kind; `calls` names them."""
+    """Wraps a memory store. `arm` selects the call (from 0) that meets a kind; `calls` lists the calls so far."""
 
     def __init__(self, inner: MemoryStore, clock: Clock) -> None:
         self.inner = inner
@@ -96,12 +103,13 @@ class FaultStore:
         self.calls: list[str] = []
         self.met: str | None = None
         self._plan: Plan = lambda number, verb: None
-        self._kind: Kind | None = None  # what the call under way meets
+        self._current = _Current()
+        self._lock = threading.Lock()
         self._state = _State()
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._hidden: dict[str, int] = {}
         self._changed: dict[str, bytes] = {}
-        self._windows: dict[Kind, int] = {}  # what lasts, and up to which call
+        self._windows: dict[Kind, int] = {}  # lasting kinds, with the last call that each affects
         self._hanging: list[threading.Event] = []
         self._let_go = threading.Event()
 
@@ -116,12 +124,13 @@ class FaultStore:
         self.follow(lambda number, verb: kind if number == at else None)
 
     def follow(self, plan: Plan) -> None:
-        """`plan(number, verb)` says what each call from now on meets."""
+        """`plan(number, verb)` returns the kind that each later call meets."""
         self.calls, self.met, self._plan = [], None, plan
 
     def heal(self) -> None:
-        """Everything that lasts is over, and everything that was under way has arrived."""
-        self._plan, self._kind, self._windows, self._hidden = lambda number, verb: None, None, {}, {}
+        """End all lasting faults and deliver all delayed requests."""
+        self._plan, self._windows, self._hidden = lambda number, verb: None, {}, {}
+        self._current.kind = None
         for key, body in self._changed.items():
             self.inner.put(key, body)
         self._changed = {}
@@ -189,20 +198,22 @@ class FaultStore:
 
     def _begin(self, verb: str) -> Kind | None:
         """The kind that this call meets."""
-        number = len(self.calls)
-        self.calls.append(verb)
+        with self._lock:
+            number = len(self.calls)
+            self.calls.append(verb)
+            kind = self._plan(number, verb)
         self._deliver(number)
-        kind = self._plan(number, verb)
-        self._kind = kind if kind is not None and verb in kind.verbs else None
-        if self._kind is not None:
+        kind = kind if kind is not None and verb in kind.verbs else None
+        self._current.number, self._current.kind = number, kind
+        if kind is not None:
             self.met = verb
-            if self._kind in LASTING:
-                self._windows[self._kind] = number + WINDOW_CALLS
+            if kind in LASTING:
+                self._windows[kind] = number + WINDOW_CALLS
         lasting = (each for each, end in self._windows.items() if number < end and verb in each.verbs)
-        return self._kind or next((each for each in lasting if each is not Kind.STALE_READ), None)
+        return kind or next((each for each in lasting if each is not Kind.STALE_READ), None)
 
     def _call(self, verb: str, effect: Callable[[], Any], **other: Callable[[], Any]) -> Any:
-        """What is alike for all verbs."""
+        """Behaviour that all verbs share."""
         kind = self._begin(verb)
         trouble = Unavailable("injected fault", verb=verb, kind=kind.name if kind else None)
         match kind:
@@ -243,14 +254,14 @@ class FaultStore:
         return effect()
 
     def _hang(self, effect: Callable[[], Any]) -> None:
-        """In a thread that somebody else waits for, or has given up."""
+        """Block until `heal`, then apply the effect; the caller's thread may no longer wait for it."""
         done = threading.Event()
         self._hanging.append(done)
         self._let_go.wait(60)
         try:
             effect()
         except (LogError, RuntimeError):
-            pass  # nobody hears of it
+            pass  # no caller receives the error
         finally:
             done.set()
 
@@ -260,28 +271,29 @@ class FaultStore:
             self._state.gone |= {key: body for key, body in known if body is not None}
         self._call(verb, effect, **other)
         self._state.before = [*self._state.before, *known][-WRITES_BEHIND:]
-        if self._kind is Kind.NOT_FOUND_AFTER_PUT and verb in PUTS:
+        if self._current.kind is Kind.NOT_FOUND_AFTER_PUT and verb in PUTS:
             self._hidden |= dict.fromkeys(keys, len(self.calls) + WINDOW_CALLS)
 
     def _read(self, verb: str, key: str, effect: Callable[[], Any], start: int = 0, length: int = 0) -> Any:
         found = self._call(verb, lambda: self._changing(verb, key, effect))
-        number = len(self.calls) - 1
+        number = self._current.number
         old = dict(reversed(self._state.before))
         is_stale = number < self._windows.get(Kind.STALE_READ, -1) and key in old and old[key] is None
         if is_stale or self._hidden.get(key, -1) > number:
             raise NotFound("injected fault, an older state", verb=verb, key=key)
-        return _damaged(self._kind, found, self._peek(key) or b"", start) if verb in BODIES else found
+        return _damaged(self._current.kind, found, self._peek(key) or b"", start) if verb in BODIES else found
 
     def _changing(self, verb: str, key: str, effect: Callable[[], Any]) -> Any:
         body = self._peek(key)
-        if self._kind is Kind.CHANGED_OBJECT and verb in BODIES and key not in self._changed and body is not None:
+        is_hit = self._current.kind is Kind.CHANGED_OBJECT and verb in BODIES
+        if is_hit and key not in self._changed and body is not None:
             self._changed[key] = body
             self.inner.put(key, bytes(byte ^ 0x5A for byte in body))
         return effect()
 
     def _listed(self, verb: str, effect: Callable[[], list[ObjectInfo]], prefix: str) -> list[ObjectInfo]:
         found: list[ObjectInfo] = self._call(verb, effect)
-        if self._kind is Kind.STALE_LIST:
+        if self._current.kind is Kind.STALE_LIST:
             old = dict(reversed(self._state.before))
             found = [info for info in found if info.key not in old]
             found += [
@@ -289,7 +301,7 @@ class FaultStore:
                 for key, body in old.items()
                 if body is not None and key.startswith(prefix)
             ]
-        if self._kind is Kind.PHANTOM_ENTRY:
+        if self._current.kind is Kind.PHANTOM_ENTRY:
             there = {info.key for info in found}
             gone = {key: body for key, body in self._state.gone.items() if key not in there and key.startswith(prefix)}
             found += [ObjectInfo(key=key, size_bytes=len(body)) for key, body in gone.items()]

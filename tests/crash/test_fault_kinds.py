@@ -12,7 +12,7 @@ from local.errors import AlreadyExists, Fenced, LogError
 from remote.fetch import range_reader
 from remote.fetch.chunk_cache import Slice
 from remote.gc import delayed_delete
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest import Head
 from remote.segments import segment_upload
@@ -65,6 +65,8 @@ def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
         return Slice(stored.body, stored.start, table.lengths[number])
 
     patch.setattr(range_reader, "_opened", opened)
+    real = range_reader._pieces
+    patch.setattr(range_reader, "_pieces", lambda *given: [(number, body, True) for number, body, _ in real(*given)])
 
 
 def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
     def create(self: MetadataLog, head: Head, body: bytes) -> Head:
         try:
-            self._store.put_if_absent(self._prefix + head_key(head.sequence), body)
+            self._store.put_if_absent(self._prefix + manifest_key(head.sequence), body)
         except AlreadyExists as error:
             self._move(LogState.FENCED)
             raise Fenced("committing a head, its name is taken") from error
@@ -84,7 +86,7 @@ def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(delayed_delete, "forget_unlinked", lambda keys: lambda head: head)
+    patch.setattr(delayed_delete, "remove_pending_deletes", lambda keys: lambda head: head)
 
 
 def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:
