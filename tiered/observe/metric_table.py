@@ -51,23 +51,23 @@ def _pool(name: str, does: str) -> tuple[Metric, ...]:
         Metric(
             name=f"tiered_{name}_tasks",
             kind=Kind.GAUGE,
-            doc=f"Partitions whose turn at the store{of} has come (`running`) or is waited for (`queued`).",
+            doc=f"Partitions with a running (`running`) or waiting (`queued`) task at the store{of}.",
             labels=("state",),
         ),
         Metric(
             name=f"tiered_{name}_threads",
             kind=Kind.GAUGE,
-            doc=f"How many such turns there may be at once (`{asked}.thread.pool.size`).",
+            doc=f"Number of threads for such tasks (`{asked}.thread.pool.size`).",
         ),
         Metric(
             name=f"tiered_{name}_oldest_wait_seconds",
             kind=Kind.GAUGE,
-            doc="How long the partition that has waited longest for such a turn has waited; 0 while none does.",
+            doc="Longest time that a partition has waited for such a thread; 0 when none waits.",
         ),
         Metric(
             name=f"tiered_{name}_oldest_turn_seconds",
             kind=Kind.GAUGE,
-            doc="How long the longest such turn that is under way has lasted; 0 while there is none.",
+            doc="Duration of the longest such task that is running; 0 when none is.",
         ),
     )
 
@@ -91,10 +91,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_fsync_duration_seconds",
         kind=Kind.HISTOGRAM,
-        doc="How long the disk takes to make a file durable.",
+        doc="Duration of an fsync.",
         kafka="kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs",
     ),
-    Metric(name="tiered_fsync_failures_total", kind=Kind.COUNTER, doc="Syncs that failed; none is ever repeated."),
+    Metric(
+        name="tiered_fsync_failures_total", kind=Kind.COUNTER, doc="Failed fsyncs; a failed fsync is never repeated."
+    ),
     # -- content of each tier
     Metric(
         name="tiered_local_log_bytes",
@@ -115,7 +117,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_log_bytes",
         kind=Kind.GAUGE,
-        doc="Bytes of the segments that the bucket holds, as they were on the disk.",
+        doc="Bytes of the segments that the bucket holds, before object encoding.",
         labels=_TOPIC,
         kafka=_BROKER + "RemoteLogSizeBytes",
         by_partition=True,
@@ -147,7 +149,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_unreplicated_bytes",
         kind=Kind.GAUGE,
-        doc="At risk: bytes that only this disk has.",
+        doc="At risk: bytes that exist on this disk only.",
         labels=_TOPIC,
         by_partition=True,
     ),
@@ -162,7 +164,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_copy_requests_total",
         kind=Kind.COUNTER,
-        doc="Copies of segments begun since the start.",
+        doc="Copies of segments started since the start of the process.",
         labels=_TOPIC,
         kafka=_BROKER + "RemoteCopyRequestsPerSec",
     ),
@@ -192,7 +194,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_copy_lag_seconds",
         kind=Kind.GAUGE,
-        doc="How long the oldest segment has been due for copying; 0 when none is.",
+        doc="Time that the oldest segment has been due for copying; 0 when none is.",
         labels=_TOPIC,
         by_partition=True,
     ),
@@ -206,21 +208,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_copy_paused_seconds",
         kind=Kind.GAUGE,
-        doc="How long uploads have been paused; 0 while they are not.",
+        doc="Time that uploads have been paused; 0 when they are not.",
         labels=_TOPIC,
         by_partition=True,
     ),
     Metric(
         name="tiered_remote_fetch_bytes_total",
         kind=Kind.COUNTER,
-        doc="Bytes of segments that came from the store since the start.",
+        doc="Bytes of segments fetched from the store since the start.",
         labels=_TOPIC,
         kafka=_BROKER + "RemoteFetchBytesPerSec",
     ),
     Metric(
         name="tiered_remote_fetch_requests_total",
         kind=Kind.COUNTER,
-        doc="Fetches of segments' bytes begun since the start.",
+        doc="Fetches of segments' bytes started since the start of the process.",
         labels=_TOPIC,
         kafka=_BROKER + "RemoteFetchRequestsPerSec",
     ),
@@ -248,7 +250,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_delete_lag_bytes",
         kind=Kind.GAUGE,
-        doc="Bytes that left the index and are still in the bucket, the grace time included.",
+        doc="Bytes of pending deletes, also within their grace period.",
         labels=_TOPIC,
         kafka=_BROKER + "RemoteDeleteLagBytes",
         by_partition=True,
@@ -256,14 +258,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_delete_overdue_bytes",
         kind=Kind.GAUGE,
-        doc="Those of them whose grace time is over.",
+        doc="Bytes of pending deletes after their grace period.",
         labels=_TOPIC,
         by_partition=True,
     ),
     Metric(
         name="tiered_remote_delete_overdue_seconds",
         kind=Kind.GAUGE,
-        doc="How long the grace time of the oldest of them has been over; 0 when none is.",
+        doc="Time since the grace period of the oldest pending delete ended; 0 when none is overdue.",
         labels=_TOPIC,
         by_partition=True,
     ),
@@ -271,7 +273,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_objstore_operations_total",
         kind=Kind.COUNTER,
-        doc="Calls to the store since the start; tries again lie inside one.",
+        doc="Calls to the store since the start; a call includes its retries.",
         labels=("op",),
     ),
     Metric(
@@ -283,7 +285,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_objstore_duration_seconds",
         kind=Kind.HISTOGRAM,
-        doc="How long calls to the store take, tries again included.",
+        doc="Duration of calls to the store, with retries.",
         labels=("op",),
         kafka="kafka.log.remote:type=RemoteLogManager,name=RemoteLogReaderFetchRateAndTimeMs",
     ),
@@ -302,14 +304,16 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_left_objects_total",
         kind=Kind.COUNTER,
-        doc="Objects that failed uploads may have left, at most: the store answered neither them nor their removal. "
-        "What is there `tiered gc` finds.",
+        doc="Upper limit of objects left by failed uploads: neither the upload nor the deletion was answered. "
+        "`tiered gc` finds the objects that exist.",
     ),
-    Metric(name="tiered_cache_hits_total", kind=Kind.COUNTER, doc="Pieces of remote segments found in memory."),
     Metric(
-        name="tiered_cache_misses_total", kind=Kind.COUNTER, doc="Pieces of remote segments that had to be fetched."
+        name="tiered_cache_hits_total", kind=Kind.COUNTER, doc="Ranges of remote segments found in the memory cache."
     ),
-    Metric(name="tiered_cache_bytes", kind=Kind.GAUGE, doc="What the cache in memory holds."),
+    Metric(
+        name="tiered_cache_misses_total", kind=Kind.COUNTER, doc="Ranges of remote segments fetched from the store."
+    ),
+    Metric(name="tiered_cache_bytes", kind=Kind.GAUGE, doc="Bytes in the memory cache."),
     # -- the cleaner
     Metric(
         name="tiered_cleaner_max_dirty_percent",
@@ -320,69 +324,69 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_cleaner_max_buffer_utilization_percent",
         kind=Kind.GAUGE,
-        doc="How full the key map of the last passes was.",
+        doc="Fill level of the offset map in the last passes.",
         kafka=_CLEANER + "max-buffer-utilization-percent",
     ),
     Metric(
         name="tiered_cleaner_max_clean_time_seconds",
         kind=Kind.GAUGE,
-        doc="How long the longest of the last passes took.",
+        doc="Duration of the longest of the last passes.",
         kafka=_CLEANER + "max-clean-time-secs",
     ),
     Metric(
         name="tiered_cleaner_max_compaction_delay_seconds",
         kind=Kind.GAUGE,
-        doc="How much later than max.compaction.lag.ms a pass came.",
+        doc="Time by which a pass was later than max.compaction.lag.ms.",
         kafka=_CLEANER + "max-compaction-delay-secs",
     ),
     Metric(
         name="tiered_cleaner_uncleanable_partitions",
         kind=Kind.GAUGE,
-        doc="Compacted logs that are left alone after an error.",
+        doc="Compacted logs that are not cleaned after an error.",
         kafka=_CLEANER_MANAGER + "uncleanable-partitions-count",
     ),
     Metric(
         name="tiered_cleaner_uncleanable_bytes",
         kind=Kind.GAUGE,
-        doc="Their bytes that could be cleaned.",
+        doc="Cleanable bytes of uncleanable logs.",
         kafka=_CLEANER_MANAGER + "uncleanable-bytes",
     ),
     Metric(
         name="tiered_cleaner_since_last_run_seconds",
         kind=Kind.GAUGE,
-        doc="How long ago the last pass was; absent before the first.",
+        doc="Time since the last pass; absent before the first.",
         kafka=_CLEANER_MANAGER + "time-since-last-run-ms",
     ),
     # -- the running manager
     Metric(
         name="tiered_todo_segments",
         kind=Kind.GAUGE,
-        doc="What a round would do now, by the kind of decision; what hangs on the bucket is absent while a manifest "
-        "could not be read.",
+        doc="Decisions of a round at this moment, by kind. Kinds that depend on the bucket are absent while a manifest "
+        "cannot be read.",
         labels=("action",),
     ),
     Metric(name="tiered_partitions", kind=Kind.GAUGE, doc="Partitions, open or not.", labels=("state",)),
     Metric(
         name="tiered_problems_begun_total",
         kind=Kind.COUNTER,
-        doc="Problems of partitions, and of the node, that rounds of work met for the first time.",
+        doc="Problems of partitions, and of the node, that a maintenance round met for the first time.",
         labels=("class",),
     ),
     Metric(
         name="tiered_problems_ended_total",
         kind=Kind.COUNTER,
-        doc="Problems that were over after a round of work; the log has a line for each cause.",
+        doc="Problems that had ended after a maintenance round; the log has a line for each cause.",
         labels=("class",),
     ),
     Metric(
         name="tiered_oldest_problem_seconds",
         kind=Kind.GAUGE,
-        doc="For how long the problem that lasts longest has been known; 0 without one.",
+        doc="Age of the oldest current problem; 0 without one.",
     ),
     Metric(
         name="tiered_partition_problems",
         kind=Kind.GAUGE,
-        doc="Partitions in trouble, by the class of the error.",
+        doc="Partitions with a problem, by the class of the error.",
         labels=("class",),
     ),
     Metric(
@@ -395,54 +399,53 @@ METRICS: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         doc="Partitions whose bucket lacks records that this disk has dropped: the bucket is lost or wrong.",
     ),
-    Metric(name="tiered_rounds_total", kind=Kind.COUNTER, doc="Rounds of background work since the start."),
+    Metric(name="tiered_rounds_total", kind=Kind.COUNTER, doc="Maintenance rounds since the start."),
     Metric(
         name="tiered_round_failures_total",
         kind=Kind.COUNTER,
-        doc="Rounds that the disk or the store broke off as a whole.",
+        doc="Maintenance rounds that failed as a whole because of the disk or the store.",
     ),
-    Metric(name="tiered_round_duration_seconds", kind=Kind.HISTOGRAM, doc="How long a round takes."),
+    Metric(name="tiered_round_duration_seconds", kind=Kind.HISTOGRAM, doc="Duration of a round."),
     Metric(
         name="tiered_last_round_timestamp_seconds",
         kind=Kind.GAUGE,
-        doc="When the last round ended, by the machine's clock.",
+        doc="Time at which the last round ended, by the machine's clock.",
     ),
     Metric(
         name="tiered_last_round_age_seconds",
         kind=Kind.GAUGE,
-        doc="How long ago the last round ended (before the first: the start), whatever the clock was set to.",
+        doc="Time since the last round ended (before the first: since the start), independent of changes of the clock.",
     ),
     Metric(
         name="tiered_clock_jump_seconds",
         kind=Kind.GAUGE,
-        doc="How far the machine's clock has jumped ahead (below 0: back) of the time that rounds go by; 0 while it is "
-        "believed.",
+        doc="Jump of the machine's clock ahead (below 0: back) of the time of rounds; 0 while the clock is trusted.",
     ),
-    *_pool("copier", "all that waits for the store, uploads first"),
-    *_pool("expirer", "expiry, deletions, what is left of deleted topics"),
+    *_pool("copier", "copies, and all other work but expiry"),
+    *_pool("expirer", "expiry, deletions, objects of deleted topics"),
     Metric(
         name="tiered_remote_log_manager_tasks_idle_ratio",
         kind=Kind.GAUGE,
-        doc="Of the turns that there may be at once those that nobody has, 0 to 1.",
+        doc="Share of idle task threads, 0 to 1.",
         labels=("pool",),
         kafka="kafka.log.remote:type=RemoteLogManager,name=RemoteLogManagerTasksAvgIdlePercent",
     ),
     Metric(
         name="tiered_remote_log_reader_task_queue_size",
         kind=Kind.GAUGE,
-        doc="Ranges that wait for a thread which fetches ahead of a reader of this process.",
+        doc="Ranges that wait for a read-ahead thread of this process.",
         kafka="org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name=RemoteLogReaderTaskQueueSize",
     ),
     Metric(
         name="tiered_remote_log_reader_idle_ratio",
         kind=Kind.GAUGE,
-        doc="Of the threads that fetch ahead those that have nothing to do, 0 to 1.",
+        doc="Share of idle read-ahead threads, 0 to 1.",
         kafka="org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name=RemoteLogReaderAvgIdlePercent",
     ),
     Metric(
         name="tiered_log_dir_free_bytes",
         kind=Kind.GAUGE,
-        doc="Room left on the file system of a log directory.",
+        doc="Free bytes of the file system of a log directory.",
         labels=("directory",),
     ),
     Metric(
@@ -462,7 +465,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_cost_dollars_per_month",
         kind=Kind.GAUGE,
-        doc="List price of what is stored now: storage, index and waiting for deletion in the bucket, disk. "
+        doc="List price of the bytes stored now: storage, index and pending deletes in the bucket, disk. "
         "Requests are in `tiered cost show`.",
         labels=("topic", "kind"),
     ),
@@ -476,7 +479,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_adopt_ahead_offsets",
         kind=Kind.GAUGE,
-        doc="Offsets that the bucket has above the broker's high watermark: it lost them, or is catching up.",
+        doc="Offsets in the bucket above the broker's high watermark: the broker lost them, or is catching up.",
         labels=_TOPIC,
         is_of_sidecar=True,
     ),

@@ -212,22 +212,35 @@ def runbook(alert: Alert) -> str:
     """Return the runbook page of one alert, as Markdown."""
     expr = alert.expr.format(**asdict(Limits()))
     look = "\n".join(alert.look)
-    mend = "\n".join(f"{number}. {step}" for number, step in enumerate(alert.mend, 1))
     return (
-        f"# {alert.name}\n\n"
+        f"# {_title(alert)}\n\n"
         "Generated from `tiered/observe/alert_table.py` by "
         "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
-        f"Fires when this holds for {alert.lasts} ({alert.severity.value}):\n\n```promql\n{expr}\n```\n\n"
-        f"## What it means\n\n{alert.means}\n\n## Look\n\n```sh\n{look}\n```\n\n## Mend\n\n{mend}\n"
+        f"Alert `{alert.name}`, severity {alert.severity.value}. It fires when this holds for {alert.lasts}:\n\n"
+        f"```promql\n{expr}\n```\n\n"
+        f"## Condition\n\n{alert.says}\n\n## Why it matters\n\n{alert.means}\n\n"
+        f"## Checks\n\n```sh\n{look}\n```\n\n{_steps(alert.check)}\n\n"
+        f"## Steps\n\n{_steps(alert.mend)}\n\n## When it is over\n\n{alert.over}\n"
     )
+
+
+def _title(alert: Alert) -> str:
+    return alert.page.replace("-", " ").capitalize()
+
+
+def _steps(steps: tuple[str, ...]) -> str:
+    return "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
 
 
 def runbook_index() -> str:
     """Return the page that lists the runbooks."""
-    rows = "\n".join(f"| [{each.name}]({each.page}.md) | {each.severity.value} | {each.means} |" for each in ALERTS)
+    rows = "\n".join(
+        f"| [{_title(each)}]({each.page}.md)<br>`{each.name}` | {each.severity.value} | {each.says} |"
+        for each in ALERTS
+    )
     return (
         "# Runbooks\n\nOne page for each alert of `tiered generate alerts`, generated from the same table.\n\n"
-        f"| alert | | what it means |\n|---|---|---|\n{rows}\n"
+        f"| alert | severity | condition |\n|---|---|---|\n{rows}\n"
     )
 
 
@@ -238,14 +251,14 @@ def metrics_page() -> str:
         "# Metrics\n\n"
         "Generated from `tiered/observe/metric_table.py` by "
         "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
-        "What `tiered run --metrics :9464` serves under `/metrics`, in Prometheus' text format "
-        "or, for whoever asks for it in an Accept header, as OpenMetrics ([how to](../how-to/monitor.md)). "
-        "With `--metrics-partitions` those marked P have the label `partition`, too. "
-        "Kafka's rates (`PerSec`) are `rate()` of our counters, its percentiles those of our histograms.\n\n"
-        f"| metric | type | labels | what | Kafka |\n|---|---|---|---|---|\n{rows}\n\n"
-        "What `compaction status --metrics` prints are the gauges of the cleaner by Kafka's own names. What Kafka has "
-        "and this has not: metrics of a network server (requests, purgatories, quotas), for there is none, and "
-        "`BuildRemoteLogAuxState*`, for nothing is rebuilt from a leader.\n"
+        "`tiered run --metrics :9464` serves these metrics under `/metrics`, in Prometheus' text format "
+        "or, if the Accept header asks for it, as OpenMetrics ([how to](../how-to/monitor.md)). "
+        "With `--metrics-partitions` the metrics marked P also have the label `partition`. "
+        "Kafka's rates (`PerSec`) are `rate()` of these counters, its percentiles are those of these histograms.\n\n"
+        f"| metric | type | labels | meaning | Kafka |\n|---|---|---|---|---|\n{rows}\n\n"
+        "`compaction status --metrics` prints the gauges of the cleaner by Kafka's own names. Kafka has more metrics: "
+        "of a network server (requests, purgatories, quotas), which does not exist here, and "
+        "`BuildRemoteLogAuxState*`, because nothing is rebuilt from a leader.\n"
     )
 
 
