@@ -1,4 +1,4 @@
-"""Names of topics, partitions and files, and their inverses."""
+"""Names of topics, partitions and files, and the functions that parse them."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def test_a_partition_outside_int32_is_refused(partition: int) -> None:
 
 
 @pytest.mark.parametrize("name", [TopicPartition("orders", 0), TopicPartition("a-b.c_d", 2**31 - 1)])
-def test_a_partition_directory_has_an_inverse(name: TopicPartition) -> None:
+def test_a_partition_directory_is_parsed_back(name: TopicPartition) -> None:
     assert parse_partition_directory(name.directory) == name
 
 
 @pytest.mark.parametrize(
     "directory", ["orders", "orders-", "-0", "orders-01", "orders-x", "orders-0.0123-delete", "a/b-0", "..-0", "o-²"]
 )
-def test_other_directories_are_no_partitions(directory: str) -> None:
+def test_other_directory_names_are_not_parsed_as_partitions(directory: str) -> None:
     assert parse_partition_directory(directory) is None
 
 
-def test_a_segment_file_has_an_inverse() -> None:
+def test_a_segment_file_name_is_parsed_back() -> None:
     assert segment_file(42, ".log") == "00000000000000000042.log"
     assert parse_segment_file("00000000000000000042.log.swap") == (42, ".log.swap")
 
 
 @pytest.mark.parametrize("name", ["42.log", "00000000000000000042", "000000000000000000420.log", "x.log", ".lock"])
-def test_other_files_are_no_segments(name: str) -> None:
+def test_other_file_names_are_not_parsed_as_segments(name: str) -> None:
     assert parse_segment_file(name) is None
 
 
-def test_a_topic_id_is_22_url_safe_characters_and_no_option() -> None:
+def test_a_topic_id_has_22_url_safe_characters_and_does_not_begin_with_a_dash() -> None:
     ids = {new_topic_id() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(each) == 22 and not each.startswith("-") for each in ids)
 
 
-def test_directories_of_a_move_are_kafkas_and_parse_back() -> None:
+def test_the_directory_names_of_a_move_equal_kafkas_and_are_parsed_back() -> None:
     mark, name = "0123456789abcdef" * 2, TopicPartition("orders-eu", 3)
     assert names.future_directory(name, mark) == f"orders-eu-3.{mark}-future"
     assert names.deleted_directory(name, mark) == f"orders-eu-3.{mark}-delete"

@@ -1,4 +1,4 @@
-"""The first cleaner: newest record of every key, offsets and order kept, what is uploaded left alone."""
+"""The cleaner: it keeps the newest record of every key with its offset and leaves segments below `clean_from` alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def newest(records: list[tuple[int, bytes | None]]) -> dict[bytes | None, int]:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_the_newest_record_of_every_key_survives_at_its_offset_and_no_other(codec: Codec) -> None:
+def test_only_the_newest_record_of_every_key_remains_at_its_offset(codec: Codec) -> None:
     rng = random.Random(3)
     log = open_log(ModelDisk(), codec)
     sent = append(log, rng, 300, 20)
@@ -79,7 +79,7 @@ def test_the_newest_record_of_every_key_survives_at_its_offset_and_no_other(code
     assert log.cleaner_offset == 300
 
 
-def test_a_newest_tombstone_stays() -> None:
+def test_a_tombstone_that_is_the_newest_record_of_its_key_remains() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     log.append([Record(b"a", b"1", 0), Record(b"b", b"1", 0), Record(b"a", None, 0)], now_ms=0)
@@ -99,18 +99,20 @@ def test_the_active_segment_is_not_cleaned() -> None:
     assert log.cleaner_offset == 1
 
 
-def test_an_empty_active_segment_that_fills_and_is_sealed_while_a_pass_looks_at_the_log_is_not_cleaned(
+def test_a_segment_that_fills_and_rolls_during_a_pass_is_not_cleaned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A log that was just rolled, or cut back to its active segment: that one ends where the pass ends, and is empty.
-    Records that come between two looks at it must not make it one of those to clean: newer ones were not looked for."""
+    """The active segment is empty at the begin of the pass, and the pass ends at its base offset.
+    1. Between two reads of its facts, records are appended to the segment.
+    2. The pass must not clean it: the offset map does not contain these records."""
     log = open_log(ModelDisk())
     append(log, random.Random(4), 40, 3)
     log.roll(now_ms=0)
     end, grown, looks = log.next_offset, [], []
 
     def latest(segment: Segment) -> int | None:
-        """Asked about each segment while facts are gathered: first for where to stop, then for what to clean."""
+        """Called for each segment while facts are gathered: first to find the end of the pass, then to select
+        segments."""
         looks.extend([end] if segment.base_offset == end else [])
         if len(looks) == 2 and not grown:
             grown.extend(Record(b"late %d" % (number % 2), b"%d" % number, 0) for number in range(6))
@@ -119,7 +121,7 @@ def test_an_empty_active_segment_that_fills_and_is_sealed_while_a_pass_looks_at_
         return told(segment)
 
     def roll() -> bool:
-        """Between two steps of the pass; what it has not seen of the segment would be lost with the old file."""
+        """Called between two steps of the pass. A clean of the segment would lose the records appended here."""
         if len(grown) == 6:
             grown.append(Record(b"last", b"6", 0))
             log.append(grown[-1:], now_ms=0)
@@ -132,12 +134,12 @@ def test_an_empty_active_segment_that_fills_and_is_sealed_while_a_pass_looks_at_
     cleaned = cleaner.clean(log, log._storage, upto_offset=end, now_ms=0, should_stop=roll)
     assert cleaned is not None
     assert cleaned.cleaner_offset == end
-    assert len(grown) == 7, "nothing came between"
+    assert len(grown) == 7, "the test must append and roll during the pass"
     assert [record.value for record in read_all(log) if record.offset >= end] == [record.value for record in grown]
 
 
-def test_what_is_told_of_the_last_segment_is_of_one_moment() -> None:
-    """Sealed, and ending where it ended while it was the active one: so it would be cleaned, or copied, by half."""
+def test_the_facts_of_the_last_segment_in_a_view_are_consistent() -> None:
+    """A closed segment with the end offset of its time as active segment would be cleaned or copied only in part."""
     log = open_log(ModelDisk())
     append(log, random.Random(5), 20, 3)
     log.roll(now_ms=0)
@@ -152,7 +154,7 @@ def test_what_is_told_of_the_last_segment_is_of_one_moment() -> None:
     assert 0 < grown.size_bytes < log.segments()[-2].size_bytes
 
 
-def test_a_later_round_drops_what_an_earlier_one_kept() -> None:
+def test_a_later_pass_removes_records_that_an_earlier_pass_kept() -> None:
     rng = random.Random(4)
     disk = ModelDisk()
     log = open_log(disk)
@@ -181,7 +183,7 @@ def test_segments_below_clean_from_keep_their_bytes() -> None:
     assert [info.base_offset for info in log.segments()][:3] == [*sorted({_base(name) for name in frozen}), boundary]
 
 
-def test_small_neighbours_become_one_segment_and_keep_their_range() -> None:
+def test_small_neighbouring_segments_are_merged_and_keep_their_offset_range() -> None:
     rng = random.Random(6)
     disk = ModelDisk()
     log = open_log(disk)
@@ -196,7 +198,7 @@ def test_small_neighbours_become_one_segment_and_keep_their_range() -> None:
     assert [(i.base_offset, i.next_offset) for i in reopened.segments()] == [(0, 300), (300, 300)]
 
 
-def test_nothing_dirty_is_no_work() -> None:
+def test_a_pass_without_dirty_segments_has_no_effect_on_the_disk() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     append(log, random.Random(7), 50, 5)
@@ -207,7 +209,7 @@ def test_nothing_dirty_is_no_work() -> None:
     assert disk.effects == effects
 
 
-def test_a_corrupt_batch_stops_the_cleaning_and_changes_nothing() -> None:
+def test_a_corrupt_batch_aborts_the_pass_and_nothing_changes() -> None:
     disk = ModelDisk()
     log = open_log(disk)
     append(log, random.Random(8), 100, 5)
@@ -221,7 +223,7 @@ def test_a_corrupt_batch_stops_the_cleaning_and_changes_nothing() -> None:
     assert not log.cleaner_offset
 
 
-# -- what may become one segment
+# -- which segments are merged
 
 
 def wide(disk: ModelDisk, limits: LogSettings) -> Log:
@@ -230,10 +232,10 @@ def wide(disk: ModelDisk, limits: LogSettings) -> Log:
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("large_bytes", [400, 900])
-def test_merged_segments_stay_within_segment_bytes_whatever_the_sizes_of_survivors(
+def test_merged_segments_stay_within_segment_bytes_for_any_size_of_remaining_records(
     codec: Codec, large_bytes: int
 ) -> None:
-    """The few records that survive have nearly all the bytes: their share of the records says nothing."""
+    """The few remaining records hold nearly all bytes, so their share of the record count does not predict the size."""
     rng = random.Random(9)
     disk = ModelDisk()
     limits = replace(settings(codec), segment_bytes=5000, batch_bytes=2000)
@@ -254,7 +256,7 @@ def test_merged_segments_stay_within_segment_bytes_whatever_the_sizes_of_survivo
         assert codec is not Codec.NONE or first + second > limits.segment_bytes - large_bytes - 200
 
 
-def test_large_headers_count_too() -> None:
+def test_headers_count_towards_the_size_of_a_merged_segment() -> None:
     disk = ModelDisk()
     limits = replace(settings(), segment_bytes=5000, batch_bytes=2000)
     log = wide(disk, limits)
@@ -267,7 +269,7 @@ def test_large_headers_count_too() -> None:
     assert len(sizes) == 5
 
 
-def test_a_segment_above_the_limit_stands_alone() -> None:
+def test_a_segment_above_the_limit_is_not_merged() -> None:
     disk = ModelDisk()
     log = wide(disk, replace(settings(), segment_bytes=100_000))
     log.append([Record(b"a", b"", 0), Record(b"b", bytes(6000), 0)], now_ms=0)
@@ -281,7 +283,8 @@ def test_a_segment_above_the_limit_stands_alone() -> None:
 
 
 def tightly_packed(disk: ModelDisk, count: int) -> Log:
-    """Sealed segments of one batch each, packed with all the producer's might, and one that makes all dirty."""
+    """Closed segments of one batch each, compressed at the highest level, and a last one that supersedes a key in
+    each."""
     log = wide(disk, replace(settings(Codec.ZSTD), segment_bytes=1 << 20, max_message_bytes=1 << 20))
     rng = random.Random(1)
     words = [rng.randbytes(5) for _ in range(300)]
@@ -295,8 +298,8 @@ def tightly_packed(disk: ModelDisk, count: int) -> Log:
     return log
 
 
-def test_survivors_that_compress_worse_than_they_did_do_not_make_a_segment_too_large() -> None:
-    """The cleaner packs at the default level: two segments that seem to fit one do not after all."""
+def test_merged_segments_stay_within_the_limit_if_their_records_compress_worse() -> None:
+    """The cleaner compresses at the default level: two segments that fit into one by estimate exceed it."""
     disk = ModelDisk()
     log = tightly_packed(disk, 2)
     limit = sum(info.size_bytes for info in log.segments()[:-1]) + 3 * HEADER_BYTES
@@ -311,8 +314,9 @@ def test_survivors_that_compress_worse_than_they_did_do_not_make_a_segment_too_l
     assert [i.base_offset for i in reopened.segments()[:-1]] == [i.base_offset for i in infos]
 
 
-def test_a_segment_that_cleaning_makes_larger_is_cleaned_all_the_same_and_no_key_comes_back() -> None:
-    """Left as it is, below the checkpoint, its old record would be there again once the tombstone has left."""
+def test_a_segment_that_grows_by_cleaning_is_cleaned_and_no_deleted_key_returns() -> None:
+    """If the segment were skipped although it is below the checkpoint, its old record would return with the tombstone's
+    removal."""
     disk = ModelDisk()
     log = tightly_packed(disk, 1)
     log.append([Record(b"hot", None, 0)], now_ms=0)
@@ -330,7 +334,7 @@ def test_a_segment_that_cleaning_makes_larger_is_cleaned_all_the_same_and_no_key
     assert not [name for name in disk.names if name.endswith(".cleaned")]
 
 
-def test_a_segment_that_would_pass_the_largest_position_is_an_error_and_nothing_of_it_is_called_clean(
+def test_a_cleaned_segment_above_the_largest_position_is_an_error_and_stays_dirty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = ModelDisk()
@@ -344,7 +348,7 @@ def test_a_segment_that_would_pass_the_largest_position_is_an_error_and_nothing_
     assert not [name for name in disk.names if name.endswith(".cleaned")]
 
 
-def test_both_indexes_of_a_merged_segment_stay_within_their_limit() -> None:
+def test_both_indexes_of_a_merged_segment_stay_within_segment_index_bytes() -> None:
     disk = ModelDisk()
     limits = replace(settings(), index_interval_bytes=1, segment_index_bytes=200, segment_bytes=100_000)
     log = wide(disk, limits)
@@ -358,7 +362,7 @@ def test_both_indexes_of_a_merged_segment_stay_within_their_limit() -> None:
 
 
 @pytest.mark.parametrize(("next_offset", "are_merged"), [(2**31, True), (2**31 + 1, False), (2**31 + 2**29, False)])
-def test_relative_offsets_of_a_merged_segment_fit_the_indexes(next_offset: int, are_merged: bool) -> None:
+def test_segments_are_merged_only_if_relative_offsets_fit_the_index_entries(next_offset: int, are_merged: bool) -> None:
     second = 2**30
     header = read_header(encode_batch([(b"b", b"", 5)], base_offset=second))
     assert header is not None
@@ -383,7 +387,7 @@ def test_relative_offsets_of_a_merged_segment_fit_the_indexes(next_offset: int, 
 # -- memory
 
 
-def test_a_segment_that_inflates_to_more_than_a_gibibyte_is_cleaned_in_bounded_memory() -> None:
+def test_a_segment_that_inflates_to_over_a_gibibyte_is_cleaned_in_bounded_memory() -> None:
     disk = ModelDisk()
     log = wide(disk, replace(settings(Codec.ZSTD), segment_bytes=1 << 20, max_message_bytes=1 << 20))
     batch = encode_batch([(b"k", bytes(1 << 20), 1), (b"k", b"", 1)], codec=Codec.ZSTD)
@@ -401,7 +405,7 @@ def test_a_segment_that_inflates_to_more_than_a_gibibyte_is_cleaned_in_bounded_m
 
 
 @pytest.mark.parametrize("left", [10, 100])
-def test_a_sealed_segment_that_ends_inside_a_batch_is_corrupt_and_stays(left: int) -> None:
+def test_a_closed_segment_that_ends_inside_a_batch_is_corrupt_and_not_changed(left: int) -> None:
     disk = ModelDisk()
     log = wide(disk, replace(settings(), segment_bytes=100_000))
     log.append([Record(b"a", b"", 0)], now_ms=0)

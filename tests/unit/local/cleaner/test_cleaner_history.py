@@ -1,4 +1,4 @@
-"""The cleaner's history: kept, bounded, damaged, and told in Kafka's words."""
+"""The cleaner's history: stored, bounded, read past damage, and printed in the format of Kafka's log cleaner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def history() -> tuple[ModelDisk, CleaningHistory]:
     return disk, CleaningHistory(disk, "./data")
 
 
-def test_a_pass_is_told_in_the_words_that_operators_know_from_kafka() -> None:
+def test_the_summary_of_a_pass_has_the_format_of_kafkas_log_cleaner() -> None:
     assert summary(RUN).replace("\n\t", "\n").splitlines() == [
         "Log cleaner thread 3 cleaned log orders-3 (dirty section = [17556518476, 17584106050])",
         "45,218.0 MB of log processed in 1,478.2 seconds (30.6 MB/sec).",
@@ -57,7 +57,7 @@ def test_a_pass_is_told_in_the_words_that_operators_know_from_kafka() -> None:
     assert summary(replace(RUN, error="torn")) == "Log cleaner thread 3 could not clean log orders-3: torn"
 
 
-def test_the_history_survives_a_restart_and_keeps_the_newest_runs() -> None:
+def test_the_history_survives_a_restart_with_the_newest_runs() -> None:
     disk, kept = history()
     for at in range(RUNS_MAX + 5):
         kept.add(replace(RUN, at_ms=at))
@@ -82,7 +82,7 @@ def test_the_history_survives_a_restart_and_keeps_the_newest_runs() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_line_is_passed_over_and_the_others_are_kept(damage: bytes) -> None:
+def test_a_damaged_line_of_the_history_is_skipped(damage: bytes) -> None:
     disk, kept = history()
     kept.add(RUN)
     whole = disk.read(PATH)
@@ -90,7 +90,7 @@ def test_a_damaged_line_is_passed_over_and_the_others_are_kept(damage: bytes) ->
     assert list(CleaningHistory(disk, "./data").runs) == [RUN]
 
 
-def test_a_field_of_a_later_version_is_left_out() -> None:
+def test_a_field_of_a_later_version_is_ignored() -> None:
     disk, kept = history()
     kept.add(RUN)
     later = disk.read(PATH).replace(b'{"topic"', b'{"later": [1], "topic"')

@@ -1,4 +1,4 @@
-"""A cleaning that is asked to let go, and one that is held back: between any two steps, and without a trace."""
+"""A cleaner pass that is aborted at any step, and one that a throttle delays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = steps_of_a_pass()
 
 
 @pytest.mark.parametrize("step", range(0, STEPS, 3))
-def test_a_cleaning_stopped_at_any_step_leaves_a_sound_log_that_the_next_pass_finishes(step: int) -> None:
+def test_a_pass_aborted_at_any_step_changes_nothing_and_the_next_pass_completes(step: int) -> None:
     disk, log = filled()
     expected = newest_values(log)
     asked = iter([False] * step + [True])
@@ -61,7 +61,7 @@ def test_a_cleaning_stopped_at_any_step_leaves_a_sound_log_that_the_next_pass_fi
     assert log.cleaner_offset == whole.cleaner_offset
 
 
-def test_every_byte_read_and_written_is_told_to_the_throttle() -> None:
+def test_the_throttle_counts_every_byte_read_and_written() -> None:
     disk, log = filled()
     told: list[int] = []
     clock = iter(float(at) for at in range(100))
@@ -73,8 +73,9 @@ def test_every_byte_read_and_written_is_told_to_the_throttle() -> None:
     assert (done.index_seconds, done.clean_seconds) == (1.0, 1.0)
 
 
-def test_a_throttled_pass_pays_for_its_input_twice_as_kafka_does() -> None:
-    """Once for the keys, once for what stays; the verdicts between read the headers of the batches alone."""
+def test_a_pass_reads_its_input_twice_as_kafka_does() -> None:
+    """The first read is for the offset map, the second for the remaining records. Between them only batch headers are
+    read."""
     disk = ModelDisk()
     log = open_log(disk)
     draw = random.Random(7)

@@ -1,4 +1,4 @@
-"""The cleaner's named cases, told as Kafka's own tests tell them (`LogCleanerTest`), and the limits of its buffer."""
+"""The cases of Kafka's `LogCleanerTest`, and the limits of the dedupe buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END_OF_TIME = 2**62
 
 
 class Story:
-    """A log on a model disk; `round` rolls, makes all of it dirty again and cleans it."""
+    """A log on a model disk. `round` rolls, marks the whole log dirty and cleans it."""
 
     def __init__(self, **limits: int) -> None:
         self.disk = ModelDisk()
@@ -81,7 +81,7 @@ class Story:
         return [record.offset for batch in self.batches for record in batch.records]
 
 
-def test_a_tombstone_with_a_very_old_time_stays_until_the_horizon_that_its_first_pass_set() -> None:
+def test_a_tombstone_with_an_old_time_stays_until_the_horizon_set_by_its_first_pass() -> None:
     story = Story()
     story.put(1)
     story.round()
@@ -99,7 +99,7 @@ def test_a_tombstone_with_a_very_old_time_stays_until_the_horizon_that_its_first
 
 
 @pytest.mark.parametrize("delete_retention_ms", [2**63 - 1, 2**62, 2**63 - 1 - NOW])
-def test_a_tombstone_stays_for_good_where_the_retention_is_as_long_as_time(delete_retention_ms: int) -> None:
+def test_a_tombstone_with_the_largest_delete_retention_stays_forever(delete_retention_ms: int) -> None:
     story = Story()
     story.put(1)
     story.put(1, 2, value=None)
@@ -110,7 +110,7 @@ def test_a_tombstone_stays_for_good_where_the_retention_is_as_long_as_time(delet
     assert story.batches[-1].horizon_ms == min(NOW + delete_retention_ms, 2**63 - 1)
 
 
-def test_a_commit_marker_leaves_after_its_data_and_after_its_horizon() -> None:
+def test_a_commit_marker_is_removed_after_its_data_and_after_its_horizon() -> None:
     story = Story()
     story.write(1, 1)
     story.write(1, 2, 3)
@@ -129,7 +129,7 @@ def test_a_commit_marker_leaves_after_its_data_and_after_its_horizon() -> None:
     assert story.offsets == [4, 5, 6, 7, 8]
 
 
-def test_an_abort_marker_outlives_its_data_by_two_passes_and_its_index_entry_by_one() -> None:
+def test_an_abort_marker_stays_two_passes_after_its_data_and_its_entry_one() -> None:
     story = Story()
     story.write(1, 1)
     story.write(1, 2, 3)
@@ -148,15 +148,15 @@ def test_an_abort_marker_outlives_its_data_by_two_passes_and_its_index_entry_by_
     assert story.offsets == [4, 5]
 
 
-def test_an_aborts_index_entry_stays_while_a_row_that_was_not_cleaned_past_it_may_hold_its_data() -> None:
+def test_an_aborted_index_entry_stays_while_the_remote_tier_may_hold_its_data() -> None:
     story = Story()
     story.write(1, 1)
-    story.log.roll(now_ms=NOW)  # on both tiers by now, and in the bucket with the data
+    story.log.roll(now_ms=NOW)  # by now on both tiers; the remote copy contains the aborted data
     story.end(1, commit=False)
     story.write(1, 3)
     story.end(1, commit=True)
     for now_ms in (NOW, NOW, NOW, END_OF_TIME):
-        story.put(3)  # so that the segment is written anew
+        story.put(3)  # so that the segment is rewritten
         story.round(now_ms, tombstones_below=0)
         assert [each.first_offset for each in story.log.aborted_transactions(0, 4)] == [0]
         assert story.offsets[0] == 1
@@ -165,7 +165,7 @@ def test_an_aborts_index_entry_stays_while_a_row_that_was_not_cleaned_past_it_ma
     assert story.log.aborted_transactions(0, 4) == []
 
 
-def test_every_producer_keeps_its_last_sequence() -> None:
+def test_cleaning_keeps_the_last_batch_of_every_producer() -> None:
     story = Story()
     story.put(0)
     for producer in (1, 2, 3):
@@ -177,7 +177,7 @@ def test_every_producer_keeps_its_last_sequence() -> None:
     assert {batch.producer[0]: batch.producer[2] for batch in story.batches} == {1: 0, 3: 0, 2: 1}
 
 
-def test_a_producer_whose_epoch_has_only_a_marker_keeps_that_marker() -> None:
+def test_a_marker_that_alone_holds_a_producers_epoch_is_kept() -> None:
     story = Story()
     story.write(1, 1)
     story.end(1, commit=True)
@@ -191,7 +191,7 @@ def test_a_producer_whose_epoch_has_only_a_marker_keeps_that_marker() -> None:
     ]
 
 
-def test_the_last_batch_of_a_round_keeps_the_logs_end_though_nothing_is_left_of_it() -> None:
+def test_an_empty_last_batch_of_a_pass_keeps_the_log_end_offset() -> None:
     story = Story()
     story.put(1)
     story.log.append([Record(None, b"without a key", NOW)], now_ms=NOW)
@@ -202,7 +202,7 @@ def test_the_last_batch_of_a_round_keeps_the_logs_end_though_nothing_is_left_of_
 
 
 @pytest.mark.parametrize("following", [10, 11, 15, 30])
-def test_a_gap_before_the_active_segment_does_not_hold_the_checkpoint_back(following: int) -> None:
+def test_an_offset_gap_before_the_active_segment_does_not_hold_the_checkpoint_back(following: int) -> None:
     disk = ModelDisk()
     disk.make_directory("./t-0")
     batch = encode_batch([(b"%d" % (at % 3), b"", NOW) for at in range(10)])
@@ -214,7 +214,7 @@ def test_a_gap_before_the_active_segment_does_not_hold_the_checkpoint_back(follo
     assert [record.offset for record in log.records(0)] == [7, 8, 9, following]
 
 
-def test_user_keys_that_look_like_markers_and_markers_leave_one_another_alone() -> None:
+def test_user_keys_with_the_bytes_of_a_marker_key_do_not_supersede_markers() -> None:
     story = Story()
     looks = b"\x00\x00\x00\x01"
     story.write(1, 1)
@@ -225,14 +225,14 @@ def test_user_keys_that_look_like_markers_and_markers_leave_one_another_alone() 
     assert story.offsets == [0, 1, 3]
 
 
-def test_records_without_a_key_go_and_are_counted_in_the_dirty_section_and_in_the_clean_one() -> None:
+def test_keyless_records_are_removed_and_counted_in_the_dirty_and_in_the_clean_part() -> None:
     story = Story()
     story.put(1, 2)
     story.log.append(
         [Record(None, b"v", NOW), Record(b"", b"empty is a key", NOW), Record(None, None, NOW)], now_ms=NOW
     )
     story.log.roll(now_ms=NOW)
-    story.log.cleaner_offset = 5  # as after a policy that had no cleaner
+    story.log.cleaner_offset = 5  # as after a retention policy without a cleaner
     story.put(2)
     story.log.append([Record(None, b"v", NOW)], now_ms=NOW)
     done = story.round(is_dirty=False)
@@ -244,7 +244,7 @@ def test_records_without_a_key_go_and_are_counted_in_the_dirty_section_and_in_th
     assert again.invalid_records == 0
 
 
-def test_an_empty_batch_without_a_use_leaves_in_the_next_round() -> None:
+def test_an_empty_batch_that_no_producer_needs_is_removed_by_the_next_pass() -> None:
     story = Story()
     story.write(1, 1, is_transactional=False)
     story.put(1)
@@ -255,10 +255,10 @@ def test_an_empty_batch_without_a_use_leaves_in_the_next_round() -> None:
     assert [(batch.last_offset, len(batch.records)) for batch in story.batches] == [(1, 1), (2, 1)]
 
 
-# -- what is logged
+# -- log messages
 
 
-def test_the_line_before_a_pass_is_that_of_kafkas_log_cleaner(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_message_before_a_pass_equals_kafkas(caplog: pytest.LogCaptureFixture) -> None:
     story = Story(segment_bytes=300)
     for _ in range(3):
         story.put(*range(10))
@@ -274,7 +274,7 @@ def test_the_line_before_a_pass_is_that_of_kafkas_log_cleaner(caplog: pytest.Log
 # -- the buffer
 
 
-def test_a_log_larger_than_the_buffer_is_cleaned_in_rounds_of_whole_segments() -> None:
+def test_a_log_with_more_keys_than_the_buffer_is_cleaned_in_passes_of_whole_segments() -> None:
     story = Story(segment_bytes=1500)
     for at in range(0, 400, 4):
         story.put(*range(at, at + 4))
@@ -296,24 +296,24 @@ def test_a_log_larger_than_the_buffer_is_cleaned_in_rounds_of_whole_segments() -
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_segment_with_more_keys_than_the_buffer_is_cleaned_in_part(codec: Codec) -> None:
+def test_a_segment_with_more_keys_than_the_buffer_is_cleaned_in_several_passes(codec: Codec) -> None:
     story = Story(segment_bytes=1 << 20)
     batch = encode_batch([(b"a key of some length %4d" % at, b"v", NOW) for at in range(500)], codec=codec)
     for _ in range(2):
         story.log.append_batch(batch, now_ms=NOW)
     story.log.roll(now_ms=NOW)
-    assert len(story.log.segments()) == 2, "one closed segment and the active one"
+    assert len(story.log.segments()) == 2, "the log must have one closed segment and the active one"
     ends = [0]
     while done := story.round(buffer_bytes=3000, is_dirty=False):
-        assert ends[-1] < done.cleaner_offset, "each pass gets further"
+        assert ends[-1] < done.cleaner_offset, "each pass must raise the checkpoint"
         assert done.is_cut == (done.cleaner_offset < 1000)
         ends.append(done.cleaner_offset)
-        assert story.log.cleaner_reach <= done.cleaner_offset, "what lies below the checkpoint is clean in itself"
+        assert story.log.cleaner_reach <= done.cleaner_offset, "the log below the checkpoint must contain each key once"
     assert len(ends) > 4
     assert [record.offset for record in story.log.records(0)] == list(range(500, 1000))
 
 
-def test_a_buffer_in_which_not_one_key_fits_changes_nothing() -> None:
+def test_a_buffer_too_small_for_one_key_is_refused_and_nothing_changes() -> None:
     story = Story()
     story.log.append_batch(encode_batch([(b"k" * 40, b"v", NOW)] * 3, codec=Codec.ZSTD), now_ms=NOW)
     story.log.roll(now_ms=NOW)
@@ -323,7 +323,7 @@ def test_a_buffer_in_which_not_one_key_fits_changes_nothing() -> None:
     assert story.disk.effects == effects
 
 
-# Kafka holds 24 bytes a key and fills nine tenths of them: 39,321 keys a MiB.
+# Kafka uses 24 bytes per key and fills 90 % of the buffer: 39,321 keys per MiB.
 @pytest.mark.parametrize(("codec", "keys_min"), [(each, 39_300) for each in Codec if each] + [(Codec.NONE, 76_000)])
 def test_a_mebibyte_of_buffer_holds_at_least_as_many_keys_as_kafkas(codec: Codec, keys_min: int) -> None:
     story = Story(segment_bytes=64 << 20)
@@ -334,10 +334,10 @@ def test_a_mebibyte_of_buffer_holds_at_least_as_many_keys_as_kafkas(codec: Codec
     assert done is not None
     assert done.distinct_keys >= keys_min
     assert done.is_cut
-    assert done.buffer_utilization == pytest.approx(0.9, abs=0.001), "it stops at the load factor, as Kafka's does"
+    assert done.buffer_utilization == pytest.approx(0.9, abs=0.001), "the pass must stop at Kafka's load factor"
 
 
-def test_the_buffer_of_a_pass_that_had_room_is_used_by_its_keys_alone() -> None:
+def test_buffer_utilization_of_a_small_pass_counts_only_its_keys() -> None:
     story = Story(segment_bytes=1 << 20)
     story.put(*range(1000))
     done = story.round(buffer_bytes=1 << 20)
@@ -346,7 +346,7 @@ def test_the_buffer_of_a_pass_that_had_room_is_used_by_its_keys_alone() -> None:
     assert not done.is_cut
 
 
-def test_a_key_in_compressed_and_in_plain_segments_is_one_key_whatever_its_length() -> None:
+def test_a_key_in_compressed_and_uncompressed_segments_is_one_key_at_any_length() -> None:
     for size in (1, 8, 11, 12, 13, 40):
         story = Story(segment_bytes=1 << 20)
         for codec in (Codec.NONE, Codec.ZSTD, Codec.NONE):
@@ -358,13 +358,13 @@ def test_a_key_in_compressed_and_in_plain_segments_is_one_key_whatever_its_lengt
         assert [record.offset for record in story.log.records(0)] == list(range(20, 30)), size
 
 
-def test_a_segment_without_record_times_stays_as_old_as_it_was(tmp_path: Path) -> None:
+def test_a_merged_segment_without_record_times_keeps_the_newest_modification_time(tmp_path: Path) -> None:
     disk = DiskStorage()
     log = Log.open(disk, str(tmp_path / "t-0"), NAME, LogSettings(), now_ms=0)
     for _ in range(2):
         log.append([Record(b"a", b"v", -1)], now_ms=NOW)
         log.roll(now_ms=NOW)
-    log.segment(1).modified_ms = 1_500_000_000_000  # the last of those that become one
+    log.segment(1).modified_ms = 1_500_000_000_000  # the last of the merged segments
     cleaner.clean(log, disk, clean_from=0, now_ms=NOW)
     assert [record.offset for record in log.records(0)] == [1]
     assert log.segments()[0].age_timestamp_ms == log.segment(0).modified_ms == 1_500_000_000_000

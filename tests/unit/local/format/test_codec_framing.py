@@ -1,4 +1,4 @@
-"""What we compress is what Kafka's readers take, at every level; what others write, however framed, is what we take."""
+"""Compression framing: Kafka's readers accept our output at every level, and we read every framing of other clients."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ LEVELS_TRIED = [
 
 
 def kafka_lz4(frame: bytes) -> bytes:
-    """Reads as kafka's `Lz4BlockInputStream` does, and refuses what that refuses."""
+    """Decode as Kafka's `Lz4BlockInputStream` does, and refuse the frames that it refuses."""
     magic, flags, size_code = struct.unpack_from("<IBB", frame)
     assert magic == 0x184D2204
-    assert flags >> 6 == 1, "version"
-    assert flags & 0x20, "dependent blocks are unsupported"
-    assert flags & 0x03 == 0, "reserved bits"
-    assert size_code & 0x8F == 0, "reserved bits"
-    assert 4 <= size_code >> 4 <= 7, "block size"
+    assert flags >> 6 == 1, "the frame version must be 1"
+    assert flags & 0x20, "blocks must be independent"
+    assert flags & 0x03 == 0, "reserved flag bits must be zero"
+    assert size_code & 0x8F == 0, "reserved flag bits must be zero"
+    assert 4 <= size_code >> 4 <= 7, "the block size code must be in 4..7"
     at = 6 + (8 if flags & 0x08 else 0)
-    assert frame[at] == 0x82 or size_code != 0x40 or flags != 0x60, "header checksum"
+    assert frame[at] == 0x82 or size_code != 0x40 or flags != 0x60, "the header checksum must match"
     at, out, largest = at + 1, b"", 1 << 8 + 2 * (size_code >> 4)
     while True:
         (word,) = struct.unpack_from("<I", frame, at)
@@ -55,11 +55,11 @@ def kafka_lz4(frame: bytes) -> bytes:
         if word == 0:
             break
         length = word & 0x7FFFFFFF
-        assert length <= largest, "block size exceeded"
+        assert length <= largest, "a block must not exceed the block size"
         block = frame[at : at + length]
         out += block if word >> 31 else lz4.block.decompress(block, uncompressed_size=largest)
         at += length + (4 if flags & 0x10 else 0)
-    assert at + (4 if flags & 0x04 else 0) == len(frame), "bytes behind the frame"
+    assert at + (4 if flags & 0x04 else 0) == len(frame), "no bytes may follow the frame"
     return out
 
 
@@ -70,20 +70,22 @@ OTHERS = {
 }
 
 
-def test_the_ranges_of_levels_are_kafkas() -> None:
+def test_the_ranges_of_compression_levels_equal_kafkas() -> None:
     assert {codec: (lowest, highest) for codec, (_, lowest, highest) in LEVELS.items()} == RANGES
 
 
 @pytest.mark.parametrize(("codec", "level"), LEVELS_TRIED)
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_every_level_is_read_by_others_and_by_us(codec: Codec, level: int | None, sample: str) -> None:
+def test_data_compressed_at_every_level_is_read_by_other_libraries_and_by_us(
+    codec: Codec, level: int | None, sample: str
+) -> None:
     packed = compress(codec, SAMPLES[sample], level)
     assert OTHERS[codec](packed) == SAMPLES[sample]
     assert bytes(decompress(codec, packed, 1 << 20)) == SAMPLES[sample]
 
 
 @pytest.mark.parametrize("codec", RANGES)
-def test_levels_beside_the_range_are_refused(codec: Codec) -> None:
+def test_levels_outside_the_range_are_refused(codec: Codec) -> None:
     lowest, highest = RANGES[codec]
     for level in (lowest - 1, highest + 1, *([0] if codec is not Codec.ZSTD else [])):
         with pytest.raises(InvalidRequest, match="level"):
@@ -141,7 +143,7 @@ def test_batches_framed_by_other_clients_are_read(framing: str) -> None:
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
-def test_bytes_behind_the_last_record_are_refused_in_every_framing(framing: str) -> None:
+def test_bytes_behind_the_last_record_are_corrupt_in_every_framing(framing: str) -> None:
     codec, frame = FRAMINGS[framing]
     plain = encode_batch([(b"k", b"v", 1)] * 3)
     header = read_header(plain)
@@ -153,7 +155,7 @@ def test_bytes_behind_the_last_record_are_refused_in_every_framing(framing: str)
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_an_empty_batch_with_a_payload_is_refused(codec: Codec) -> None:
+def test_a_batch_without_records_but_with_a_payload_is_corrupt(codec: Codec) -> None:
     header = read_header(encode_batch([(b"k", b"v", 1)]))
     assert header is not None
     batch = seal(
@@ -164,7 +166,7 @@ def test_an_empty_batch_with_a_payload_is_refused(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x80, 0x100, 0x7F80, -0x8000])
-def test_attribute_bits_without_a_meaning_change_nothing(bits: int) -> None:
+def test_undefined_attribute_bits_are_ignored(bits: int) -> None:
     records = [(b"k", b"v", 5), (b"l", b"w", 3)]
     header = read_header(encode_batch(records))
     assert header is not None

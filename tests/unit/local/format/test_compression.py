@@ -1,4 +1,4 @@
-"""Codecs: Kafka's framing on the way out, bounded on the way in, whatever the bytes claim."""
+"""Codecs: output in Kafka's framing, and decompression within its limit for any input bytes."""
 
 import struct
 import tracemalloc
@@ -31,7 +31,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_what_goes_in_comes_out(codec, sample):
+def test_decompression_returns_the_compressed_data(codec, sample):
     data = SAMPLES[sample]
     assert bytes(decompress(codec, compress(codec, data), len(data))) == data
 
@@ -39,7 +39,7 @@ def test_what_goes_in_comes_out(codec, sample):
 @pytest.mark.parametrize(
     ("codec", "level"), [(Codec.GZIP, 1), (Codec.LZ4, 4), (Codec.LZ4, 17), (Codec.ZSTD, -7), (Codec.ZSTD, 19)]
 )
-def test_levels_change_the_size_and_nothing_else(codec, level):
+def test_the_level_changes_only_the_compressed_size(codec, level):
     data = b"".join(b"%d fox %d " % (i * i % 977, i % 13) for i in range(20_000))
     packed = compress(codec, data, level)
     assert packed != compress(codec, data)
@@ -47,15 +47,15 @@ def test_levels_change_the_size_and_nothing_else(codec, level):
 
 
 @pytest.mark.parametrize(("codec", "level"), [(Codec.GZIP, 0), (Codec.GZIP, 10), (Codec.LZ4, 18), (Codec.ZSTD, 23)])
-def test_a_level_the_codec_has_not_is_refused(codec, level):
+def test_a_level_outside_the_range_of_the_codec_is_refused(codec, level):
     with pytest.raises(InvalidRequest, match="level"):
         compress(codec, b"x", level)
 
 
 @pytest.mark.parametrize("level", [None, 4])
-def test_lz4_is_framed_as_kafka_frames_it(level):
+def test_lz4_frames_equal_kafkas(level):
     frame = compress(Codec.LZ4, SAMPLES["text"], level)
-    assert frame[:7].hex() == "04224d18604082"  # 64 KiB, independent blocks, no checksums, no size
+    assert frame[:7].hex() == "04224d18604082"  # 64 KiB blocks, independent, no checksums, no content size
     assert frame[-4:] == bytes(4)
     told = lz4.frame.get_frame_info(frame)
     assert (told["block_size"], told["block_linked"], told["block_checksum"]) == (65536, False, False)
@@ -70,13 +70,13 @@ def test_snappy_is_written_as_xerial_blocks_of_32_kib():
     assert bytes(cramjam.snappy.decompress_raw(packed[20 : 20 + length])) == bytes(32768)
 
 
-def test_raw_snappy_is_read_too():
+def test_snappy_without_xerial_framing_is_read():
     raw = bytes(cramjam.snappy.compress_raw(SAMPLES["text"]))
     assert bytes(decompress(Codec.SNAPPY, raw, MIB)) == SAMPLES["text"]
 
 
 @pytest.mark.parametrize("library", [cramjam.gzip, cramjam.lz4, cramjam.zstd])
-def test_several_frames_in_a_row_are_one_stream(library):
+def test_concatenated_frames_are_read_as_one_stream(library):
     codec = Codec[library.__name__.rpartition(".")[2].upper()]
     frame = bytes(library.compress(SAMPLES["text"]))
     assert bytes(decompress(codec, frame + frame, MIB)) == SAMPLES["text"] * 2
@@ -85,12 +85,12 @@ def test_several_frames_in_a_row_are_one_stream(library):
 @pytest.mark.parametrize(
     "options", [{"block_linked": True}, {"block_checksum": True}, {"content_checksum": True}, {"store_size": True}]
 )
-def test_lz4_frames_with_other_flags_are_read(options):
+def test_lz4_frames_with_optional_flags_are_read(options):
     frame = lz4.frame.compress(SAMPLES["text"], **{"store_size": False, **options})
     assert bytes(decompress(Codec.LZ4, frame, MIB)) == SAMPLES["text"]
 
 
-def test_zstd_without_a_declared_size_is_read():
+def test_zstd_frames_without_content_size_are_read():
     compressor = cramjam.zstd.Compressor()
     compressor.compress(SAMPLES["text"])
     frame = bytes(compressor.finish())
@@ -98,7 +98,7 @@ def test_zstd_without_a_declared_size_is_read():
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_one_byte_more_than_the_limit_is_refused(codec):
+def test_data_one_byte_above_the_limit_is_refused(codec):
     packed = compress(codec, bytes(100_000))
     assert len(decompress(codec, packed, 100_000)) == 100_000
     with pytest.raises(Corrupt):
@@ -110,7 +110,7 @@ def bomb(codec, size_bytes=64 * MIB):
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_bomb_is_stopped_at_the_limit(codec):
+def test_a_decompression_bomb_is_stopped_at_the_limit(codec):
     packed = bomb(codec)
     tracemalloc.start()
     with pytest.raises(Corrupt):
@@ -120,7 +120,7 @@ def test_a_bomb_is_stopped_at_the_limit(codec):
     assert peak < 2 * MIB
 
 
-def test_too_much_for_one_call_is_the_callers_to_change_and_not_damage():
+def test_batches_above_the_limit_of_one_call_are_an_invalid_request_and_not_corrupt():
     batches = [encode_batch([(b"k", bytes(600_000), 1)], base_offset=i, codec=Codec.ZSTD) for i in range(2)]
     assert len(kernels.decode_columns(batches[0], decompressed_bytes_max=MIB)) == 1
     with pytest.raises(InvalidRequest, match="in steps") as caught:
@@ -142,7 +142,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_about_the_size_is_corrupt_and_reserves_nothing(lie):
+def test_a_false_size_in_a_frame_is_corrupt_and_reserves_no_memory(lie):
     codec, data = LIES[lie]
     tracemalloc.start()
     with pytest.raises(Corrupt):
@@ -152,13 +152,13 @@ def test_a_lie_about_the_size_is_corrupt_and_reserves_nothing(lie):
     assert peak < MIB
 
 
-def test_reserved_space_follows_the_blocks_and_not_the_claim():
+def test_the_reserved_size_follows_the_blocks_and_not_the_declared_size():
     claims = LIES["zstd claims 1 TB"][1]
     assert size_guesses(Codec.ZSTD, memoryview(claims), 1 << 40) == (0,)
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_every_truncation_is_corrupt(codec):
+def test_a_frame_truncated_at_any_byte_is_corrupt(codec):
     packed = compress(codec, b"some text " * 30)
     for cut in range(1, len(packed)):
         if codec is Codec.SNAPPY and cut == 16:
@@ -167,16 +167,16 @@ def test_every_truncation_is_corrupt(codec):
             decompress(codec, packed[:cut], MIB)
 
 
-def test_the_checksum_is_castagnolis_and_can_be_chained():
+def test_the_checksum_is_crc32c_and_can_be_chained():
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(memoryview(b"6789"), crc32c(bytearray(b"12345"))) == 0xE3069283
 
 
-# -- much data in few bytes
+# -- highly compressed data
 
 
 def zeros(count, size_bytes, codec=Codec.ZSTD):
-    """A log of `count` batches of one record each, almost nothing on disk."""
+    """`count` batches of one record of zeros each, with almost no bytes on disk."""
     batch = bytearray(encode_batch([(b"k", bytes(size_bytes), 1)], codec=codec))
     parts = []
     for offset in range(count):
@@ -185,7 +185,7 @@ def zeros(count, size_bytes, codec=Codec.ZSTD):
     return b"".join(parts)
 
 
-def test_data_that_inflates_to_more_than_a_gibibyte_is_read_in_steps_of_bounded_memory():
+def test_data_that_inflates_to_a_gibibyte_is_decoded_in_steps_of_bounded_memory():
     data = zeros(1100, MIB)
     tracemalloc.start()
     offsets, steps = [], 0
@@ -202,7 +202,7 @@ def test_data_that_inflates_to_more_than_a_gibibyte_is_read_in_steps_of_bounded_
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_steps_together_are_one_decoding(codec):
+def test_the_steps_together_equal_one_decoding(codec):
     batches = [encode_batch([(b"k", bytes(i), 1)] * 3, base_offset=3 * i, codec=codec) for i in range(40)]
     batches[20] = encode_batch([(b"k", b"plain", 1)] * 3, base_offset=60)
     data = b"".join(batches)
@@ -218,25 +218,25 @@ def test_steps_together_are_one_decoding(codec):
     assert len(steps) == 1
 
 
-def test_many_small_records_make_a_step_too():
+def test_the_overhead_of_small_records_counts_towards_the_size_of_a_step():
     data = encode_batch([(None, None, 1)] * 1000) + encode_batch([(None, None, 1)] * 1000, base_offset=1000)
     assert [len(step) for step in kernels.decode_in_steps(data, step_bytes=60_000)] == [1000, 1000]
     assert [len(step) for step in kernels.decode_in_steps(data, step_bytes=200_000)] == [2000]
 
 
-def test_no_whole_batch_is_no_step():
+def test_data_without_a_whole_batch_gives_no_step():
     assert list(kernels.decode_in_steps(b"")) == []
     assert list(kernels.decode_in_steps(zeros(1, 10)[:-1])) == []
 
 
-def test_steps_leave_out_control_records_unless_asked():
+def test_steps_omit_control_records_unless_include_control_is_set():
     marker = encode_marker(base_offset=1, is_commit=True, timestamp_ms=5, producer_id=1, producer_epoch=0)
     data = zeros(1, 10) + marker
     assert [len(step) for step in kernels.decode_in_steps(data)] == [1]
     assert [len(step) for step in kernels.decode_in_steps(data, include_control=True)] == [2]
 
 
-def test_a_damaged_batch_stops_the_steps_and_is_named():
+def test_a_damaged_batch_stops_the_steps_and_the_error_names_its_offset():
     data = bytearray(zeros(3, 100))
     at = 2 * len(data) // 3
     data[-1] ^= 1
@@ -246,7 +246,7 @@ def test_a_damaged_batch_stops_the_steps_and_is_named():
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_one_batch_has_a_limit_of_its_own_however_it_is_read(codec, monkeypatch):
+def test_the_limit_for_one_batch_holds_in_every_way_to_read_it(codec, monkeypatch):
     header = read_header(encode_batch([(b"k", b"v", 1)], base_offset=77, codec=codec))
     assert header is not None
     small = encode_batch([(b"k", b"v", 1)], codec=codec)
@@ -268,7 +268,7 @@ def test_one_batch_has_a_limit_of_its_own_however_it_is_read(codec, monkeypatch)
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_the_records_of_a_compressed_batch_have_a_limit_before_it_is_inflated(codec, monkeypatch):
+def test_the_record_count_of_a_compressed_batch_is_limited_before_decompression(codec, monkeypatch):
     monkeypatch.setattr(kernels, "PACKED_RECORDS_MAX", 100)
     good = encode_batch([(None, None, 1)] * 100, codec=codec)
     bad = encode_batch([(None, None, 1)] * 101, base_offset=100, codec=codec)
@@ -281,7 +281,7 @@ def test_the_records_of_a_compressed_batch_have_a_limit_before_it_is_inflated(co
     assert len(kernels.decode_columns(encode_batch([(None, None, 1)] * 101))) == 101
 
 
-def test_columns_count_towards_the_limit_of_one_call():
+def test_the_size_of_columns_counts_towards_the_limit_of_one_call():
     data = b"".join(
         encode_batch([(None, None, 1)] * 50_000, base_offset=50_000 * at, codec=Codec.ZSTD) for at in (0, 1)
     )
@@ -291,14 +291,14 @@ def test_columns_count_towards_the_limit_of_one_call():
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_nothing_is_written_that_could_not_be_read_back(codec, monkeypatch):
+def test_data_above_the_decompression_limit_is_refused_when_it_is_compressed(codec, monkeypatch):
     monkeypatch.setattr(compression, "INFLATED_BYTES_MAX", 1000)
     assert len(decompress(codec, compress(codec, bytes(1000)), 1000)) == 1000
     with pytest.raises(InvalidRequest, match="inflated_bytes_max=1000"):
         compress(codec, bytes(1001))
 
 
-def test_filtering_inflates_one_batch_at_a_time():
+def test_a_filter_decompresses_one_batch_at_a_time():
     one = bytearray(encode_batch([(b"k", bytes(MIB), 1), (b"k", b"v", 1)], codec=Codec.ZSTD))
     parts = []
     for at in range(200):

@@ -1,4 +1,4 @@
-"""CRC-32C: whichever implementation a range goes to, the checksum is the same."""
+"""CRC-32C: every implementation gives the same checksum for short and long ranges."""
 
 from __future__ import annotations
 
@@ -30,26 +30,30 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("length", [0, 1, 9, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 2 * LONG_BYTES + 77])
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("seed", [0, 1, 0xFFFFFFFF])
-def test_short_and_long_ranges_have_the_librarys_checksum(twin: str, start: int, length: int, seed: int) -> None:
+def test_short_and_long_ranges_have_the_checksum_of_the_reference_library(
+    twin: str, start: int, length: int, seed: int
+) -> None:
     piece = DATA[start : start + length]
     expected = google_crc32c.extend(seed, piece)
     view = memoryview(DATA)[start : start + length]
     assert [crc32c(each, seed) for each in (piece, bytearray(piece), view)] == [expected] * 3
 
 
-def test_pieces_chain_over_the_seam_between_short_and_long(twin: str) -> None:
+def test_checksums_chain_across_a_cut_between_short_and_long_ranges(twin: str) -> None:
     whole = google_crc32c.value(DATA)
     for cut in (1, LONG_BYTES - 1, LONG_BYTES, 2 * LONG_BYTES):
         assert crc32c(DATA[cut:], crc32c(DATA[:cut])) == whole
 
 
-def test_the_check_value_holds(twin: str) -> None:
+def test_the_crc32c_check_value_is_correct(twin: str) -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [5], [1, 2, 3], [LONG_BYTES, 0, LONG_BYTES + 1, 77], [len(DATA)]])
 @pytest.mark.parametrize("start", [0, 3])
-def test_pieces_side_by_side_have_the_checksums_that_each_has_alone(twin: str, start: int, lengths: list[int]) -> None:
+def test_checksums_of_adjacent_pieces_equal_the_checksums_of_each_piece(
+    twin: str, start: int, lengths: list[int]
+) -> None:
     view = memoryview(DATA)[start if sum(lengths) < len(DATA) else 0 :]
     edges = [sum(lengths[:at]) for at in range(len(lengths) + 1)]
     expected = [google_crc32c.value(bytes(view[a:b])) for a, b in pairwise(edges)]
@@ -57,6 +61,6 @@ def test_pieces_side_by_side_have_the_checksums_that_each_has_alone(twin: str, s
 
 
 @pytest.mark.parametrize("lengths", [[len(DATA) + 1], [len(DATA), 1], [-1], [10, -10], [2**62, 2**62]])
-def test_pieces_that_leave_the_data_are_refused(twin: str, lengths: list[int]) -> None:
+def test_pieces_that_exceed_the_data_are_refused(twin: str, lengths: list[int]) -> None:
     with pytest.raises(InvalidRequest):
         crc32c_each(DATA, lengths)

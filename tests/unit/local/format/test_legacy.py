@@ -1,4 +1,4 @@
-"""Messages of formats 0 and 1: read like everything else, cleaned into batches, refused where they cannot go."""
+"""Message formats 0 and 1: read like batches, cleaned into batches, and refused by appends and copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from local.settings import LogSettings
 from tiered.partition.segment_inspection import segment_to_copy
 
 LOG = "./t-0/00000000000000000000.log"
-# Golden, of kafka-python's builder: offset 7, key "k", value "old", format 0; and format 1 at 1700000000000.
+# Golden bytes of kafka-python's builder: offset 7, key "k", value "old", format 0; and format 1 at 1700000000000.
 V0 = bytes.fromhex("0000000000000007 00000012 99e87370 00 00 00000001 6b 00000003 6f6c64".replace(" ", ""))
 V1 = bytes.fromhex(
     "0000000000000007 0000001a 6bd5507c 01 00 0000018bcfe56800 00000001 6b 00000003 6f6c64".replace(" ", "")
@@ -51,7 +51,7 @@ def on_disk(data: bytes) -> ModelDisk:
 
 
 @pytest.mark.parametrize(("golden", "magic", "time"), [(V0, 0, -1), (V1, 1, 1_700_000_000_000)])
-def test_golden_messages(golden: bytes, magic: int, time: int) -> None:
+def test_the_golden_messages_of_formats_0_and_1_are_decoded(golden: bytes, magic: int, time: int) -> None:
     assert message(magic, 7, b"k", b"old", timestamp_ms=time) == golden
     assert [short(record) for record in read(golden)] == [(7, time, b"k", b"old")]
     header = check_batch(golden)
@@ -66,24 +66,24 @@ def test_golden_messages(golden: bytes, magic: int, time: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_null_and_empty_are_different(magic: int) -> None:
+def test_null_and_empty_keys_and_values_differ(magic: int) -> None:
     data = message(magic, 0, None, None) + message(magic, 1, b"", b"")
     assert [record[3:5] for record in read(data)] == [(None, None), (b"", b"")]
 
 
-def test_attribute_bits_that_mean_something_in_format_2_mean_nothing_here() -> None:
+def test_attribute_bits_of_format_2_are_ignored_in_formats_0_and_1() -> None:
     header = read_header(message(1, 0, b"k", b"v", timestamp_ms=5, attributes=0x70))
     assert header is not None
     assert (header.attributes, header.is_control, header.is_transactional) == (0, False, False)
     assert read_header(message(0, 0, b"k", b"v", attributes=APPEND)).attributes == 0  # type: ignore[union-attr]
 
 
-def test_log_append_time_is_the_messages_own_in_a_plain_one() -> None:
+def test_an_uncompressed_message_has_its_own_log_append_time() -> None:
     (record,) = read(message(1, 0, b"k", b"v", timestamp_ms=77, attributes=APPEND))
     assert (record.timestamp_ms, record.timestamp_type) == (77, TimestampType.LOG_APPEND_TIME)
 
 
-# -- a wrapper
+# -- a wrapper (a compressed set of messages)
 
 
 def test_offsets_inside_a_wrapper_are_absolute_in_format_0() -> None:
@@ -93,19 +93,19 @@ def test_offsets_inside_a_wrapper_are_absolute_in_format_0() -> None:
     assert (table.base_offsets.tolist(), table.last_offsets.tolist(), table.record_counts.tolist()) == ([10], [15], [3])
 
 
-def test_offsets_inside_a_wrapper_are_relative_in_format_1_and_times_their_own() -> None:
+def test_offsets_inside_a_wrapper_of_format_1_are_relative_and_times_are_per_message() -> None:
     inner = [message(1, at, b"k", b"v", timestamp_ms=100 - at) for at in (0, 2, 5)]
     data = wrapper(1, inner, 1005, timestamp_ms=100)
     assert [short(record)[:2] for record in read(data)] == [(1000, 100), (1002, 98), (1005, 95)]
     assert kernels.scan_batches(data).max_timestamps.tolist() == [100]
 
 
-def test_relative_offsets_need_not_begin_at_0_after_compaction() -> None:
+def test_relative_offsets_in_a_wrapper_may_begin_above_0_after_compaction() -> None:
     data = wrapper(1, [message(1, at, b"k", b"v", timestamp_ms=1) for at in (3, 4)], 1004, timestamp_ms=1)
     assert [record.offset for record in read(data)] == [1003, 1004]
 
 
-def test_a_wrappers_append_time_is_the_time_of_all_inside() -> None:
+def test_log_append_time_of_a_wrapper_applies_to_all_its_messages() -> None:
     inner = [message(1, at, b"k", b"v", timestamp_ms=at) for at in range(3)]
     records = read(wrapper(1, inner, 2, timestamp_ms=777, attributes=APPEND))
     assert [(r.timestamp_ms, r.timestamp_type) for r in records] == [(777, TimestampType.LOG_APPEND_TIME)] * 3
@@ -129,7 +129,7 @@ BAD_SETS = {
 
 
 @pytest.mark.parametrize("case", BAD_SETS)
-def test_a_set_that_makes_no_sense_is_corrupt_and_named(case: str) -> None:
+def test_an_invalid_message_set_is_corrupt_and_the_error_names_its_position(case: str) -> None:
     before = message(1, 5, b"k", b"v", timestamp_ms=1)
     bad = wrapper(1, BAD_SETS[case], 9, timestamp_ms=2)
     with pytest.raises(Corrupt) as caught:
@@ -137,20 +137,20 @@ def test_a_set_that_makes_no_sense_is_corrupt_and_named(case: str) -> None:
     assert (caught.value.facts["at"], caught.value.facts["base_offset"]) in {(len(before), 9), (len(before), 8)}
 
 
-def test_a_compressed_set_without_value_is_corrupt() -> None:
+def test_a_wrapper_without_value_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="without value"):
         read(message(1, 3, None, None, timestamp_ms=1, attributes=1))
 
 
 @pytest.mark.parametrize("codec", [4, 5, 7])
-def test_codecs_that_the_format_never_had_are_corrupt(codec: int) -> None:
+def test_codecs_that_formats_0_and_1_never_had_are_corrupt(codec: int) -> None:
     data = message(1, 3, None, b"x", timestamp_ms=1, attributes=codec)
     assert kernels.scan_batches(data).problem == "no such codec"
     with pytest.raises(Corrupt, match="no such codec"):
         read(data)
 
 
-def test_a_bomb_in_a_wrapper_is_stopped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_in_a_wrapper_is_stopped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "INFLATED_BYTES_MAX", 1 << 20)
     data = wrapper(1, [message(1, 0, b"k", bytes(32 << 20), timestamp_ms=1)], 0, timestamp_ms=1)
     tracemalloc.start()
@@ -164,7 +164,7 @@ def test_a_bomb_in_a_wrapper_is_stopped_at_the_limit(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrong_checksum_is_found_at_the_scan_and_at_the_decoding(magic: int) -> None:
+def test_a_wrong_checksum_is_found_by_the_scan_and_by_the_decoding(magic: int) -> None:
     data = bytearray(many(magic, 3))
     at = 2 * len(data) // 3
     data[-1] ^= 1
@@ -182,7 +182,7 @@ def test_a_wrong_checksum_is_found_at_the_scan_and_at_the_decoding(magic: int) -
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_every_cut_is_torn_and_what_stands_before_it_is_read(magic: int) -> None:
+def test_messages_cut_at_any_byte_are_a_torn_tail_and_whole_ones_are_read(magic: int) -> None:
     data = many(magic, 2)
     size = len(data) // 2
     for cut in range(1, len(data)):
@@ -195,7 +195,7 @@ SIZES = {"below the least": -1, "none": 0, "negative": -(2**31), "above 2^31-13"
 
 @pytest.mark.parametrize("case", SIZES)
 @pytest.mark.parametrize("magic", [0, 1])
-def test_sizes_that_no_message_has_are_corrupt_and_not_torn(magic: int, case: str) -> None:
+def test_impossible_message_sizes_are_corrupt_and_not_a_torn_tail(magic: int, case: str) -> None:
     length = SIZES[case] if case != "below the least" else (13, 21)[magic]
     data = bytearray(many(magic, 1))
     struct.pack_into(">i", data, 8, length)
@@ -206,13 +206,13 @@ def test_sizes_that_no_message_has_are_corrupt_and_not_torn(magic: int, case: st
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_size_past_the_end_is_a_torn_tail(magic: int) -> None:
+def test_a_message_size_past_the_end_is_a_torn_tail(magic: int) -> None:
     data = bytearray(many(magic, 2))
     struct.pack_into(">i", data, len(data) // 2 + 8, 2**30)
     assert (len(kernels.scan_batches(data)), kernels.scan_batches(data).problem) == (1, TORN)
 
 
-def test_offsets_that_go_back_end_the_scan() -> None:
+def test_an_offset_that_decreases_ends_the_scan() -> None:
     for data in (
         many(1, 2, start=5) + many(1, 1, start=6),
         many(1, 2, start=5) + encode_batch([(b"k", b"v", 1)], base_offset=6),
@@ -227,7 +227,7 @@ def test_offsets_that_go_back_end_the_scan() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_old_messages_and_batches_are_one_stream(magic: int) -> None:
+def test_old_messages_and_batches_are_read_as_one_stream(magic: int) -> None:
     new = encode_batch([(b"a", b"new", 7), (None, None, 8)], base_offset=10, leader_epoch=3)
     data = many(magic, 4) + new + many(1, 2, start=12) + encode_batch([(b"z", b"z", 9)], base_offset=14)
     assert [record.offset for record in read(data)] == [0, 1, 2, 3, 10, 11, 12, 13, 14]
@@ -239,16 +239,16 @@ def test_old_messages_and_batches_are_one_stream(magic: int) -> None:
     assert kernels.scan_batches(data, position=int(table.positions[4])).magics.tolist() == [2, 1, 1, 2]
 
 
-def test_what_follows_an_old_message_and_is_neither_ends_the_scan() -> None:
+def test_bytes_of_an_unknown_format_behind_an_old_message_end_the_scan() -> None:
     data = many(0, 1)
     assert kernels.scan_batches(data + b"\x03" * 40).problem == "magic 3"
     assert kernels.scan_batches(data + bytes(100)).problem == "length below 14"
 
 
-# -- not to be written
+# -- refused by appends
 
 
-def test_old_messages_are_not_given_offsets_nor_appended() -> None:
+def test_old_messages_are_refused_by_offset_assignment_and_by_appends() -> None:
     data = many(1, 2)
     with pytest.raises(InvalidRequest, match="not a batch of format 2"):
         assign_offset(bytearray(data), 5, 0)
@@ -263,7 +263,7 @@ def test_old_messages_are_not_given_offsets_nor_appended() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_log_of_an_old_broker_is_opened_read_and_gone_on_with(magic: int, clean: bool) -> None:
+def test_a_log_of_an_old_broker_is_opened_read_and_appended_to(magic: int, clean: bool) -> None:
     disk = on_disk(many(magic, 50) + b"".join(wrapped(magic, start) for start in range(50, 80, 3)))
     log = open_log(disk, was_clean=clean)
     assert log.next_offset == 80
@@ -288,7 +288,7 @@ def wrapped(magic: int, start: int) -> bytes:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_torn_old_message_is_cut_beyond_the_recovery_point_and_reported_below_it(magic: int) -> None:
+def test_a_torn_old_message_is_truncated_only_above_the_recovery_point(magic: int) -> None:
     data = many(magic, 20)
     assert open_log(on_disk(data[:-3])).next_offset == 19
     disk = on_disk(data[:-3])
@@ -297,7 +297,7 @@ def test_a_torn_old_message_is_cut_beyond_the_recovery_point_and_reported_below_
     assert bytes(disk.names[LOG].data) == data[:-3]
 
 
-def test_an_old_segments_age_counts_from_its_first_message() -> None:
+def test_the_age_of_an_old_segment_counts_from_its_first_message() -> None:
     log = open_log(on_disk(many(1, 3)), LogSettings(segment_ms=1000))
     log.append([(b"k", b"v", 5999)], now_ms=1)  # type: ignore[list-item]
     assert len(log.segments()) == 1
@@ -331,7 +331,7 @@ def filtered(data: bytes, keep: list[bool], **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_what_is_kept_of_plain_messages_becomes_a_batch_each(magic: int) -> None:
+def test_each_remaining_uncompressed_message_becomes_one_batch(magic: int) -> None:
     data = many(magic, 3)
     left = filtered(data, [True, False, True], actions=np.array([REBUILD, DROP, REBUILD], np.uint8))
     table = kernels.scan_batches(left)
@@ -342,7 +342,9 @@ def test_what_is_kept_of_plain_messages_becomes_a_batch_each(magic: int) -> None
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("keep", ["1110", "0111", "0100", "1111", "1001"])
-def test_what_is_kept_of_a_set_becomes_one_batch_of_its_range_and_codec(magic: int, codec: Codec, keep: str) -> None:
+def test_remaining_messages_of_a_wrapper_become_one_batch_with_its_range_and_codec(
+    magic: int, codec: Codec, keep: str
+) -> None:
     times = (70, 90, 80, 60)
     inner = [
         message(magic, at if magic else 40 + 2 * at, b"k%d" % at, b"v" * at or None, timestamp_ms=time)
@@ -360,7 +362,7 @@ def test_what_is_kept_of_a_set_becomes_one_batch_of_its_range_and_codec(magic: i
     assert header.max_timestamp_ms == (max(t for t, kept in zip(times, flags, strict=True) if kept) if magic else -1)
 
 
-def test_a_set_under_log_append_time_keeps_its_time_and_offsets_with_gaps_keep_theirs() -> None:
+def test_a_wrapper_with_log_append_time_keeps_its_time_and_its_offset_gaps() -> None:
     inner = [message(1, at, b"k", b"v", timestamp_ms=5) for at in (3, 5, 9)]
     data = wrapper(1, inner, 109, timestamp_ms=77, attributes=APPEND)
     left = filtered(data, [True, True, False])
@@ -370,7 +372,7 @@ def test_a_set_under_log_append_time_keeps_its_time_and_offsets_with_gaps_keep_t
     ]
 
 
-def test_what_stays_empty_of_a_set_is_a_batch_with_its_range() -> None:
+def test_a_wrapper_without_remaining_messages_becomes_an_empty_batch_of_its_range() -> None:
     data = many(1, 3) + wrapped(1, 3)
     left = filtered(data, [False] * 6, keep_last_batch=True)
     table = kernels.scan_batches(left)
@@ -379,7 +381,7 @@ def test_what_stays_empty_of_a_set_is_a_batch_with_its_range() -> None:
     assert kernels.scan_batches(many(0, 3) + left + many(1, 2, start=6)).problem is None
 
 
-def test_a_set_that_is_damaged_inside_stops_a_cleaning_and_stays() -> None:
+def test_a_damaged_wrapper_aborts_the_pass_and_is_not_changed() -> None:
     bad = wrapper(1, [b"not a message at all"], 20, timestamp_ms=1)
     disk, log = sealed(many(1, 20) + bad, LogSettings(segment_bytes=2000, is_compacted=True))
     before = {name: bytes(file.data) for name, file in disk.names.items()}
@@ -389,7 +391,7 @@ def test_a_set_that_is_damaged_inside_stops_a_cleaning_and_stays() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_segment_of_tiny_messages_may_outgrow_its_limit_but_takes_no_neighbour_along(magic: int) -> None:
+def test_a_segment_of_tiny_messages_may_exceed_its_limit_but_is_not_merged(magic: int) -> None:
     body = b"".join(message(magic, at, b"%d" % at, b"", timestamp_ms=at) for at in range(60))
     disk, log = sealed(body, LogSettings(segment_bytes=len(body), index_interval_bytes=100, is_compacted=True))
     log.roll(now_ms=1)
@@ -407,16 +409,17 @@ def test_a_segment_of_tiny_messages_may_outgrow_its_limit_but_takes_no_neighbour
     [
         (5000, 12, None, False),
         (5001, 12, None, True),
-        (5000, 2, None, True),  # it is the last clean segment itself
+        (5000, 2, None, True),  # it is in the last clean segment itself
         (5000, 0, None, True),  # nothing is clean yet
-        (5000, 12, 0, True),  # an older one may be in the bucket
+        (5000, 12, 0, True),  # the remote tier may hold an older record of the key
         (5000, 12, 1, False),
     ],
 )
-def test_a_tombstone_of_an_old_format_leaves_by_the_age_of_its_segment_or_gets_a_horizon(
+def test_a_tombstone_of_an_old_format_is_removed_by_segment_age_or_gets_a_horizon(
     modified_ms: int, clean_to: int, tombstones_below: int | None, stays: bool
 ) -> None:
-    """`delete.retention.ms`, here 4 s, before the last clean segment was written to, as Kafka has it."""
+    """Kafka's rule: the segment must be older than the last clean segment by more than `delete.retention.ms`, here 4
+    s."""
     disk, log = sealed(message(1, 0, b"dead", None, timestamp_ms=1) + message(0, 1, b"alive", b"v"))
     log.roll(now_ms=1)
     fill(log, 1, start=12)
@@ -429,7 +432,7 @@ def test_a_tombstone_of_an_old_format_leaves_by_the_age_of_its_segment_or_gets_a
     assert [record.key for record in found if record.offset < 2] == ([b"dead"] if stays else []) + [b"alive"]
     table = kernels.scan_batches(log.read(0))
     assert not table.has_legacy
-    # Above the bound of the rows it stays for another reason, and its time begins once that is gone.
+    # Above the tombstone bound the tombstone stays for that reason alone, and gets its horizon later.
     assert table.attributes[0] == (0x40 if stays and tombstones_below is None else 0)
 
 
@@ -444,16 +447,16 @@ def test_a_tombstone_of_an_old_format_leaves_by_the_age_of_its_segment_or_gets_a
         (((1, 2), (3, 9)), ((1, 2), (3, 9))),
     ],
 )
-def test_records_before_the_first_known_leader_epoch_are_of_epoch_0(
+def test_records_before_the_first_known_leader_epoch_have_epoch_0(
     known: tuple[tuple[int, int], ...], covering: tuple[tuple[int, int], ...]
 ) -> None:
     assert LeaderEpochs(known).covering(5).entries == covering
 
 
-# -- the lz4 frame of format 0
+# -- the LZ4 frame of format 0
 
 
-def test_the_checksum_of_an_lz4_header_is_computed_as_the_library_does() -> None:
+def test_a_repaired_lz4_header_checksum_equals_the_librarys() -> None:
     import lz4.frame
 
     for options in ({}, {"store_size": False}, {"block_linked": True}, {"content_checksum": True}, {"block_size": 7}):
@@ -466,7 +469,7 @@ def test_the_checksum_of_an_lz4_header_is_computed_as_the_library_does() -> None
         assert bytes(mended_lz4(memoryview(cut))) == cut
 
 
-def test_only_format_0_may_have_a_wrong_checksum_in_an_lz4_header() -> None:
+def test_only_format_0_accepts_a_wrong_lz4_header_checksum() -> None:
     import lz4.frame
 
     for magic in (0, 1):

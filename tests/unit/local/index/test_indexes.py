@@ -1,4 +1,4 @@
-"""Offset and time index: bytes, lookups, damage."""
+"""Offset and time index: entry bytes, lookups, damage."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from local.index.index_files import time_entry
 from local.kernels import scan_batches
 
 
-def test_entries_have_kafkas_bytes() -> None:
+def test_the_bytes_of_index_entries_equal_kafkas() -> None:
     assert offset_index.pack(100, 105, 4096).hex() == "0000000500001000"
     assert time_index.pack(100, 1_700_000_000_000, 105).hex() == "0000018bcfe5680000000005"
 
 
-def test_an_offset_lookup_is_the_greatest_entry_at_or_below() -> None:
+def test_an_offset_lookup_returns_the_largest_entry_at_or_below_the_offset() -> None:
     rng = random.Random(1)
     offsets = sorted(rng.sample(range(1000, 5000), 300))
     data = b"".join(offset_index.pack(1000, offset, at * 10) for at, offset in enumerate(offsets))
@@ -32,7 +32,7 @@ def test_an_offset_lookup_is_the_greatest_entry_at_or_below() -> None:
         assert offset_index.lookup(data, 1000, target) == expected
 
 
-def test_a_time_lookup_is_the_greatest_entry_at_or_below() -> None:
+def test_a_time_lookup_returns_the_largest_entry_at_or_below_the_time() -> None:
     rng = random.Random(2)
     times = sorted(rng.sample(range(10_000), 200))
     data = b"".join(time_index.pack(7, timestamp, 7 + at) for at, timestamp in enumerate(times))
@@ -42,7 +42,7 @@ def test_a_time_lookup_is_the_greatest_entry_at_or_below() -> None:
         assert time_index.lookup(data, 7, target) == expected
 
 
-def test_an_empty_index_sends_to_the_start() -> None:
+def test_a_lookup_in_an_empty_index_returns_the_segment_start() -> None:
     assert offset_index.lookup(b"", 5, 9) == (5, 0)
     assert time_index.lookup(b"", 5, 9) == (-1, 5)
 
@@ -77,7 +77,7 @@ def test_a_damaged_time_index_is_refused_with_its_path(data: bytes) -> None:
         time_index.check(data, path="x.timeindex")
 
 
-def test_indexes_built_at_once_are_those_of_an_append_batch_by_batch() -> None:
+def test_indexes_built_from_a_table_equal_indexes_built_batch_by_batch() -> None:
     rng = random.Random(7)
     for _ in range(300):
         count, latest = rng.choice([0, 1, 2, 3, 10, 40]), rng.choice([-1, 0, 3, 100])
@@ -89,7 +89,7 @@ def test_indexes_built_at_once_are_those_of_an_append_batch_by_batch() -> None:
         assert build_indexes(table, 1000, interval) == one_by_one(sizes, times, offsets, interval)
 
 
-def test_an_offset_that_no_index_entry_can_hold_is_refused() -> None:
+def test_an_offset_outside_the_range_of_index_entries_is_refused() -> None:
     for offset in (999, 1000 + 2**31):
         with pytest.raises(Corrupt, match="outside the segment"):
             build_indexes(table_of([61], [5], [offset]), 1000, 0)
@@ -117,7 +117,7 @@ def one_by_one(sizes: list[int], times: list[int], offsets: list[int], interval:
 
 
 @pytest.mark.parametrize("index", [offset_index, time_index])
-def test_a_few_entries_are_judged_without_numpy_as_many_are_with_it(index, monkeypatch):
+def test_the_checks_with_and_without_numpy_accept_the_same_entries(index, monkeypatch):
     draw = random.Random(7)
     for _ in range(2000):
         pairs = [(draw.randrange(-1, 6), draw.randrange(-1, 6)) for _ in range(draw.randrange(5))]

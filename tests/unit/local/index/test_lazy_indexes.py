@@ -1,4 +1,4 @@
-"""Opening costs a listing; indexes are judged when first used, rebuilt when they are off, and few are mapped."""
+"""Lazy indexes: an open lists files only; an index is checked on first use, rebuilt if wrong, and few are mapped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAMAGES = ["missing", "empty", "torn", "zeros", "of another log"]
 
 
 class _Counting(ModelDisk):
-    """Counts every question, too."""
+    """A disk that also records every read access."""
 
     def __init__(self, disk: ModelDisk) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _indexes(disk: ModelDisk) -> dict[str, bytes]:
     return {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(INDEX_SUFFIXES)}
 
 
-def test_a_clean_open_asks_the_disk_as_often_for_many_segments_as_for_few() -> None:
+def test_the_number_of_disk_accesses_of_a_clean_open_is_independent_of_segments() -> None:
     asked = []
     for count in (300, 3000):
         disk = _Counting(_closed_log(count)[0])
@@ -84,7 +84,7 @@ def test_a_clean_open_asks_the_disk_as_often_for_many_segments_as_for_few() -> N
     assert asked[0] == asked[1]
 
 
-def test_so_does_an_open_that_recovers_the_last_segment_only() -> None:
+def test_the_disk_accesses_of_an_open_that_recovers_one_segment_are_independent_too() -> None:
     asked = []
     for count in (300, 3000):
         disk = _Counting(_closed_log(count)[0])
@@ -93,13 +93,13 @@ def test_so_does_an_open_that_recovers_the_last_segment_only() -> None:
     assert asked[0] == asked[1]
 
 
-# An empty offset index is a poor one, not a wrong one.
+# An empty offset index is valid: lookups start at the segment's first byte.
 OFF = [(damage, suffix) for damage in DAMAGES for suffix in INDEX_SUFFIXES if (damage, suffix) != ("empty", ".index")]
 
 
 @pytest.mark.parametrize(("damage", "suffix"), OFF)
 @pytest.mark.parametrize("use", ["offset", "time", "copy"])
-def test_an_index_that_is_off_is_rebuilt_when_it_is_first_used(damage: str, suffix: str, use: str) -> None:
+def test_a_wrong_index_is_rebuilt_on_first_use(damage: str, suffix: str, use: str) -> None:
     disk, sent = _closed_log(300)
     good = _indexes(disk)
     _damage(disk, next(name for name in sorted(good) if name.endswith(suffix) and good[name]), damage)
@@ -123,7 +123,7 @@ def _name(base_offset: int, suffix: str) -> str:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("read_only", [False, True])
-def test_retention_never_sees_a_largest_timestamp_that_a_damaged_index_made_up(damage: str, read_only: bool) -> None:
+def test_a_damaged_time_index_never_changes_the_largest_timestamp_of_a_segment(damage: str, read_only: bool) -> None:
     disk, _ = _closed_log(300)
     whole = [info.max_timestamp_ms for info in open_log(disk, was_clean=True).segments()]
     disk, _ = _closed_log(300)
@@ -134,7 +134,7 @@ def test_retention_never_sees_a_largest_timestamp_that_a_damaged_index_made_up(d
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_read_only_log_scans_where_an_index_is_off_and_writes_nothing(damage: str) -> None:
+def test_a_read_only_log_scans_instead_of_using_a_wrong_index_and_writes_nothing(damage: str) -> None:
     disk, sent = _closed_log(300)
     for name in [name for name, data in _indexes(disk).items() if data]:
         _damage(disk, name, damage)
@@ -146,13 +146,13 @@ def test_a_read_only_log_scans_where_an_index_is_off_and_writes_nothing(damage: 
     assert disk.effects == effects
 
 
-def test_where_a_rebuild_fails_the_log_is_readable_up_to_the_damage_and_the_damage_is_named() -> None:
+def test_if_a_rebuild_fails_reads_reach_the_damaged_batch_and_name_it() -> None:
     disk, _ = _closed_log(300)
     base = sorted(int(name[6:26]) for name in disk.names if name.endswith(".log"))[1]
     data = disk.names[_name(base, ".log")].data
     table = kernels.scan_batches(data)
     third = int(table.positions[2])
-    data[third + 16] = 99  # its magic
+    data[third + 16] = 99  # the magic of the third batch
     _damage(disk, _name(base, ".index"), "of another log")
     log = open_log(disk, was_clean=True)
     assert kernels.scan_batches(log.read(base, 10_000)).valid_bytes == third
@@ -162,7 +162,7 @@ def test_where_a_rebuild_fails_the_log_is_readable_up_to_the_damage_and_the_dama
         log.segment(base).offset_index()
 
 
-def test_a_disk_that_refuses_the_rebuild_costs_time_but_no_reader() -> None:
+def test_a_rebuild_that_the_disk_refuses_does_not_fail_reads() -> None:
     disk, sent = _closed_log(300)
     _damage(disk, _name(0, ".index"), "zeros")
     log = open_log(disk, was_clean=True)
@@ -172,7 +172,7 @@ def test_a_disk_that_refuses_the_rebuild_costs_time_but_no_reader() -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["dropped", "replaced by the cleaner"])
-def test_a_rebuild_that_is_overtaken_touches_nothing(replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_during_a_drop_or_a_swap_writes_no_index(replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, _ = _closed_log(300)
     _damage(disk, _name(0, ".index"), "zeros")
     log = open_log(disk, LogSettings(segment_bytes=2000, batch_bytes=300, is_compacted=replaced), was_clean=True)
@@ -200,14 +200,14 @@ def test_a_rebuild_that_is_overtaken_touches_nothing(replaced: bool, monkeypatch
 
 
 def _swap_first(log: Log, disk: ModelDisk) -> None:
-    """The first segment takes its own place, as after a cleaning that left all of it."""
+    """Swap the first segment with an identical copy, as a pass does that removes no record."""
     body = bytes(disk.names[_name(0, ".log")].data)
     swap.write_cleaned(disk, "./t-0", 0, [body])
     swap.write_cleaned_indexes(disk, "./t-0", 0, build_indexes(kernels.scan_batches(body), 0, 200))
     log.swap_in([log.segment(0)], 0, now_ms=0, delay_ms=0)
 
 
-def test_nothing_is_rebuilt_once_the_log_is_closed() -> None:
+def test_a_closed_log_rebuilds_no_index() -> None:
     disk, _ = _closed_log(300)
     _damage(disk, _name(0, ".index"), "zeros")
     log = open_log(disk, was_clean=True)
@@ -219,8 +219,8 @@ def test_nothing_is_rebuilt_once_the_log_is_closed() -> None:
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["at the open", "at the first use"])
-def test_whatever_call_of_a_rebuild_is_cut_times_and_offsets_are_found_after_the_restart(eager: bool) -> None:
-    """The segment lies below the recovery point: nobody will scan it again, so a half-written index must not pass."""
+def test_lookups_are_correct_after_a_power_cut_at_any_step_of_a_rebuild(eager: bool) -> None:
+    """The segment is below the recovery point and is not scanned again, so a partly written index must be detected."""
 
     def work(disk: ModelDisk) -> None:
         log = open_log(disk, was_clean=True)
@@ -254,7 +254,7 @@ def test_whatever_call_of_a_rebuild_is_cut_times_and_offsets_are_found_after_the
 
 
 def _found_torn(disk: ModelDisk, keep: int) -> ModelDisk:
-    """As after a power cut that kept every name, and of each file's unsynced bytes those below `keep`."""
+    """The disk after a power cut that kept every name, and of each file the synced bytes and the bytes below `keep`."""
     found = ModelDisk()
     found.make_directory("./t-0")
     for name, inode in disk.names.items():
@@ -266,7 +266,7 @@ def _found_torn(disk: ModelDisk, keep: int) -> ModelDisk:
     return found
 
 
-def test_a_map_is_kept_while_it_is_used_and_the_oldest_one_goes() -> None:
+def test_the_index_map_used_least_recently_is_closed() -> None:
     maps = IndexMaps(2)
     made: list[str] = []
 
@@ -287,7 +287,7 @@ def test_a_map_is_kept_while_it_is_used_and_the_oldest_one_goes() -> None:
     assert len(maps) == 1
 
 
-def test_a_dropped_segment_keeps_no_map() -> None:
+def test_a_drop_closes_the_index_maps_of_the_segment() -> None:
     disk, _ = _closed_log(300)
     log = open_log(disk, was_clean=True)
     segment = log.segment(0)
@@ -333,7 +333,7 @@ def _many_segments(directory: Path, count: int) -> None:
         (directory / names.segment_file(base, ".timeindex")).write_bytes(times)
 
 
-def test_reading_thousands_of_segments_takes_a_bounded_number_of_descriptors(tmp_path: Path) -> None:
+def test_reads_of_thousands_of_segments_use_a_bounded_number_of_descriptors(tmp_path: Path) -> None:
     _many_segments(tmp_path / "t-0", 3000)
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, str(tmp_path / "t-0")], cwd=ROOT, capture_output=True, text=True, check=False
@@ -344,7 +344,7 @@ def test_reading_thousands_of_segments_takes_a_bounded_number_of_descriptors(tmp
     assert told["most"] < DESCRIPTORS_MAX
 
 
-def test_a_listing_tells_sizes_and_times_of_files_and_of_nothing_else(tmp_path: Path) -> None:
+def test_a_listing_contains_sizes_and_times_of_regular_files_only(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "a.log").write_bytes(b"12345")
     storage = DiskStorage()

@@ -27,13 +27,13 @@ PRODUCER = ProducerEntry(
 )
 
 
-def test_an_aborted_transaction_has_kafkas_bytes() -> None:
+def test_the_bytes_of_an_aborted_transaction_equal_kafkas() -> None:
     expected = "00000000000000000009000000000000006400000000000000660000000000000067"
     assert _aborted(9, 100, 102, 103).pack().hex() == expected
     assert txn_index.entries(bytes.fromhex(expected)) == [_aborted(9, 100, 102, 103)]
 
 
-def test_a_torn_entry_is_ignored_and_a_later_version_refused() -> None:
+def test_a_torn_entry_is_ignored_and_a_later_version_is_refused() -> None:
     data = txn_index.encode([_aborted(1, 0, 5, 6), _aborted(2, 3, 9, 10)])
     assert txn_index.entries(data[:-1]) == [_aborted(1, 0, 5, 6)]
     with pytest.raises(Corrupt, match="no such version"):
@@ -45,12 +45,12 @@ def test_a_torn_entry_is_ignored_and_a_later_version_refused() -> None:
     [[_aborted(1, 0, 5, 6), _aborted(2, 0, 5, 6)], [_aborted(1, 0, 3, 6)], [_aborted(1, 9, 8, 6)]],
     ids=["repeats", "below the base", "ends before it begins"],
 )
-def test_offsets_out_of_order_are_damage(entries: list[AbortedTransaction]) -> None:
+def test_transaction_index_entries_with_offsets_out_of_order_are_corrupt(entries: list[AbortedTransaction]) -> None:
     with pytest.raises(Corrupt, match=r"path=x\.txnindex"):
         txn_index.check(txn_index.encode(entries), 4, path="x.txnindex")
 
 
-def test_a_read_is_told_of_the_transactions_it_meets_and_no_others() -> None:
+def test_a_read_lists_exactly_the_aborted_transactions_that_overlap_its_range() -> None:
     aborted = [_aborted(1, 10, 19, 10), _aborted(2, 15, 29, 15), _aborted(3, 40, 49, 50)]
     assert txn_index.overlapping(aborted, 20, 30) == ([aborted[1]], True)
     assert txn_index.overlapping(aborted, 0, 12) == ([aborted[0]], True)
@@ -58,13 +58,13 @@ def test_a_read_is_told_of_the_transactions_it_meets_and_no_others() -> None:
     assert txn_index.overlapping(aborted, 50, 60) == ([], False)
 
 
-def test_truncation_cuts_at_the_first_marker_at_or_above() -> None:
+def test_truncation_removes_entries_whose_marker_is_at_or_above_the_offset() -> None:
     aborted = [_aborted(1, 10, 19, 10), _aborted(2, 15, 29, 15)]
     assert txn_index.truncate(txn_index.encode(aborted), 29) == txn_index.encode(aborted[:1])
     assert txn_index.truncate(txn_index.encode(aborted), 30) == txn_index.encode(aborted)
 
 
-def test_a_snapshot_has_kafkas_layout() -> None:
+def test_the_bytes_of_a_producer_snapshot_equal_kafkas() -> None:
     data = producer_snapshot.encode([PRODUCER])
     assert len(data) == 56
     assert data[:2].hex() == "0001"
@@ -75,7 +75,7 @@ def test_a_snapshot_has_kafkas_layout() -> None:
     assert producer_snapshot.decode(producer_snapshot.encode([])) == []
 
 
-def test_no_changed_byte_of_a_snapshot_passes() -> None:
+def test_a_snapshot_with_any_changed_or_missing_byte_is_corrupt() -> None:
     data = producer_snapshot.encode([PRODUCER, PRODUCER])
     for at in range(len(data)):
         damaged = bytearray(data)

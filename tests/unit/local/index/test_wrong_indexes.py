@@ -1,4 +1,4 @@
-"""One damaged byte in an index: every record is served at its offset and at its time, and the index is rebuilt."""
+"""One damaged byte in an index: every record is found by offset and by time, and the index is rebuilt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from local.log import Log
 from local.segment.segment_reading import batch_slices
 
 FLIPS = (0x04, 0xFF)
-# Times that fall and rise: the largest so far stays the same over many batches.
+# Times that fall and rise: the largest timestamp stays the same over many batches.
 TIMES = [5000 + (at * 37) % 50 + at // 4 for at in range(120)]
 
 
@@ -36,7 +36,7 @@ DISK, SENT = _closed_log()
 
 
 def _damaged(suffix: str) -> Iterator[tuple[str, int, int, ModelDisk]]:
-    """Every byte of every index with that suffix, changed in several ways, on a disk of its own."""
+    """Every byte of every index with `suffix`, changed in several ways, each on a separate disk."""
     for name in sorted(DISK.names):
         if not name.endswith(suffix):
             continue
@@ -48,7 +48,7 @@ def _damaged(suffix: str) -> Iterator[tuple[str, int, int, ModelDisk]]:
 
 
 def _answers(log: Log) -> list[tuple[int, ...]]:
-    """The offsets of the first batch that a read gives, for every offset there is."""
+    """The offsets of the first batch that a read returns, for every offset of the log."""
     return [tuple(kernels.decode_columns(log.read(at, 1)).offsets.tolist()) for at in range(log.next_offset)]
 
 
@@ -57,7 +57,7 @@ def _first_at_or_after(time_ms: int) -> int | None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_one_wrong_byte_in_an_offset_index_hides_no_record(read_only: bool) -> None:
+def test_a_wrong_byte_in_an_offset_index_hides_no_record(read_only: bool) -> None:
     expected = _answers(open_log(copy.deepcopy(DISK), was_clean=True))
     for name, at, flip, disk in _damaged(".index"):
         log = open_log(disk, was_clean=True, read_only=read_only)
@@ -65,7 +65,7 @@ def test_one_wrong_byte_in_an_offset_index_hides_no_record(read_only: bool) -> N
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_one_wrong_byte_in_a_time_index_hides_no_record(read_only: bool) -> None:
+def test_a_wrong_byte_in_a_time_index_hides_no_record(read_only: bool) -> None:
     asked = sorted({*TIMES, min(TIMES) - 1, max(TIMES) + 1})
     expected = [_first_at_or_after(time_ms) for time_ms in asked]
     for name, at, flip, disk in _damaged(".timeindex"):
@@ -74,14 +74,14 @@ def test_one_wrong_byte_in_a_time_index_hides_no_record(read_only: bool) -> None
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_one_wrong_byte_in_a_time_index_makes_no_segment_look_old(read_only: bool) -> None:
+def test_a_wrong_byte_in_a_time_index_makes_no_segment_look_older(read_only: bool) -> None:
     whole = [info.max_timestamp_ms for info in open_log(copy.deepcopy(DISK), was_clean=True).segments()]
     for name, at, flip, disk in _damaged(".timeindex"):
         log = open_log(disk, was_clean=True, read_only=read_only)
         assert [info.max_timestamp_ms for info in log.segments()] == whole, (name, at, flip)
 
 
-def test_a_wrong_offset_index_is_reported_and_rebuilt_on_the_disk(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_offset_index_is_logged_and_rebuilt_on_disk(caplog: pytest.LogCaptureFixture) -> None:
     good = {name: bytes(inode.data) for name, inode in DISK.names.items()}
     for name, at, flip, disk in _damaged(".index"):
         caplog.clear()
@@ -89,7 +89,7 @@ def test_a_wrong_offset_index_is_reported_and_rebuilt_on_the_disk(caplog: pytest
         _answers(log)
         log.close()
         if not caplog.records:
-            # The entry names the last offset of a later batch, as those of whole appends do: a safe start.
+            # The entry names the last offset of a later batch: a lookup then starts at an earlier, safe position.
             assert at % 8 < 4, (name, at, flip)
             continue
         assert bytes(disk.names[name].data) == good[name], (name, at, flip)
@@ -98,7 +98,7 @@ def test_a_wrong_offset_index_is_reported_and_rebuilt_on_the_disk(caplog: pytest
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_wrong_offset_index_cuts_no_slice_inside_a_batch(read_only: bool) -> None:
+def test_batch_slices_end_at_batches_despite_a_wrong_offset_index(read_only: bool) -> None:
     for name, at, flip, disk in _damaged(".index"):
         log = open_log(disk, was_clean=True, read_only=read_only)
         if not read_only:
@@ -109,7 +109,7 @@ def test_a_wrong_offset_index_cuts_no_slice_inside_a_batch(read_only: bool) -> N
             assert sum(map(len, slices)) == segment.size_bytes
 
 
-def test_a_log_that_is_written_on_serves_old_and_new_records_by_a_wrong_index() -> None:
+def test_a_log_with_a_wrong_index_serves_old_and_newly_appended_records() -> None:
     for name, at, flip, disk in _damaged(".index"):
         log = open_log(disk, was_clean=True)
         if log.sources()[-1].path(".index") != name:
@@ -125,8 +125,8 @@ def test_a_log_that_is_written_on_serves_old_and_new_records_by_a_wrong_index() 
         assert bytes(sealed.offset_index()) == bytes(disk.names[sealed.path(".index")].data)
 
 
-def test_a_wrong_index_over_a_damaged_log_serves_all_that_lies_before_the_damage() -> None:
-    """Two faults: the headers break off, so that nothing can be made again from them."""
+def test_a_wrong_index_of_a_damaged_log_hides_no_record_before_the_damage() -> None:
+    """Two faults: the log's headers are damaged too, so the index cannot be rebuilt."""
     disk = copy.deepcopy(DISK)
     log = next(name for name in sorted(disk.names) if name.endswith(".log"))
     index = log.replace(".log", ".index")
@@ -148,4 +148,4 @@ def _first(log: Log, offset: int) -> list[StoredRecord]:
     return [record for record in columns.records() if record.offset == offset]
 
 
-assert SMALL.index_interval_bytes < 300, "several entries a segment"
+assert SMALL.index_interval_bytes < 300, "each segment must have several index entries"

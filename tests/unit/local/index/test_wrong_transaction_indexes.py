@@ -1,4 +1,4 @@
-"""A damaged or missing ``.txnindex``: committed readers and the cleaner see what the markers in the log say."""
+"""A damaged or missing ``.txnindex``: read_committed and the cleaner follow the markers in the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMITTED = Isolation.READ_COMMITTED
 
 
 def _closed_log() -> ModelDisk:
-    """Interleaved transactions of two producers over several segments, every third one aborted."""
+    """Interleaved transactions of two producers over several segments; every third one is aborted."""
     disk = ModelDisk()
     log = open_log(disk, replace(SMALL, segment_bytes=900))
     sequences = {1: 0, 2: 0}
@@ -83,7 +83,7 @@ def _aborted(log: Log) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_wrong_transaction_index_shows_no_aborted_record_and_hides_no_other(read_only: bool) -> None:
+def test_a_wrong_transaction_index_neither_shows_aborted_nor_hides_committed_records(read_only: bool) -> None:
     assert len(_names()) > 2
     good = open_log(copy.deepcopy(DISK), was_clean=True)
     expected, aborted = _committed(good), _aborted(good)
@@ -96,7 +96,7 @@ def test_a_wrong_transaction_index_shows_no_aborted_record_and_hides_no_other(re
         assert [_committed(again, at) for at in expected[::5]] == [expected[at:] for at in range(0, len(expected), 5)]
 
 
-def test_a_wrong_transaction_index_is_reported_and_made_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_transaction_index_is_logged_and_rebuilt(caplog: pytest.LogCaptureFixture) -> None:
     good = {name: bytes(DISK.names[name].data) for name in _names()}
     for where, disk in _damaged():
         caplog.clear()
@@ -105,14 +105,14 @@ def test_a_wrong_transaction_index_is_reported_and_made_again(caplog: pytest.Log
         _committed(log)
         now = {name: bytes(disk.names[name].data) for name in good}
         if now != good:
-            # Two changes stay, for they lead nowhere wrong: a first offset that is lower without a record in between,
+            # Two changes stay because they are harmless: a lower first offset without a record between the two offsets,
             # and a last stable offset that is too low.
             assert 10 <= where[1] % 34 < 18 or where[1] % 34 >= 26, where
             continue
         assert any(record.levelno == logging.WARNING for record in caplog.records), where
 
 
-def test_a_log_without_transactions_is_read_committed_without_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_committed_of_a_log_without_transactions_needs_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
@@ -120,7 +120,7 @@ def test_a_log_without_transactions_is_read_committed_without_a_scan(monkeypatch
     assert _committed(log) == list(range(100))
 
 
-def test_no_wrong_transaction_index_goes_into_the_bucket() -> None:
+def test_the_remote_copy_of_a_segment_never_has_a_wrong_transaction_index() -> None:
     good = {
         segment.base_offset: segment.aborted() for segment in open_log(copy.deepcopy(DISK), was_clean=True).sources()
     }

@@ -1,4 +1,4 @@
-"""One directory of logs: what its checkpoints keep."""
+"""One log directory: the entries of its checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _with_two_partitions() -> ModelDisk:
     return disk
 
 
-def test_checkpoints_keep_what_they_know_of_partitions_that_are_not_open() -> None:
+def test_checkpoints_keep_the_entries_of_partitions_that_are_not_open() -> None:
     disk = _with_two_partitions()
     before = _checkpointed(disk)
     assert [offsets[LEFT] for offsets in before] == [20, 7, 5]
@@ -49,7 +49,7 @@ def test_checkpoints_keep_what_they_know_of_partitions_that_are_not_open() -> No
         assert _checkpointed(disk) == before
 
 
-def test_a_raised_log_start_that_readers_were_not_told_yet_is_not_taken_back_by_another_writer() -> None:
+def test_a_checkpoint_write_does_not_lower_a_log_start_that_was_noted_first() -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     directory.create(OPENED, new_topic_id())
@@ -64,7 +64,7 @@ def test_a_raised_log_start_that_readers_were_not_told_yet_is_not_taken_back_by_
     directory.abandon()
 
 
-def test_checkpoints_forget_partitions_whose_directory_is_gone() -> None:
+def test_checkpoints_omit_partitions_whose_directory_was_deleted() -> None:
     disk = _with_two_partitions()
     for name in disk.list("./data/left-1"):
         disk.unlink(f"./data/left-1/{name}")
@@ -76,7 +76,7 @@ def test_checkpoints_forget_partitions_whose_directory_is_gone() -> None:
 
 
 @pytest.mark.parametrize(("written", "expected"), [(4, 4), (5, 5), (6, 0)])
-def test_a_cleaner_checkpoint_past_the_end_of_its_log_vouches_for_nothing(written: int, expected: int) -> None:
+def test_a_cleaner_checkpoint_above_the_log_end_is_ignored(written: int, expected: int) -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
     log = directory.open_log(OPENED, COMPACTED, now_ms=0)
@@ -87,8 +87,9 @@ def test_a_cleaner_checkpoint_past_the_end_of_its_log_vouches_for_nothing(writte
     assert again.open_log(OPENED, COMPACTED, now_ms=0).cleaner_offset == expected
 
 
-def test_how_far_an_unfinished_pass_has_looked_is_known_still_after_a_start_under_another_policy() -> None:
-    """Records went for the sake of newer ones below the reach: the log is no cleaner for having been uncompacted."""
+def test_the_reach_of_an_unfinished_pass_survives_an_open_without_compaction() -> None:
+    """The pass has removed records that newer records below the reach supersede. A change of policy does not undo
+    this."""
     disk = ModelDisk()
     for settings in (COMPACTED, replace(COMPACTED, is_compacted=False), COMPACTED):
         directory = LogDirectory(disk, "./data")
@@ -100,8 +101,8 @@ def test_how_far_an_unfinished_pass_has_looked_is_known_still_after_a_start_unde
         directory.close()
 
 
-def test_checkpoints_that_are_written_while_a_log_is_opened_know_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is opened when the open logs were looked at, and is none of the others any more."""
+def test_checkpoints_written_during_an_open_keep_the_entry_of_that_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition is opened between the list of open logs and the list of other partitions."""
     writes = (LogDirectory.write_checkpoints, LogDirectory.write_log_starts, LogDirectory.write_cleaner_offsets)
     for at, write in enumerate(writes):
         disk = _with_two_partitions()
@@ -122,8 +123,9 @@ def test_checkpoints_that_are_written_while_a_log_is_opened_know_of_it(monkeypat
 
 
 @pytest.mark.parametrize("end", [LogDirectory.close, LogDirectory.abandon])
-def test_who_has_let_go_of_a_directory_writes_no_checkpoint_of_it(end: Callable[[LogDirectory], None]) -> None:
-    """A task that waited for the store while its manager closed: the directory may be somebody else's by now."""
+def test_a_closed_or_abandoned_directory_writes_no_checkpoint(end: Callable[[LogDirectory], None]) -> None:
+    """A task that waited for the store while its manager closed must not write: another process may use the directory
+    now."""
     disk = _with_two_partitions()
     first = LogDirectory(disk, "./data")
     first.open_log(OPENED, COMPACTED, now_ms=0)
@@ -141,10 +143,11 @@ def test_who_has_let_go_of_a_directory_writes_no_checkpoint_of_it(end: Callable[
 
 
 @pytest.mark.parametrize("end", [LogDirectory.close, LogDirectory.abandon])
-def test_a_directory_that_was_let_go_of_may_be_closed_once_more_and_is_left_alone(
+def test_a_second_close_of_a_directory_does_not_mark_it_as_cleanly_shut_down(
     end: Callable[[LogDirectory], None],
 ) -> None:
-    """As by `with`, of somebody who had closed it: whoever has it open since must not find it marked clean."""
+    """A `with` statement closes a directory that was closed already.
+    If another process has opened the directory since, the second close must not write the clean shutdown marker."""
     disk = _with_two_partitions()
     first = LogDirectory(disk, "./data")
     first.open_log(OPENED, COMPACTED, now_ms=0)

@@ -1,4 +1,4 @@
-"""Several log directories of one node: whose they are, where partitions are, what a lost one takes along."""
+"""Several log directories of one node: their identities, the placement of partitions, and offline directories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MARKER = ".kafka_cleanshutdown"
 
 
 def _made(disk: BrokenDisk | ModelDisk, roots: tuple[str, ...] = (A, B)) -> LogDirectories:
-    """A set with `PARTITIONS` in it, three each, a record in all of them; without those whose disk fails."""
+    """Two directories with `PARTITIONS`, three in each, one record per partition. Partitions on a failing disk are left
+    out."""
     dirs = LogDirectories(disk, roots)
     for name in PARTITIONS:
         with suppress(DiskFailed):
@@ -43,7 +44,7 @@ def _opened(
     return dirs
 
 
-def test_partitions_spread_evenly_and_are_found_again() -> None:
+def test_partitions_are_spread_evenly_and_found_again_after_a_restart() -> None:
     disk = ModelDisk()
     dirs = _made(disk)
     assert [facts.partition_count for facts in dirs.facts()] == [3, 3]
@@ -54,7 +55,7 @@ def test_partitions_spread_evenly_and_are_found_again() -> None:
     assert all(again.open_log(name, SMALL, now_ms=0).next_offset == 1 for name in PARTITIONS)
 
 
-def test_a_directory_that_is_added_takes_the_new_partitions() -> None:
+def test_new_partitions_are_placed_in_an_added_empty_directory() -> None:
     disk = ModelDisk()
     _made(disk).close()
     disk.make_directory(C)
@@ -65,7 +66,7 @@ def test_a_directory_that_is_added_takes_the_new_partitions() -> None:
         assert dirs.root_of(name) == C
 
 
-def test_each_directory_has_an_identity_of_its_own_and_all_are_one_nodes() -> None:
+def test_each_directory_has_its_own_id_and_the_cluster_and_node_id_of_the_others() -> None:
     disk = ModelDisk()
     LogDirectories(disk, (A, B)).close()
     first, second = (checkpoints.read_meta_properties(disk, root) for root in (A, B))
@@ -88,7 +89,7 @@ def test_each_directory_has_an_identity_of_its_own_and_all_are_one_nodes() -> No
         (None, r"one directory\.id"),
     ],
 )
-def test_directories_that_contradict_each_other_are_refused_before_anything_is_written(
+def test_directories_with_contradicting_identities_are_refused_before_any_write(
     change: tuple[str, str] | None, said: str
 ) -> None:
     disk = ModelDisk()
@@ -102,7 +103,7 @@ def test_directories_that_contradict_each_other_are_refused_before_anything_is_w
     assert disk.locks == set()
 
 
-def test_a_directory_that_another_process_holds_is_an_error_for_all() -> None:
+def test_a_directory_that_another_process_locked_fails_the_open_of_all() -> None:
     disk = ModelDisk()
     LogDirectories(disk, (A, B)).close()
     other = LogDirectory(disk, B)
@@ -113,7 +114,7 @@ def test_a_directory_that_another_process_holds_is_an_error_for_all() -> None:
     LogDirectories(disk, (A, B)).close()
 
 
-def test_a_partition_in_two_directories_is_refused_and_both_copies_stay() -> None:
+def test_a_partition_in_two_directories_is_refused_and_both_copies_are_kept() -> None:
     disk = ModelDisk()
     dirs = _made(disk)
     twice, others = PARTITIONS[0], PARTITIONS[1:]
@@ -135,7 +136,7 @@ def test_a_partition_in_two_directories_is_refused_and_both_copies_stay() -> Non
     assert disk.is_directory(f"{B}/{twice.directory}")
 
 
-def test_a_disk_that_fails_takes_only_its_own_directory_offline() -> None:
+def test_a_disk_failure_takes_only_its_own_directory_offline() -> None:
     disk = BrokenDisk()
     dirs = _made(disk)
     told: list[str] = []
@@ -164,7 +165,7 @@ def test_a_disk_that_fails_takes_only_its_own_directory_offline() -> None:
     assert all(again.open_log(name, SMALL, now_ms=0).next_offset >= 1 for name in PARTITIONS)
 
 
-def test_a_disk_that_answered_wrongly_once_is_not_believed_again() -> None:
+def test_an_offline_directory_gets_no_further_writes_even_if_its_disk_recovers() -> None:
     disk = BrokenDisk()
     dirs = _made(disk)
     disk.break_after[A] = disk.calls[A] + 1
@@ -181,7 +182,7 @@ def test_a_disk_that_answered_wrongly_once_is_not_believed_again() -> None:
 
 
 @pytest.mark.parametrize("cause", ["enospc", "emfile", "enomem"])
-def test_a_full_disk_or_a_lack_of_descriptors_is_no_failed_disk(cause: str) -> None:
+def test_lack_of_space_descriptors_or_memory_does_not_take_a_directory_offline(cause: str) -> None:
     disk = BrokenDisk()
     dirs = _made(disk)
     disk.broken[A] = cause
@@ -193,8 +194,8 @@ def test_a_full_disk_or_a_lack_of_descriptors_is_no_failed_disk(cause: str) -> N
     dirs.of(name).storage.create(f"{A}/x")
 
 
-def test_no_single_failing_call_of_one_disk_reaches_the_other() -> None:
-    """Every call below one root is the first that fails; what was flushed to the other disk is there afterwards."""
+def test_a_failure_at_any_call_of_one_disk_does_not_affect_the_other() -> None:
+    """Each call below root A is in turn the first to fail. Records flushed to root B must be there afterwards."""
     at = 0
     while True:
         at += 1
@@ -206,7 +207,7 @@ def test_no_single_failing_call_of_one_disk_reaches_the_other() -> None:
         dirs = _made(disk)
         for name in PARTITIONS:
             with suppress(DiskFailed):
-                dirs.create(name, ID, choose_log_dir)  # whoever was refused tries again
+                dirs.create(name, ID, choose_log_dir)  # retry of a refused create
         good = [name for name in PARTITIONS if name in dirs._directories[B].logs]
         for name in good:
             log = dirs.of(name).logs[name]
@@ -225,7 +226,7 @@ def test_no_single_failing_call_of_one_disk_reaches_the_other() -> None:
 
 
 @pytest.mark.parametrize("cause", ["eio", "erofs"])
-def test_a_directory_that_cannot_be_opened_at_the_start_is_offline_and_its_partitions_wait(cause: str) -> None:
+def test_a_directory_that_fails_to_open_is_offline_and_its_partitions_unavailable(cause: str) -> None:
     disk = BrokenDisk()
     dirs = _made(disk)
     lost = [name for name in PARTITIONS if dirs.root_of(name) == A]
@@ -243,7 +244,7 @@ def test_a_directory_that_cannot_be_opened_at_the_start_is_offline_and_its_parti
     assert all(_opened(disk).of(name).logs[name].next_offset == 1 for name in lost[:1])
 
 
-def test_a_directory_that_is_gone_later_is_offline_and_not_made_anew() -> None:
+def test_a_missing_directory_is_offline_and_not_created() -> None:
     disk = ModelDisk()
     _made(disk, (A, B)).close()
     for read_only in (True, False):
@@ -253,7 +254,7 @@ def test_a_directory_that_is_gone_later_is_offline_and_not_made_anew() -> None:
         dirs.close()
 
 
-def test_without_any_directory_left_the_error_is_raised() -> None:
+def test_an_open_raises_if_every_directory_fails() -> None:
     disk = BrokenDisk()
     LogDirectories(disk, (A, B)).close()
     disk.broken = {A: "eio", B: "eio"}
@@ -261,7 +262,7 @@ def test_without_any_directory_left_the_error_is_raised() -> None:
         LogDirectories(disk, (A, B))
 
 
-def test_one_directory_alone_is_never_offline() -> None:
+def test_a_single_directory_is_never_offline() -> None:
     disk = BrokenDisk()
     dirs = LogDirectories(disk, (A,))
     dirs.create(PARTITIONS[0], ID, choose_log_dir)
@@ -273,7 +274,7 @@ def test_one_directory_alone_is_never_offline() -> None:
     assert dirs.open_log(PARTITIONS[0], SMALL, now_ms=0).next_offset == 0
 
 
-def test_cordoned_and_full_directories_take_nothing_new() -> None:
+def test_cordoned_and_full_directories_get_no_new_partitions() -> None:
     disk = BrokenDisk()
     disk.spaces = {A: Space(10, 100), B: Space(50, 100), C: Space(90, 100)}
     dirs = LogDirectories(disk, (A, B, C), cordoned=(C,))
@@ -286,8 +287,8 @@ def test_cordoned_and_full_directories_take_nothing_new() -> None:
         assert dirs.root_of(name) == B
 
 
-def test_place_file_system_fills_meanwhile_first_directory_is_chosen() -> None:
-    """Both directories are on one file system, which is written to between the looks at them."""
+def test_directories_of_one_file_system_report_equal_free_space_while_it_changes() -> None:
+    """Both directories are on one file system, and its free space changes between two queries."""
 
     class Filling(ModelDisk):
         looks = 0

@@ -1,4 +1,4 @@
-"""Append from columns: the same log as from tuples, byte for byte where the batches are cut alike."""
+"""Appends from columns: the same log as from tuples, and the same bytes if batches have the same boundaries."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ def records_in(batches: list[bytes]) -> list[Record]:
     return [Record(record.key, record.value, record.timestamp_ms, record.headers) for record in read]
 
 
-# -- the same records
+# -- the same records as from tuples
 
 
 @pytest.mark.parametrize("source", [columns_of, table_of, lambda records: columns_of(records, Codec.LZ4)])
-def test_columns_make_the_bytes_that_tuples_make(source: Callable[[list[Record]], object]) -> None:
+def test_columns_are_encoded_to_the_same_bytes_as_tuples(source: Callable[[list[Record]], object]) -> None:
     assert made(source(RECORDS)) == [encode_batch(RECORDS)]
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_columns_are_compressed_as_tuples_are(codec: Codec) -> None:
+def test_columns_are_compressed_to_the_same_bytes_as_tuples(codec: Codec) -> None:
     assert made(table_of(RECORDS), compression=codec) == [encode_batch(RECORDS, codec=codec)]
 
 
-def test_log_append_time_is_the_logs_clock() -> None:
+def test_log_append_time_is_the_time_of_the_append() -> None:
     (batch,) = made(table_of(RECORDS), timestamp_type=TimestampType.LOG_APPEND_TIME)
     assert batch == encode_batch(RECORDS, timestamp_type=TimestampType.LOG_APPEND_TIME, append_time_ms=5)
 
@@ -106,13 +106,13 @@ TEXTS = [Record(b"a", b"text", 1), Record(None, None, 2), Record(b"", b"a longer
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("cut", [slice(0, None), slice(1, None), slice(1, 2), slice(0, 2)], ids=str)
-def test_every_kind_of_binary_and_slices_of_it(kind: pa.DataType, cut: slice) -> None:
+def test_every_arrow_binary_and_string_type_and_its_slices_are_encoded(kind: pa.DataType, cut: slice) -> None:
     table = table_of(TEXTS, kind)[cut.start : cut.stop]
     assert records_in(made(table)) == TEXTS[cut]
     assert records_in(made(table.to_batches()[0])) == TEXTS[cut]
 
 
-def test_dictionaries_fixed_sizes_and_nothing_at_all_are_binary_too() -> None:
+def test_dictionary_fixed_size_and_null_columns_are_encoded_as_binary() -> None:
     values = pa.array([b"x", b"y", None, b"x"])
     assert records_in(made(pa.table({"value": values.dictionary_encode()}))) == [
         Record(None, value, 5) for value in (b"x", b"y", None, b"x")
@@ -135,18 +135,18 @@ def test_dictionaries_fixed_sizes_and_nothing_at_all_are_binary_too() -> None:
         (None, [5, 5]),
     ],
 )
-def test_times_are_milliseconds_whatever_they_were(times: pa.Array | None, expected: list[int]) -> None:
+def test_timestamps_of_every_unit_are_stored_as_milliseconds(times: pa.Array | None, expected: list[int]) -> None:
     columns = {"key": [b"a", b"b"]} | ({} if times is None else {"timestamp": times})
     assert [record.timestamp_ms for record in records_in(made(pa.table(columns)))] == expected
 
 
-def test_headers_may_be_a_map_and_may_be_missing() -> None:
+def test_headers_may_be_a_map_or_null() -> None:
     pairs = pa.array([[("a", b"1"), ("a", None)], None, []], pa.map_(pa.string(), pa.binary()))
     made_of = records_in(made(pa.table({"key": [b"1", b"2", b"3"], "headers": pairs})))
     assert [record.headers for record in made_of] == [(("a", b"1"), ("a", None)), (), ()]
 
 
-def test_whatever_speaks_arrows_interface_will_do() -> None:
+def test_any_object_with_arrows_c_stream_interface_is_encoded() -> None:
     class Stream:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return table_of(PLAIN).__arrow_c_stream__(requested_schema)
@@ -166,7 +166,7 @@ def test_many_small_chunks_become_one_batch() -> None:
 
 @pytest.mark.parametrize("batch_bytes", [1, 61, 100, 200, 1000, 10**6])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_batches_are_as_large_as_they_may_be_and_no_larger(batch_bytes: int, codec: Codec) -> None:
+def test_batches_are_as_large_as_batch_bytes_allows(batch_bytes: int, codec: Codec) -> None:
     records = [Record(b"%d" % at, b"v" * (at % 37), 1000 + at) for at in range(200)]
     batches = made(table_of(records), batch_bytes=batch_bytes, compression=codec)
     assert records_in(batches) == records
@@ -178,14 +178,14 @@ def test_batches_are_as_large_as_they_may_be_and_no_larger(batch_bytes: int, cod
             assert len(encode_batch(longer)) > batch_bytes
 
 
-def test_runs_of_batches_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_continue_without_a_gap_across_encoding_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_encoding, "_RUN_BYTES", 500)
     records = [Record(b"%d" % at, b"v" * (at % 37), 1000 + at) for at in range(300)]
     assert records_in(made(table_of(records), batch_bytes=200)) == records
     assert records_in(made(table_of(records), batch_bytes=2000)) == records
 
 
-def test_a_batch_that_grows_when_compressed_is_halved() -> None:
+def test_a_batch_above_the_limit_after_compression_is_halved() -> None:
     noise = np.random.default_rng(1).bytes(40_000)
     records = [Record(None, noise[at * 5000 : at * 5000 + 5000], 5) for at in range(8)]
     size = len(encode_batch(records[:4]))
@@ -195,7 +195,7 @@ def test_a_batch_that_grows_when_compressed_is_halved() -> None:
     assert records_in(batches) == records
 
 
-# -- what is refused, before anything is appended
+# -- refused before anything is appended
 
 OTHERS = "other columns"
 BAD: dict[str, tuple[Any, str]] = {
@@ -225,7 +225,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_records_is_refused_and_nothing_is_added(case: str) -> None:
+def test_columns_that_are_not_records_are_refused_and_nothing_is_appended(case: str) -> None:
     data, words = BAD[case]
     log = open_log(ModelDisk())
     with pytest.raises(InvalidRequest, match=words):
@@ -233,14 +233,14 @@ def test_what_cannot_be_records_is_refused_and_nothing_is_added(case: str) -> No
     assert log.next_offset == 0
 
 
-def test_keys_are_needed_in_a_compacted_topic_and_the_records_without_are_named() -> None:
+def test_a_compacted_topic_refuses_columns_with_null_keys_and_names_the_records() -> None:
     table = pa.concat_tables([table_of(PLAIN), table_of(PLAIN)])
     with pytest.raises(InvalidRequest, match=r"records without key.*records=\[1, 6\]"):
         made(table, is_compacted=True)
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_a_record_above_the_limit_is_refused_before_any_is_added(codec: Codec) -> None:
+def test_a_record_above_the_limit_is_refused_before_any_record_is_appended(codec: Codec) -> None:
     noise = np.random.default_rng(1).bytes(2000)
     log = open_log(ModelDisk(), LogSettings(max_message_bytes=1000, compression=codec))
     with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):
@@ -248,7 +248,7 @@ def test_a_record_above_the_limit_is_refused_before_any_is_added(codec: Codec) -
     assert log.next_offset == 0
 
 
-def test_control_records_of_another_log_are_not_taken_over() -> None:
+def test_control_records_of_another_log_are_refused() -> None:
     marker = encode_marker(base_offset=0, is_commit=True, timestamp_ms=5, producer_id=1, producer_epoch=0)
     with pytest.raises(InvalidRequest, match="control records"):
         made(kernels.decode_columns(marker, include_control=True))
@@ -257,7 +257,7 @@ def test_control_records_of_another_log_are_not_taken_over() -> None:
 # -- in a log
 
 
-def test_columns_of_one_log_go_into_another() -> None:
+def test_columns_read_from_one_log_can_be_appended_to_another() -> None:
     source, target = (open_log(ModelDisk(), LogSettings(segment_bytes=12_000)) for _ in range(2))
     source.append(RECORDS, now_ms=5)
     while target.next_offset < source.next_offset:
@@ -265,12 +265,12 @@ def test_columns_of_one_log_go_into_another() -> None:
     assert read_all(target) == read_all(source)
 
 
-def test_some_rows_of_columns_can_be_appended_in_any_order() -> None:
+def test_selected_rows_of_columns_are_appended_in_the_selected_order() -> None:
     columns = columns_of(RECORDS).select(np.array([4, 0, 4]))
     assert records_in(made(columns)) == [RECORDS[4], RECORDS[0], RECORDS[4]]
 
 
-def test_offsets_are_given_in_order_across_batches_and_segments() -> None:
+def test_offsets_are_assigned_in_order_across_batches_and_segments() -> None:
     log = open_log(ModelDisk())
     records = [Record(b"%d" % at, b"v" * 50, 1000 + at) for at in range(500)]
     log.append([Record(b"first", None, 1)], now_ms=5)
@@ -282,7 +282,7 @@ def test_offsets_are_given_in_order_across_batches_and_segments() -> None:
     assert [Record(r.key, r.value, r.timestamp_ms) for r in read[1:]] == records
 
 
-# -- hostile columns
+# -- invalid columns
 
 
 def raw(**changes: Any) -> RecordColumns:
@@ -326,16 +326,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_columns_that_point_elsewhere_are_refused(case: str) -> None:
+def test_columns_with_offsets_outside_their_data_are_refused(case: str) -> None:
     with pytest.raises(InvalidRequest):
         made([HOSTILE[case]])
 
 
-def test_both_kernels_refuse_rows_and_sizes_that_do_not_fit() -> None:
+def test_both_kernels_refuse_row_ranges_and_sizes_that_do_not_fit() -> None:
     for first, ends, size in [(0, [0], 80), (0, [3], 80), (1, [1], 80), (-1, [1], 80), (0, [], 0), (0, [2], 10)]:
         with pytest.raises(InvalidRequest):
             kernels.encode_columns(raw(), first, LONGS(*ends), size, 0, -1)
-    # Far more than the room that was told: without the check the process would not survive the copy.
+    # Far more than the announced size: without the check, the copy would crash the process.
     large = raw(key_data=memoryview(bytes(64 << 20)), key_lengths=INTS(64 << 20, 0))
     with pytest.raises(InvalidRequest, match="not as many bytes"):
         kernels.encode_columns(large, 0, LONGS(1), 100, 0, -1)
@@ -351,7 +351,9 @@ ROWS = st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.integers(-2, 2**63 - 1),
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ROWS, max_size=4), st.binary(max_size=8), st.integers(0, 200))
-def test_both_kernels_say_the_same_of_any_columns(rows: list[tuple[int, ...]], data: bytes, batch_bytes: int) -> None:
+def test_both_kernels_give_the_same_result_for_any_columns(
+    rows: list[tuple[int, ...]], data: bytes, batch_bytes: int
+) -> None:
     kinds = (np.int64, np.int32, np.int64, np.int32, np.int64, np.int64, np.int32)
     numbers = [np.array([row[at] for row in rows], np.int64).astype(kind) for at, kind in enumerate(kinds)]
     view = memoryview(data)
@@ -378,7 +380,7 @@ def outcome(twin: Any, columns: RecordColumns, batch_bytes: int) -> list[bytes] 
     return [body[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def test_what_was_damaged_in_the_other_log_is_not_carried_over() -> None:
+def test_damaged_columns_of_another_log_are_refused() -> None:
     batch = bytearray(encode_batch(PLAIN))
     batch[-1] ^= 1
     with pytest.raises(Corrupt):

@@ -1,4 +1,4 @@
-"""Record batches against Kafka's own bytes, and every way in which bytes can fail to be one."""
+"""Record batches: golden bytes of Kafka, and every way in which bytes can be invalid."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ RECORDS = [Record(b"k1", b"v1", T0), Record(b"k2", None, T0 + 5, (("h", b"x"),))
 
 @pytest.fixture(params=["compiled", "pure"], autouse=True)
 def twin(request, monkeypatch):
-    """Every test of this file runs on both twins."""
+    """Run every test of this file with both implementations of the kernels."""
     if request.param == "pure":
         monkeypatch.setattr(kernels, "_chosen", pure_kernels)
     elif kernels.implementation() == "pure":
@@ -48,11 +48,11 @@ def decoded(data, **options):
     return list(kernels.decode_columns(data, **options).records())
 
 
-def test_kafkas_two_record_batch_is_written_byte_for_byte():
+def test_a_batch_of_two_records_equals_kafkas_bytes():
     assert encode_batch(RECORDS, base_offset=100, leader_epoch=7) == TWO_RECORDS
 
 
-def test_kafkas_commit_marker_is_written_byte_for_byte():
+def test_a_commit_marker_equals_kafkas_bytes():
     made = encode_marker(
         base_offset=102,
         is_commit=True,
@@ -65,39 +65,39 @@ def test_kafkas_commit_marker_is_written_byte_for_byte():
     assert made == COMMIT_MARKER
 
 
-def test_an_abort_marker_differs_from_a_commit_in_its_type():
+def test_an_abort_marker_has_another_type_than_a_commit_marker():
     made = encode_marker(base_offset=0, is_commit=False, timestamp_ms=T0, producer_id=1, producer_epoch=0)
     assert decoded(made, include_control=True)[0].key == b"\x00\x00\x00\x00"
 
 
 @pytest.mark.parametrize("batch", GOLDEN)
-def test_kafkas_batches_pass_their_checksum_and_pack_back(batch):
+def test_kafkas_batches_pass_the_checksum_and_their_headers_pack_to_the_same_bytes(batch):
     header = check_batch(batch)
     assert header.size_bytes == len(batch)
     assert header.pack() == batch[:HEADER_BYTES]
 
 
-def test_headers_and_null_values_are_read():
+def test_record_headers_and_null_values_are_decoded():
     assert decoded(TWO_RECORDS) == [
         StoredRecord(100, T0, CREATE, b"k1", b"v1"),
         StoredRecord(101, T0 + 5, CREATE, b"k2", None, (("h", b"x"),)),
     ]
 
 
-def test_a_delete_horizon_leaves_record_times_alone():
+def test_a_delete_horizon_does_not_change_record_timestamps():
     header = check_batch(DELETE_HORIZON)
     assert header.has_delete_horizon
     assert header.base_timestamp_ms == 1_700_086_400_000
     assert decoded(DELETE_HORIZON) == [StoredRecord(101, T0 + 5, CREATE, b"k2", None, (("h", b"x"),))]
 
 
-def test_control_records_show_only_when_asked_for():
+def test_control_records_are_decoded_only_with_include_control():
     assert decoded(COMMIT_MARKER) == []
     assert decoded(COMMIT_MARKER, include_control=True)[0].value == b"\x00\x00\x00\x00\x00\x04"
     assert kernels.decode_columns(COMMIT_MARKER).next_offset == 103
 
 
-def test_a_retained_empty_batch_gives_no_record_but_a_next_offset():
+def test_a_retained_empty_batch_has_no_record_and_a_next_offset():
     columns = kernels.decode_columns(RETAINED_EMPTY)
     assert (len(columns), len(columns.table), columns.next_offset) == (0, 1, 102)
     assert check_batch(RETAINED_EMPTY).base_sequence == 41
@@ -110,20 +110,20 @@ def test_bytes_without_a_batch_have_no_next_offset():
         columns.next_offset  # noqa: B018
 
 
-def test_under_log_append_time_every_record_reads_as_the_batchs_time():
+def test_with_log_append_time_every_record_has_the_timestamp_of_the_batch():
     batch = encode_batch(RECORDS, timestamp_type=APPEND, append_time_ms=T0 + 999)
     assert check_batch(batch).timestamp_type is APPEND
     assert [(r.timestamp_ms, r.timestamp_type) for r in decoded(batch)] == [(T0 + 999, APPEND)] * 2
 
 
-def test_timestamps_may_go_back_within_a_batch():
+def test_timestamps_may_decrease_within_a_batch():
     batch = encode_batch([(b"a", b"", T0), (b"b", b"", T0 - 7), (b"c", b"", -1)])
     assert [r.timestamp_ms for r in decoded(batch)] == [T0, T0 - 7, -1]
     assert check_batch(batch).max_timestamp_ms == T0
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_every_codec_gives_the_records_back(codec):
+def test_records_encoded_with_every_codec_are_decoded_again(codec):
     records = [Record(b"key-%d" % i, b"value " * i, T0 + i, (("h", None), ("h", b"")) * (i % 2)) for i in range(300)]
     batch = encode_batch(records, base_offset=7, codec=codec, producer_id=5, producer_epoch=1, base_sequence=0)
     header = check_batch(batch)
@@ -133,7 +133,7 @@ def test_every_codec_gives_the_records_back(codec):
     ]
 
 
-def test_batches_of_different_codecs_decode_side_by_side():
+def test_batches_of_different_codecs_are_decoded_in_one_call():
     data = b"".join(encode_batch([(b"k", b"v" * 50, T0)] * 3, base_offset=10 * c, codec=c) for c in Codec)
     columns = kernels.decode_columns(data)
     assert columns.offsets.tolist() == [10 * c + i for c in Codec for i in range(3)]
@@ -141,13 +141,13 @@ def test_batches_of_different_codecs_decode_side_by_side():
     assert {columns.value(i) for i in range(15)} == {b"v" * 50}
 
 
-def test_key_value_and_headers_are_read_by_index():
+def test_key_value_and_headers_are_accessed_by_index():
     columns = kernels.decode_columns(TWO_RECORDS)
     assert [columns.key(0), columns.value(0), columns.headers(0)] == [b"k1", b"v1", ()]
     assert [columns.key(-1), columns.value(-1), columns.headers(-1)] == [b"k2", None, (("h", b"x"),)]
 
 
-def test_columns_can_be_selected_without_copying_the_data():
+def test_columns_are_selected_without_copying_the_data():
     columns = kernels.decode_columns(encode_batch([(b"%d" % i, b"", T0) for i in range(10)]))
     for rows, expected in (
         (slice(2, 5), [2, 3, 4]),
@@ -160,14 +160,14 @@ def test_columns_can_be_selected_without_copying_the_data():
         assert [r.key for r in part.records()] == [b"%d" % i for i in expected]
 
 
-def test_a_partial_batch_at_the_end_is_left_out():
+def test_a_partial_batch_at_the_end_is_not_decoded():
     data = TWO_RECORDS + COMMIT_MARKER
     for cut in range(len(TWO_RECORDS), len(data)):
         columns = kernels.decode_columns(data[:cut])
         assert (len(columns), columns.table.valid_bytes) == (2, len(TWO_RECORDS))
 
 
-def test_a_scan_tells_a_torn_end_from_damage():
+def test_a_scan_distinguishes_a_torn_tail_from_damage():
     whole = encode_batch(RECORDS) + encode_batch(RECORDS, base_offset=2)
     assert kernels.scan_batches(whole).problem is None
     assert kernels.scan_batches(whole[:-1]).problem == TORN
@@ -177,7 +177,7 @@ def test_a_scan_tells_a_torn_end_from_damage():
 
 
 def damaged(at, patch, *, reseal=True):
-    """The second of two batches patched, its checksum made right again."""
+    """Two batches; the second one is patched and, unless `reseal` is false, gets a valid checksum."""
     first = encode_batch(RECORDS)
     second = bytearray(encode_batch(RECORDS, base_offset=2))
     second[at : at + len(patch)] = patch
@@ -204,7 +204,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("problem", DAMAGE)
-def test_a_scan_stops_before_a_wrong_batch_and_names_the_fault(problem):
+def test_a_scan_stops_before_an_invalid_batch_and_names_the_problem(problem):
     at, patch, reseal = DAMAGE[problem]
     data = damaged(at, patch, reseal=reseal)
     table = kernels.scan_batches(data)
@@ -214,7 +214,7 @@ def test_a_scan_stops_before_a_wrong_batch_and_names_the_fault(problem):
     assert caught.value.facts["at"] == 85
 
 
-def test_a_count_above_its_bytes_is_refused_before_anything_is_reserved():
+def test_a_record_count_above_the_batch_size_is_refused_before_memory_is_reserved():
     huge = 2**31 - 1
     header = read_header(TWO_RECORDS)
     assert header is not None
@@ -246,7 +246,7 @@ BAD_SECTIONS = {
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 @pytest.mark.parametrize("fault", BAD_SECTIONS)
-def test_a_wrong_record_is_corrupt_though_the_checksum_is_right(fault, codec):
+def test_an_invalid_record_is_corrupt_although_the_checksum_is_valid(fault, codec):
     from local.format.compression import compress
 
     header = read_header(encode_batch([(None, None, T0)], base_offset=5))
@@ -259,8 +259,8 @@ def test_a_wrong_record_is_corrupt_though_the_checksum_is_right(fault, codec):
     assert caught.value.facts["base_offset"] == 5
 
 
-def test_a_record_that_reaches_into_the_next_batch_is_refused_at_its_own_bounds():
-    # All its lengths agree: its value ends inside the next header, on a zero that would pass for "no headers".
+def test_a_record_that_extends_into_the_next_batch_is_corrupt():
+    # All lengths agree: the value ends inside the next header, on a zero that would count as "no headers".
     following = encode_batch(RECORDS, base_offset=1)
     header = read_header(encode_batch([(None, None, T0)]))
     assert header is not None
@@ -272,7 +272,7 @@ def test_a_record_that_reaches_into_the_next_batch_is_refused_at_its_own_bounds(
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_decoding_checks_the_checksum_unless_told_not_to(codec):
+def test_decoding_verifies_the_checksum_unless_verify_is_false(codec):
     batch = bytearray(encode_batch(RECORDS, codec=codec))
     batch[20] ^= 1
     with pytest.raises(Corrupt, match="crc differs"):
@@ -280,7 +280,7 @@ def test_decoding_checks_the_checksum_unless_told_not_to(codec):
     assert len(decoded(bytes(batch), verify=False)) == 2
 
 
-def test_a_header_key_that_is_no_utf8_gets_the_replacement_character():
+def test_a_header_key_that_is_not_utf_8_gets_replacement_characters():
     batch = encode_batch([(b"k", b"v", T0, (("é", b""),))])
     broken = bytearray(batch)
     broken[broken.index("é".encode())] = 0xFF
@@ -288,7 +288,7 @@ def test_a_header_key_that_is_no_utf8_gets_the_replacement_character():
     assert decoded(bytes(broken))[0].headers[0][0] == "��"
 
 
-def test_read_header_tells_not_yet_there_from_wrong():
+def test_read_header_returns_none_for_a_short_header_and_raises_for_a_wrong_one():
     assert read_header(TWO_RECORDS[:60]) is None
     assert read_header(TWO_RECORDS[:16]) is None
     with pytest.raises(Corrupt, match="magic"):
@@ -297,13 +297,13 @@ def test_read_header_tells_not_yet_there_from_wrong():
         read_header(bytes(16) + b"\x02")
 
 
-def test_check_batch_refuses_a_truncated_one():
+def test_check_batch_refuses_a_truncated_batch():
     for cut in (0, 30, 61, 84):
         with pytest.raises(Corrupt, match="truncated"):
             check_batch(TWO_RECORDS[:cut])
 
 
-def test_assigning_an_offset_keeps_the_checksum_right():
+def test_the_checksum_stays_valid_after_an_offset_is_assigned():
     batch = bytearray(TWO_RECORDS)
     assign_offset(batch, 2**40, 12)
     header = check_batch(batch)
@@ -341,12 +341,12 @@ def test_assigning_an_offset_keeps_the_checksum_right():
         lambda: kernels.decode_columns(TWO_RECORDS, table=kernels.scan_batches(TWO_RECORDS + COMMIT_MARKER)),
     ],
 )
-def test_a_wrong_call_is_an_invalid_request(call):
+def test_invalid_arguments_raise_invalid_request(call):
     with pytest.raises(InvalidRequest):
         call()
 
 
-def test_other_buffers_and_integers_are_taken_as_what_they_hold():
+def test_other_buffer_and_integer_types_are_encoded():
     batch = encode_batch([(bytearray(b"k"), memoryview(b"v"), np.int64(T0), [("h", bytearray(b"x"))])])
     assert (
         decoded(memoryview(batch))
@@ -355,7 +355,7 @@ def test_other_buffers_and_integers_are_taken_as_what_they_hold():
     )
 
 
-def test_gathering_lays_ranges_side_by_side():
+def test_gather_copies_ranges_next_to_each_other():
     offsets, data = kernels.gather(b"abcdef", np.array([4, 0, 2, 6]), np.array([2, -1, 3, 0]))
     assert (offsets.tolist(), data.tobytes()) == ([0, 2, 2, 5, 5], b"efcde")
     assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
@@ -368,7 +368,7 @@ def kept(data, flags, *, keep_last_batch=True):
     return kernels.filter_batches(data, np.array(flags, bool), keep_last_batch=keep_last_batch)
 
 
-def test_batches_that_keep_all_their_records_pass_byte_for_byte():
+def test_batches_that_keep_all_records_are_copied_byte_for_byte():
     data = TWO_RECORDS + COMMIT_MARKER
     assert kept(data, [1, 1, 0]) == data
 
@@ -402,7 +402,7 @@ def test_a_filtered_batch_keeps_its_offsets_its_producer_and_its_codec(codec):
     assert [(r.offset, r.timestamp_ms, r.key) for r in decoded(made)] == [(52, T0 + 20, b"k2"), (54, T0 + 40, b"k4")]
 
 
-def test_a_filtered_log_append_batch_keeps_its_time():
+def test_a_filtered_batch_with_log_append_time_keeps_its_time():
     data = encode_batch([(b"%d" % i, b"", i) for i in range(4)], timestamp_type=APPEND, append_time_ms=T0)
     made = kept(data, [0, 1, 0, 1])
     assert check_batch(made).max_timestamp_ms == T0
@@ -421,7 +421,7 @@ def test_a_filtered_batch_with_a_delete_horizon_keeps_it():
     assert [(r.offset, r.timestamp_ms) for r in decoded(made)] == [(101, 10_004)]
 
 
-def test_an_emptied_batch_stays_only_at_the_end():
+def test_a_batch_without_remaining_records_is_kept_only_at_the_end():
     first = encode_batch([(b"a", b"", T0)] * 2)
     last = encode_batch(
         RECORDS, base_offset=100, leader_epoch=7, producer_id=9, producer_epoch=3, base_sequence=41, codec=Codec.LZ4
@@ -431,7 +431,7 @@ def test_an_emptied_batch_stays_only_at_the_end():
     assert kept(RETAINED_EMPTY, []) == RETAINED_EMPTY
 
 
-def test_filtering_refuses_bytes_that_differ_from_their_checksum():
+def test_a_filter_refuses_batches_with_a_wrong_checksum():
     first = encode_batch(RECORDS)
     for codec in (Codec.NONE, Codec.ZSTD):
         second = bytearray(encode_batch(RECORDS, base_offset=2, codec=codec))

@@ -1,4 +1,4 @@
-"""Records before a damaged batch are given, by every road on which a consumer reads."""
+"""Every read path returns the records before a damaged batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _batches(codec: Codec, count: int = 12) -> tuple[bytearray, list[int]]:
 
 
 def _given(offsets: Iterator[int]) -> tuple[list[int], Corrupt | None]:
-    """What comes before the error, and the error."""
+    """The offsets before the error, and the error."""
     given: list[int] = []
     try:
         for offset in offsets:
@@ -41,7 +41,7 @@ def _given(offsets: Iterator[int]) -> tuple[list[int], Corrupt | None]:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 @pytest.mark.parametrize("place", ["crc", "attributes", "last byte"])
-def test_every_record_before_a_damaged_batch_is_given(codec: Codec, place: str) -> None:
+def test_every_record_before_a_damaged_batch_is_returned(codec: Codec, place: str) -> None:
     for bad in range(12):
         data, starts = _batches(codec)
         end = starts[bad + 1] if bad < 11 else len(data)
@@ -53,7 +53,7 @@ def test_every_record_before_a_damaged_batch_is_given(codec: Codec, place: str) 
         assert error.facts["at"] == starts[bad]
 
 
-def test_a_mixture_of_codecs_is_given_up_to_the_damage() -> None:
+def test_records_of_mixed_codecs_before_a_damaged_batch_are_returned() -> None:
     plain, _ = _batches(Codec.NONE, 4)
     packed = b"".join(encode_batch([Record(b"k", b"v", 1)], base_offset=12 + at, codec=Codec.GZIP) for at in range(4))
     data = plain + packed
@@ -63,7 +63,7 @@ def test_a_mixture_of_codecs_is_given_up_to_the_damage() -> None:
     assert error is not None
 
 
-def test_what_is_sound_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_without_damage_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data, _ = _batches(Codec.ZSTD)
     asked: list[int] = []
     real = kernels.decode_in_steps
@@ -73,7 +73,7 @@ def test_what_is_sound_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-def test_consumers_get_every_record_before_a_damaged_batch(isolation: Isolation) -> None:
+def test_a_consumer_gets_every_record_before_a_damaged_batch(isolation: Isolation) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 60)

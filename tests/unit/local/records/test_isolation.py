@@ -1,4 +1,4 @@
-"""Which batches belong to aborted transactions: against Kafka's consumer, which finds the markers in the stream."""
+"""Batches of aborted transactions, compared with Kafka's consumer, which finds the markers in the stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from local.records.isolation import aborted_batches, without_aborted
 
 
 class Stream(NamedTuple):
-    """The bytes of interleaved transactions, those that were aborted, and what a committed reader sees (offsets)."""
+    """Bytes of interleaved transactions, the aborted ones, and the offsets that read_committed shows."""
 
     data: bytes
     aborted: list[AbortedTransaction]
@@ -76,7 +76,8 @@ def _stream(steps: list[tuple[str, int]]) -> Stream:
 
 
 def _as_kafkas_consumer(data: bytes, aborted: list[AbortedTransaction]) -> list[int]:
-    """`CompletedFetch`: producers enter a set where their transaction begins and leave it at their abort marker."""
+    """As `CompletedFetch`: a producer enters a set at its transaction's first offset and leaves it at its abort
+    marker."""
     waiting = sorted(aborted, key=lambda each: each.first_offset)
     gone: set[int] = set()
     seen: list[int] = []
@@ -96,7 +97,7 @@ def _as_kafkas_consumer(data: bytes, aborted: list[AbortedTransaction]) -> list[
 
 
 @given(STEPS)
-def test_the_records_left_are_those_that_kafkas_consumer_returns(steps: list[tuple[str, int]]) -> None:
+def test_read_committed_shows_the_same_records_as_kafkas_consumer(steps: list[tuple[str, int]]) -> None:
     stream = _stream(steps)
     kept = without_aborted(kernels.decode_columns(stream.data), stream.aborted).offsets.tolist()
     assert kept == _as_kafkas_consumer(stream.data, stream.aborted)
@@ -104,7 +105,7 @@ def test_the_records_left_are_those_that_kafkas_consumer_returns(steps: list[tup
 
 
 @given(STEPS, st.integers(0, 40))
-def test_a_read_that_begins_inside_a_transaction_leaves_out_the_same_records(
+def test_a_read_that_begins_inside_a_transaction_omits_the_same_records(
     steps: list[tuple[str, int]], skipped: int
 ) -> None:
     stream = _stream(steps)
@@ -127,7 +128,7 @@ def test_a_read_that_begins_inside_a_transaction_leaves_out_the_same_records(
     ],
     ids=["whole", "from its first offset", "up to its marker", "another producer", "elsewhere"],
 )
-def test_a_batch_is_aborted_between_the_first_offset_and_the_marker(
+def test_a_batch_is_aborted_from_the_first_offset_to_the_marker(
     producer: int, first: int, last: int, expected: list[bool]
 ) -> None:
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
@@ -143,7 +144,7 @@ def test_a_batch_is_aborted_between_the_first_offset_and_the_marker(
     assert aborted_batches(kernels.scan_batches(data), [entry]).tolist() == expected
 
 
-def test_batches_outside_transactions_are_never_taken_for_aborted() -> None:
+def test_batches_outside_transactions_never_count_as_aborted() -> None:
     data = encode_batch([Record(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=0)
     entry = AbortedTransaction(producer_id=7, first_offset=0, last_offset=9, last_stable_offset=10)
     assert not aborted_batches(kernels.scan_batches(data), [entry]).any()

@@ -1,4 +1,4 @@
-"""The real disk: its errors are ours, each naming the path."""
+"""The real disk: its errors become the project's errors and name the path."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from local.errors import DiskFailed
 from local.storage import DiskStorage, storage
 
 
-def test_a_part_of_a_file_that_cannot_be_read_is_an_error_of_the_map_and_not_the_end_of_the_process(
+def test_an_unreadable_part_of_a_file_fails_the_map_and_does_not_kill_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages behind the end of a file fault as those of a bad sector do."""
+    """Pages behind the end of a truncated file fault like pages of a bad sector."""
     path = tmp_path / "file"
     try:
         mmap.mmap(-1, mmap.PAGESIZE).madvise(storage._POPULATE_READ)
@@ -38,7 +38,7 @@ def test_a_part_of_a_file_that_cannot_be_read_is_an_error_of_the_map_and_not_the
 
 
 @pytest.mark.parametrize("taken", [0, 3])
-def test_a_write_that_takes_no_byte_is_an_error_and_not_an_endless_loop(
+def test_a_write_that_accepts_no_byte_is_an_error_and_not_an_endless_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     file, answers = DiskStorage().create(str(tmp_path / "file")), iter([taken, 0])

@@ -1,4 +1,4 @@
-"""The limit in bytes per second, with a clock that moves only while somebody sleeps."""
+"""The byte rate limit, with a clock that advances only during sleeps."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def throttle(rate: float | None) -> tuple[Throttle, FakeTime]:
     return Throttle(rate, clock=at.clock, sleep=at.sleep), at
 
 
-def test_without_a_limit_nobody_sleeps() -> None:
+def test_without_a_limit_no_call_sleeps() -> None:
     limit, at = throttle(None)
     limit.take(1 << 40)
     assert at.slept == []
 
 
-def test_a_thousand_bytes_at_a_hundred_a_second_take_ten_seconds_but_for_the_first_bucket() -> None:
+def test_a_thousand_bytes_at_a_hundred_per_second_take_ten_seconds_less_the_burst() -> None:
     limit, at = throttle(100)
     limit.take(1000)
     assert at.now == pytest.approx(110 - BURST_SECONDS)
@@ -49,7 +49,7 @@ def test_a_thousand_bytes_at_a_hundred_a_second_take_ten_seconds_but_for_the_fir
     rate=st.integers(1, 1000),
     moves=st.lists(st.tuples(st.integers(0, 3000), st.floats(0, 20)), min_size=1, max_size=30),
 )
-def test_no_stretch_of_time_gets_more_than_the_rate_a_bucket_and_one_move(
+def test_no_interval_gets_more_bytes_than_the_rate_the_burst_and_one_call(
     rate: int, moves: list[tuple[int, float]]
 ) -> None:
     limit, at = throttle(rate)
@@ -67,18 +67,18 @@ def test_no_stretch_of_time_gets_more_than_the_rate_a_bucket_and_one_move(
     assert all(one[0] <= two[0] for one, two in pairwise(taken))
 
 
-def test_the_debt_of_one_thread_is_everybodys() -> None:
+def test_the_debt_of_one_thread_delays_all_threads() -> None:
     limit, at = throttle(100)
     threads = [threading.Thread(target=limit.take, args=(500,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # 2000 bytes, 30 of them from the bucket; a fake clock lets sleepers overlap, so time may run ahead, never behind.
+    # 2000 bytes, 30 of them from the burst. Sleeps overlap on the fake clock: time may run ahead but never behind.
     assert at.now - 100 >= 19.7 - 1e-6
 
 
-def test_who_is_asked_to_stop_does_not_wait_for_its_debt() -> None:
+def test_a_cancelled_call_does_not_wait_for_its_debt() -> None:
     limit, at = throttle(1)
     asked = iter([False, False, True])
     limit.take(10_000, lambda: next(asked))

@@ -1,4 +1,4 @@
-"""Verifying: no false alarm on healthy directories, live ones among them, and every planted damage found and named."""
+"""Verify: no warnings for healthy and live directories, and a finding for every planted damage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIRECTORY = "./data/mixed-0"
 
 
 def transactions(manager: LogManager, sequences: dict[int, int]) -> None:
-    """Plain batches and transactions of two producers in turn, some of them aborted."""
+    """Plain batches and transactions of two alternating producers; some transactions are aborted."""
     log = manager._partition(MIXED).log
     for at in range(12):
         send(manager, 10, topic="mixed")
@@ -49,7 +49,7 @@ def transactions(manager: LogManager, sequences: dict[int, int]) -> None:
 
 
 def make() -> World:
-    """Several topics, several starts, records in both tiers, a cleaned topic."""
+    """Several topics over two starts, with records in both tiers and a cleaned topic."""
     world = World()
     sequences: dict[int, int] = {}
     for _ in range(2):
@@ -69,7 +69,7 @@ def make() -> World:
 
 
 def write_snapshots(disk: ModelDisk) -> None:
-    """What a roll leaves: the state of the producers before each segment, and at the end."""
+    """Write the snapshots that a roll leaves: the producer state at each segment's base and at the log's end."""
     state, end = ProducerState(), 0
     for base in segments(disk):
         disk.create(f"{DIRECTORY}/{base:020d}.snapshot").append(producer_snapshot.encode(state.entries()))
@@ -99,13 +99,13 @@ def healthy() -> ModelDisk:
     return make().disk
 
 
-def test_a_healthy_directory_raises_no_alarm(healthy: ModelDisk) -> None:
+def test_verify_reports_no_warning_for_a_healthy_directory(healthy: ModelDisk) -> None:
     assert alarms(verify(healthy, "./data", OPTIONS)) == []
     assert verify(healthy, "./data/t-0", OPTIONS) == [] or worst(verify(healthy, "./data/t-0", OPTIONS)) == 0
     assert size_of(healthy, "./data") == sum(len(healthy.read(name)) for name in healthy.names if name[-4:] == ".log")
 
 
-def test_a_live_directory_raises_no_alarm_between_any_two_calls() -> None:
+def test_verify_reports_no_warning_for_a_live_directory_at_any_disk_effect() -> None:
     world = make()
     real = world.disk._effect
     looks = 0
@@ -127,7 +127,7 @@ def test_a_live_directory_raises_no_alarm_between_any_two_calls() -> None:
     assert looks > 100
 
 
-def test_a_torn_tail_is_information_after_a_crash_and_a_finding_after_a_clean_end() -> None:
+def test_a_torn_tail_is_information_after_a_crash_and_a_warning_after_a_clean_close() -> None:
     world = make()
     manager = world.open()
     send(manager, 30, topic="mixed")
@@ -144,7 +144,7 @@ def test_a_torn_tail_is_information_after_a_crash_and_a_finding_after_a_clean_en
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_crash_leaves_in_an_unflushed_tail_is_no_corruption(seed: int) -> None:
+def test_an_unflushed_tail_after_a_power_cut_is_not_reported_as_corrupt(seed: int) -> None:
     world = make()
     manager = world.open()
     send(manager, 50, topic="mixed")
@@ -168,7 +168,7 @@ def flip(disk: ModelDisk, path: str, at: int, bit: int = 1) -> None:
     disk.names[path].data[at] ^= bit
 
 
-# Where the fields of a batch's header lie, and one byte of its records.
+# Positions of the fields of a batch header, and of one byte of its records.
 FIELDS = {
     "baseOffset": 3,
     "batchLength": 10,
@@ -200,14 +200,14 @@ def test_a_flipped_bit_in_any_field_of_a_batch_is_found(healthy: ModelDisk, fiel
     assert path in {each.path for each in found}
 
 
-def test_the_leader_epoch_lies_outside_the_checksum_and_is_found_by_the_checkpoint(healthy: ModelDisk) -> None:
+def test_a_wrong_leader_epoch_is_found_by_the_checkpoint_not_by_the_checksum(healthy: ModelDisk) -> None:
     disk = copy_of(healthy)
     flip(disk, f"{DIRECTORY}/{segments(disk)[1]:020d}.log", 15, 0x40)
     (found,) = alarms(verify(disk, "./data", OPTIONS))
     assert "leader epoch" in found.what
 
 
-def test_a_thousand_random_bits_of_logs_are_found(healthy: ModelDisk) -> None:
+def test_random_bit_flips_in_log_files_are_found(healthy: ModelDisk) -> None:
     rng = random.Random(3)
     logs = [name for name in healthy.names if name.endswith(".log") and healthy.read(name)]
     disk = copy_of(healthy)
@@ -220,7 +220,8 @@ def test_a_thousand_random_bits_of_logs_are_found(healthy: ModelDisk) -> None:
 
 
 def is_still_true(disk: ModelDisk, path: str) -> bool:
-    """Every time entry names a batch up to which its time is the largest: two batches of one time are as good."""
+    """Every entry of the time index is still correct: its time is the largest up to its offset.
+    The entry may name another batch with the same time."""
     table = kernels.scan_batches(disk.read(path.replace(".timeindex", ".log")))
     largest = np.maximum.accumulate(table.max_timestamps)
     known = dict(zip(table.last_offsets.tolist(), largest.tolist(), strict=True))
@@ -228,7 +229,7 @@ def is_still_true(disk: ModelDisk, path: str) -> bool:
     return all(known.get(offset) == timestamp for timestamp, offset in time_index.entries(disk.read(path), base))
 
 
-def test_random_bits_of_indexes_and_snapshots_are_found(healthy: ModelDisk) -> None:
+def test_random_bit_flips_in_indexes_snapshots_and_checkpoints_are_found(healthy: ModelDisk) -> None:
     rng = random.Random(4)
     suffixes = (".index", ".timeindex", ".txnindex", ".snapshot", "checkpoint", "metadata")
     files = [name for name in healthy.names if name.endswith(suffixes) and healthy.read(name) and name.count("/") == 3]
@@ -240,12 +241,12 @@ def test_random_bits_of_indexes_and_snapshots_are_found(healthy: ModelDisk) -> N
         flip(disk, path, at, bit)
         told = verify(disk, path.rpartition("/")[0], OPTIONS)
         found = {each.path for each in alarms(told)}
-        # A bit may make of an entry one that older brokers write: that is told, and no alarm.
+        # A bit flip may give an entry that older brokers write: verify reports it as information.
         found |= {each.path for each in told if "as Kafka up to 4.0 writes them" in each.what}
         if path not in found and not (path.endswith(".timeindex") and is_still_true(disk, path)):
             missed.append((path, at))
         flip(disk, path, at, bit)
-    # Nothing else says these: an aborted transaction's stable offset, a topic's id, an epoch's start between batches.
+    # No other file proves these: an aborted transaction's stable offset, a topic id, an epoch's start between batches.
     unprovable = (".txnindex", "partition.metadata", "leader-epoch-checkpoint")
     assert [each for each in missed if not each[0].endswith(unprovable)] == []
     assert [at for path, at in missed if path.endswith(".txnindex") and at % 34 < 26] == []
@@ -374,14 +375,14 @@ def _added(name: str) -> Callable[[ModelDisk], str]:
 
 
 def _lost_segment(disk: ModelDisk) -> str:
-    """The indexes of a log that is gone are strays."""
+    """Delete a log file; its indexes are then stray files."""
     base = segments(disk)[1]
     disk.unlink(f"{DIRECTORY}/{base:020d}.log")
     return f"{DIRECTORY}/{base:020d}.index"
 
 
 def _records_of_nonsense(disk: ModelDisk) -> str:
-    """A right checksum over records that do not decode: only --deep sees it."""
+    """A valid checksum over records that cannot be decoded: found only with --deep."""
     path = f"{DIRECTORY}/{segments(disk)[1]:020d}.log"
     data = disk.names[path].data
     size = 12 + struct.unpack_from(">i", data, 8)[0]
@@ -400,7 +401,7 @@ PLANTED: list[Callable[[ModelDisk], str]] = [
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
-def test_planted_damage_is_found_and_named(healthy: ModelDisk, plant: Callable[[ModelDisk], str]) -> None:
+def test_planted_damage_is_reported_with_its_path(healthy: ModelDisk, plant: Callable[[ModelDisk], str]) -> None:
     disk = copy_of(healthy)
     named = plant(disk)
     found = alarms(verify(disk, "./data", OPTIONS))
@@ -430,7 +431,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("bad", UNREADABLE, ids=lambda bad: bad.rpartition("/")[2])
-def test_what_cannot_be_read_is_named_and_hides_nothing_else(healthy: ModelDisk, bad: str) -> None:
+def test_an_unreadable_file_is_reported_and_hides_no_other_finding(healthy: ModelDisk, bad: str) -> None:
     disk = copy_of(healthy)
     bases = segments(disk)
     bad = bad.format(base=f"{bases[1]:020d}")
@@ -449,14 +450,14 @@ def test_what_cannot_be_read_is_named_and_hides_nothing_else(healthy: ModelDisk,
         verify(BadSector(disk, bad, DiskFailed("opening", path=bad, cause="emfile")), "./data", OPTIONS)
 
 
-def test_a_directory_with_nothing_in_it_is_not_called_sound() -> None:
+def test_an_empty_directory_gets_a_warning() -> None:
     disk = ModelDisk()
     disk.make_directory("./data")
     (found,) = verify(disk, "./data", OPTIONS)
     assert (found.severity, found.path) == (Severity.WARNING, "./data")
 
 
-def test_leftovers_are_named_and_no_alarm(healthy: ModelDisk) -> None:
+def test_leftover_files_of_deletions_are_information(healthy: ModelDisk) -> None:
     disk = copy_of(healthy)
     for name in (f"{DIRECTORY}/{7:020d}.log.deleted", "./data/t-0.abc-delete/x"):
         disk.make_directory(name.rpartition("/")[0])
@@ -466,14 +467,14 @@ def test_leftovers_are_named_and_no_alarm(healthy: ModelDisk) -> None:
     assert {each.path for each in found} >= {f"{DIRECTORY}/{7:020d}.log.deleted", "./data/t-0.abc-delete"}
 
 
-def test_verifying_writes_nothing(healthy: ModelDisk) -> None:
+def test_verify_writes_nothing(healthy: ModelDisk) -> None:
     disk = copy_of(healthy)
     effects = disk.effects
     verify(disk, "./data", OPTIONS)
     assert disk.effects == effects
 
 
-def test_what_is_no_log_is_refused(healthy: ModelDisk) -> None:
+def test_verify_refuses_a_path_that_is_not_a_log_directory(healthy: ModelDisk) -> None:
     with pytest.raises(NotFound):
         verify(healthy, "./nowhere")
     with pytest.raises(InvalidRequest):
@@ -502,14 +503,14 @@ def rows(capfd, *words: str, code: int = 0) -> list[dict[str, object]]:
     return json.loads(out)["findings"]
 
 
-def test_the_command_takes_paths_topics_and_nothing(home: Path, capfd) -> None:
+def test_the_verify_command_accepts_paths_topics_and_no_argument(home: Path, capfd) -> None:
     for words in ([], ["orders"], ["orders/1"], ["data"], ["data/orders-0"], [str(home / "data"), "--deep"]):
         assert rows(capfd, *words) == []
     assert invoke(["verify", "nope"]) == 1
     assert invoke(["verify", "tiered.toml"]) == 2
 
 
-def test_a_wrong_index_is_told_and_built_anew_where_nobody_holds_the_directory(home: Path, capfd) -> None:
+def test_fix_index_rebuilds_a_wrong_index_unless_the_directory_is_locked(home: Path, capfd) -> None:
     from local.storage import DiskStorage
     from tiered.config.config import Config
 
@@ -530,7 +531,7 @@ def test_a_wrong_index_is_told_and_built_anew_where_nobody_holds_the_directory(h
     assert Config.load(str(home / "tiered.toml")).data_dir
 
 
-def test_one_of_several_directories_that_is_not_there_does_not_hide_the_others(home: Path, capfd) -> None:
+def test_a_missing_log_directory_does_not_hide_findings_of_the_others(home: Path, capfd) -> None:
     (home / "tiered.toml").write_text('[local]\ndirs = ["away", "data"]\n')
     (home / "data" / "notes").write_text("x")
     assert {row["path"] for row in rows(capfd, code=3)} == {str(home / "away"), str(home / "data" / "notes")}
@@ -539,7 +540,7 @@ def test_one_of_several_directories_that_is_not_there_does_not_hide_the_others(h
     assert rows(capfd, code=4)[0]["path"] == str(home / "data" / "orders-0")
 
 
-def test_a_log_that_breaks_off_does_not_keep_the_indexes_of_others_from_being_built(home: Path, capfd) -> None:
+def test_fix_index_rebuilds_other_indexes_although_one_log_is_damaged(home: Path, capfd) -> None:
     broken, sound = (sorted((home / "data" / f"orders-{at}").glob("*.log"))[0] for at in (0, 1))
     broken.write_bytes(broken.read_bytes()[:100] + b"\xff" * 500)
     for log in (broken, sound):
@@ -550,7 +551,7 @@ def test_a_log_that_breaks_off_does_not_keep_the_indexes_of_others_from_being_bu
     assert sound.with_suffix(".index").exists()
 
 
-def test_damage_is_exit_4_and_the_heaviest_comes_first(home: Path, capfd) -> None:
+def test_damage_exits_with_4_and_the_most_severe_finding_is_first(home: Path, capfd) -> None:
     log = sorted((home / "data" / "orders-1").glob("*.log"))[0]
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     (home / "data" / "notes").write_text("x")
@@ -559,7 +560,7 @@ def test_damage_is_exit_4_and_the_heaviest_comes_first(home: Path, capfd) -> Non
     assert found[0]["base_offset"] is not None
 
 
-def test_a_live_transaction_raises_no_alarm_between_any_two_calls() -> None:
+def test_verify_reports_no_warning_during_a_transaction_at_any_disk_effect() -> None:
     world = make()
     real = world.disk._effect
     alarmed: list[object] = []
@@ -579,7 +580,7 @@ def test_a_live_transaction_raises_no_alarm_between_any_two_calls() -> None:
     assert alarmed == []
 
 
-def test_an_index_that_is_built_anew_has_the_interval_of_its_topic(home: Path, capfd) -> None:
+def test_a_rebuilt_index_has_the_index_interval_of_its_topic(home: Path, capfd) -> None:
     assert invoke(["topic", "create", "dense", "-X", "index.interval.bytes=200"]) == 0
     (home / "records").write_text("".join(f"record number {at}\n" for at in range(400)))
     assert invoke(["append", "dense", str(home / "records"), "--batch", "5"]) == 0

@@ -1,4 +1,4 @@
-"""Log directories against each other: what no look at one of them alone can tell."""
+"""Checks across log directories, which a check of a single directory cannot make."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def found(*paths: str) -> list[tuple[Severity, str]]:
     return [(each.severity, each.path) for each in check_together(disk, (A, B, "./away"))]
 
 
-def test_each_partition_once_is_sound_and_so_is_a_move_under_way() -> None:
+def test_each_partition_once_and_a_move_in_progress_give_no_finding() -> None:
     assert found(f"{A}/t-0", f"{B}/t-1", f"{B}/{future_directory(NAME, MARK)}", f"{B}/lost+found") == []
     assert found(f"{B}/t-0", f"{A}/{deleted_directory(NAME, MARK)}") == []
 
 
-def test_a_partition_in_two_directories_is_told_as_the_start_refuses_it() -> None:
+def test_a_partition_in_two_directories_is_reported_and_refused_at_the_start() -> None:
     assert found(f"{A}/t-0", f"{B}/t-0") == [(Severity.CORRUPT, f"{B}/t-0")]
     disk = ModelDisk()
     for root in (A, B):
@@ -38,11 +38,11 @@ def test_a_partition_in_two_directories_is_told_as_the_start_refuses_it() -> Non
 
 
 @pytest.mark.parametrize("name", [future_directory(NAME, MARK), deleted_directory(NAME, MARK)])
-def test_the_only_copy_under_the_name_of_a_move_is_told(name: str) -> None:
+def test_a_single_copy_under_the_directory_name_of_a_move_gets_a_warning(name: str) -> None:
     assert found(f"{A}/{name}", f"{B}/t-1") == [(Severity.WARNING, f"{A}/{name}")]
 
 
-def test_a_move_between_two_looks_is_no_alarm() -> None:
+def test_a_move_that_ends_between_two_listings_gives_no_finding() -> None:
     disk = ModelDisk()
     for path in (f"{A}/t-0", f"{B}/{future_directory(NAME, MARK)}"):
         disk.make_directory(path)

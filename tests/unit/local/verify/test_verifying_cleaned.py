@@ -1,4 +1,4 @@
-"""No false alarm on transactional logs that were cleaned: what the cleaner leaves is sound."""
+"""Verify reports no warning for cleaned transactional logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPACTED = replace(SMALL, segment_bytes=900, is_compacted=True)
 
 
 class Story:
-    """Transactions of a few producers, interleaved, with plain records between; drawn by a seed."""
+    """Interleaved transactions of a few producers with plain records between them, drawn from a seed."""
 
     def __init__(self, log: Log, draw: random.Random) -> None:
         self.log = log
@@ -101,7 +101,7 @@ def alarms(disk: ModelDisk, *, deep: bool = True) -> Iterator[Finding]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_cleaned_transactional_log_raises_no_alarm(seed: int) -> None:
+def test_verify_reports_no_warning_for_a_cleaned_transactional_log(seed: int) -> None:
     disk, log = cleaned(seed)
     assert list(alarms(disk)) == []
     log.close()
@@ -112,7 +112,7 @@ def test_a_cleaned_transactional_log_raises_no_alarm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 6))
-def test_a_cleaned_log_that_was_recovered_raises_no_alarm(seed: int) -> None:
+def test_verify_reports_no_warning_for_a_recovered_cleaned_log(seed: int) -> None:
     disk, log = cleaned(seed)
     log.flush()
     log.release()
@@ -121,15 +121,17 @@ def test_a_cleaned_log_that_was_recovered_raises_no_alarm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 2))
-def test_a_committed_reader_finds_no_index_of_a_cleaned_log_wrong(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_committed_reports_no_wrong_transaction_index_of_a_cleaned_log(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     _, log = cleaned(seed)
     log.aborted_transactions(0, log.last_stable_offset)
     list(log.records(log.local_log_start_offset, isolation=Isolation.READ_COMMITTED))
     assert "is wrong" not in caplog.text
 
 
-def test_damage_in_a_cleaned_transaction_index_is_found() -> None:
-    """Each entry that covers records is taken out in turn: the records behind the part that was cleaned."""
+def test_a_missing_entry_in_the_transaction_index_of_a_cleaned_log_is_found() -> None:
+    """Each entry that covers records behind the cleaned part is removed in turn."""
     found = 0
     for seed in range(4):
         disk, log = cleaned(seed, dirty_steps=40)

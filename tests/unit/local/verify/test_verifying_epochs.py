@@ -1,4 +1,4 @@
-"""Verifying the leader epoch checkpoint of a log whose log start lies above the base offset of its first segment."""
+"""Verify of the leader epoch checkpoint of a log whose log start is above the base offset of its first segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from local.verify.directories import VerifyOptions
 from local.verify.findings import Finding, Severity
 
 EPOCHS_PATH = f"./t-0/{names.LEADER_EPOCHS}"
-# (base offset, leader epoch) of batches with four records, by the base offset of their segment.
+# Base offset of a segment: (base offset, leader epoch) of its batches, of four records each.
 SEGMENTS = {0: [(0, 3), (4, 3), (8, 3)], 12: [(12, 3), (16, 5), (20, 5)], 24: [(24, 5), (28, 8)]}
 EPOCHS = LeaderEpochs(((3, 0), (5, 16), (8, 28)))
 END = 32
@@ -46,7 +46,7 @@ def _disk(
             file.append(bytes(encode_batch(records, base_offset=offset, leader_epoch=epoch)))
         file.sync()
         file.close()
-    open_log(disk, was_clean=True).close()  # makes the indexes
+    open_log(disk, was_clean=True).close()  # builds the indexes
     checkpoints.write_epochs(disk, EPOCHS_PATH, epochs.entries)
     if log_start_offset is not None:
         checkpoints.write_offsets(disk, f"./{names.LOG_START_OFFSETS}", {TopicPartition("t", 0): log_start_offset})
@@ -71,7 +71,7 @@ def test_verify_accepts_a_leader_epoch_checkpoint_that_begins_at_the_log_start(s
 
 
 def test_verify_accepts_a_log_start_between_the_batches_of_a_cleaned_log() -> None:
-    """Epoch 5 began at offset 10, and the cleaner removed its first records: the log start lies in that gap."""
+    """Epoch 5 began at offset 10, and the cleaner removed its first records: the log start is in that gap."""
     disk = _disk(LeaderEpochs(((5, 14),)), log_start_offset=14, segments={0: [(0, 3), (4, 3), (20, 5)], 24: [(24, 5)]})
     assert _warnings(disk) == []
 
@@ -89,18 +89,19 @@ def test_verify_accepts_a_log_start_between_the_batches_of_a_cleaned_log() -> No
         pytest.param((), 6, [(6, 7), (12, 13), (24, 25)], id="no epochs"),
     ],
 )
-def test_verify_warns_of_batches_from_the_log_start_on_in_another_epoch(
+def test_verify_warns_of_batches_above_the_log_start_with_another_epoch(
     entries: tuple[tuple[int, int], ...], start: int | None, expected: list[tuple[int, int]]
 ) -> None:
     disk = _disk(LeaderEpochs(entries), log_start_offset=start)
     assert _offsets_of_epoch_warnings(disk) == expected
 
 
-# --- a broker at work, or killed --------------------------------------------------------------------------------------
+# --- a running or killed broker
+# ----------------------------------------------------------------------------------------
 
 
 def _at_work(disk: ModelDisk) -> ModelDisk:
-    """The directory of a broker that is at work or was killed: it has the broker's id and no mark of a clean end."""
+    """The directory of a running or killed broker: it has the broker's id and no clean shutdown marker."""
     checkpoints.ensure_meta_properties(disk, ".")
     if disk.exists(f"./{names.CLEAN_SHUTDOWN}"):
         disk.unlink(f"./{names.CLEAN_SHUTDOWN}")
@@ -116,7 +117,7 @@ def test_verify_accepts_a_log_start_that_rose_after_its_checkpoint(start: int, b
     assert f"epochs_from={start}" in told.what
 
 
-def test_verify_warns_of_the_same_where_the_broker_ended_cleanly() -> None:
+def test_verify_warns_of_a_log_start_above_its_checkpoint_after_a_clean_shutdown() -> None:
     disk = _at_work(_disk(EPOCHS.truncate_from_start(14), log_start_offset=5))
     file = disk.create(f"./{names.CLEAN_SHUTDOWN}")
     file.sync()
@@ -132,7 +133,7 @@ def test_verify_warns_of_the_same_where_the_broker_ended_cleanly() -> None:
         pytest.param((), [(0, 1), (12, 13), (24, 25)], id="no epochs"),
     ],
 )
-def test_verify_warns_of_another_epoch_above_the_first_one_of_a_broker_at_work(
+def test_verify_warns_of_wrong_epochs_above_the_first_epoch_of_a_running_broker(
     entries: tuple[tuple[int, int], ...], expected: list[tuple[int, int]]
 ) -> None:
     disk = _at_work(_disk(LeaderEpochs(entries), log_start_offset=0))
