@@ -1,4 +1,4 @@
-"""Advice about the cleaner: each rule seen to speak and to keep silent."""
+"""Cleaner advice: each rule with cases where it gives advice and cases where it gives none."""
 
 from __future__ import annotations
 
@@ -68,21 +68,22 @@ LAST = replace(RUN, buffer_utilization=0.3, buffer_bytes=128 * MB)
 @pytest.mark.parametrize(
     ("passes", "expected"),
     [
-        ([replace(LAST, buffer_utilization=0.9)], []),  # as full as it may get, and all was cleaned
-        ([CUT, CUT, CUT, LAST], ["full-buffer"]),  # four passes, the last of which had room
-        ([CUT, LAST, LAST, LAST], ["full-buffer"]),  # of an earlier run
+        ([replace(LAST, buffer_utilization=0.9)], []),  # at the load factor, but the whole dirty part was cleaned
+        ([CUT, CUT, CUT, LAST], ["full-buffer"]),  # four passes for one dirty part; the last one completed it
+        ([CUT, LAST, LAST, LAST], ["full-buffer"]),  # only the earlier part took two passes
         ([CUT], ["full-buffer"]),
-        ([replace(CUT, buffer_bytes=64 * MB), replace(LAST, buffer_bytes=64 * MB), LAST], []),  # mended since
+        # the buffer was enlarged since
+        ([replace(CUT, buffer_bytes=64 * MB), replace(LAST, buffer_bytes=64 * MB), LAST], []),
         ([replace(CUT, buffer_bytes=0), LAST], ["full-buffer"]),
     ],
 )
-def test_a_dirty_section_that_took_several_passes_asks_for_a_larger_buffer(
+def test_a_dirty_part_that_took_several_passes_gets_advice_for_a_larger_buffer(
     passes: list[CleaningRun], expected: list[str]
 ) -> None:
     assert rules(*(replace(each, at_ms=at * 60_000) for at, each in enumerate(passes))) == expected
 
 
-def test_advice_names_the_setting_the_passes_and_how_much() -> None:
+def test_advice_names_the_setting_the_passes_and_the_new_value() -> None:
     passes = [CUT, CUT, CUT, LAST, CUT, LAST]
     (advice,) = advise(replace(CLEANER, threads=2), [LOG], passes)
     assert advice.setting == "log.cleaner.dedupe.buffer.size"
@@ -104,26 +105,26 @@ def test_a_topic_that_is_no_longer_compacted_gets_no_advice() -> None:
         (20, 30 * MB, []),
     ],
 )
-def test_passes_without_a_pause_between_them_ask_for_threads_or_a_higher_limit(
+def test_passes_without_a_pause_get_advice_for_threads_or_a_higher_limit(
     interval: float, limit: int | None, expected: list[str]
 ) -> None:
     assert rules(*every(interval), cleaner=replace(CLEANER, bytes_per_second=limit)) == expected
 
 
-def test_a_backlog_that_is_worked_off_at_once_is_no_history() -> None:
+def test_a_short_backlog_gets_no_advice() -> None:
     assert rules(*every(10, count=2)) == []
     assert rules(*every(10, count=5)) == []
-    # A round of many logs, however long it takes.
+    # One pass over each of many logs, of any duration.
     logs = [replace(LOG, log=replace(LOG.log, partition=TopicPartition("t", number))) for number in range(8)]
     passes = [replace(RUN, partition=number, clean_seconds=100.0) for number in range(8)]
     assert advise(CLEANER, logs, passes) == []
 
 
-def test_a_clock_that_went_back_tells_nothing() -> None:
+def test_a_clock_that_moved_backwards_gives_no_advice() -> None:
     assert rules(*reversed(every(10))) == []
 
 
-def test_one_log_that_keeps_one_of_several_threads_busy_is_named() -> None:
+def test_a_log_that_keeps_one_of_several_threads_busy_gets_advice() -> None:
     assert rules(*every(10.5), cleaner=replace(CLEANER, threads=4)) == ["log-outruns-its-thread"]
 
 
@@ -136,7 +137,7 @@ def test_one_log_that_keeps_one_of_several_threads_busy_is_named() -> None:
         (DAY_MS, None, True, []),
     ],
 )
-def test_a_lag_as_long_as_the_retention_lets_nothing_be_cleaned(
+def test_a_min_compaction_lag_as_long_as_retention_gets_advice(
     min_lag: int, retention: int | None, deletes: bool, expected: list[str]
 ) -> None:
     asked = replace(RULES, cleanup_delete=deletes, retention_ms=retention, min_compaction_lag_ms=min_lag)
@@ -152,14 +153,14 @@ def test_a_lag_as_long_as_the_retention_lets_nothing_be_cleaned(
         (0, DAY_MS, DAY_MS, []),
     ],
 )
-def test_a_quiet_log_whose_active_segment_is_all_there_is_is_named(
+def test_an_idle_log_with_only_an_active_segment_gets_advice(
     closed: int, quiet: int, segment_ms: int, expected: list[str]
 ) -> None:
     log = replace(LOG, closed_bytes=closed, quiet_ms=quiet, rules=replace(RULES, segment_ms=segment_ms))
     assert rules(log=log) == expected
 
 
-def test_a_transaction_that_holds_everything_is_named() -> None:
+def test_a_log_held_by_an_open_transaction_gets_advice() -> None:
     assert rules(log=replace(LOG, held_from=17)) == ["held-by-transaction"]
 
 
@@ -167,7 +168,7 @@ def test_a_transaction_that_holds_everything_is_named() -> None:
     ("delay", "after", "lag", "expected"),
     [(5, 199, 1000, ["idle-passes"]), (0, 199, 1000, []), (5, 150, 1000, []), (5, 199, None, [])],
 )
-def test_passes_that_the_longest_lag_forces_and_that_gain_nothing_are_named(
+def test_passes_forced_by_max_compaction_lag_without_a_gain_get_advice(
     delay: int, after: int, lag: int | None, expected: list[str]
 ) -> None:
     runs = every(60, run=replace(RUN, delay_ms=delay, bytes_after=after * MB))

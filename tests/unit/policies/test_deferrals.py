@@ -1,4 +1,4 @@
-"""What is put off: each reason with its segment, its code and the time it ends, in every output that shows the plan."""
+"""Deferrals: each reason with its segment, its code and its end, in every output that shows the plan."""
 
 from __future__ import annotations
 
@@ -92,25 +92,26 @@ CASES: dict[str, tuple[PartitionSnapshot, list[Expected]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_each_reason_names_segment_code_and_end(name: str) -> None:
+def test_each_deferral_states_its_segment_code_and_end(name: str) -> None:
     taken, expected = CASES[name]
     found = [each for each in _put_off(taken) if each.code is not Code.ACTIVE]
     assert [(each.action, each.code, each.base_offset, each.until_ms) for each in found] == expected
     assert all(each.why and each.size_bytes == 100 for each in found)
 
 
-def test_the_cases_name_every_code_that_a_snapshot_can_have() -> None:
+def test_the_cases_cover_every_deferral_code() -> None:
     told = {code for _, expected in CASES.values() for _, code, _, _ in expected}
-    elsewhere = {Code.ACTIVE, Code.REMOTE_UNKNOWN, Code.REPLACEMENT}  # the tests below, and of recompaction
+    # covered by the tests below and by the recompaction tests
+    elsewhere = {Code.ACTIVE, Code.REMOTE_UNKNOWN, Code.REPLACEMENT}
     assert told == set(Code) - elsewhere
 
 
-def test_every_code_is_documented() -> None:
+def test_every_deferral_code_is_documented() -> None:
     told = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
     assert [code for code in Code if f"| `{code.value}` |" not in told] == []
 
 
-def test_the_active_segment_is_put_off_until_it_is_idle() -> None:
+def test_a_copy_of_the_active_segment_is_deferred_until_it_rolls() -> None:
     (found,) = (each for each in _put_off(_taken(replace(KEEP, segment_ms=1000))) if each.code is Code.ACTIVE)
     assert (found.base_offset, found.until_ms) == (4, MOMENT + 1001)
     idle = _taken(replace(KEEP, segment_ms=1000), now_ms=MOMENT + 1001)
@@ -120,7 +121,7 @@ def test_the_active_segment_is_put_off_until_it_is_idle() -> None:
     assert "this plan closes" in found.why
 
 
-def test_a_drop_that_waits_for_paused_uploads_is_put_off() -> None:
+def test_a_drop_that_waits_for_paused_uploads_is_deferred() -> None:
     rules = replace(COMPACT, local_retention_ms=10, recompaction_min_reduction=0.0, recompaction_min_saved_bytes=0)
     rows = tuple(replace(row(at, at + 2, size=500), cleaned_through=2) for at in (0, 2))
     taken = replace(snapshot(*SEGMENTS, remote=rows, rules=rules), cleaner_offset=4, paused=Pause(since_ms=None))
@@ -128,7 +129,7 @@ def test_a_drop_that_waits_for_paused_uploads_is_put_off() -> None:
     assert (DROP, Code.REPLACEMENT, 0) in found
 
 
-def test_an_untiered_partition_puts_no_copy_off() -> None:
+def test_a_partition_without_remote_tier_has_no_deferred_copies() -> None:
     assert _put_off(_taken(is_tiered=False)) == []
 
 
@@ -148,7 +149,7 @@ def _transaction(manager: LogManager) -> None:
     manager.roll("t", now_ms=NOW)
 
 
-def test_plan_status_and_page_show_the_copy_lag_with_its_end(tmp_path: Path) -> None:
+def test_plan_status_and_web_page_show_the_copy_lag_with_its_end(tmp_path: Path) -> None:
     world = World()
     with _begun(world, remote_copy_lag_ms="2d") as manager:
         send(manager, 10)
@@ -166,7 +167,7 @@ def test_plan_status_and_page_show_the_copy_lag_with_its_end(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_looking", [False, True])
-def test_status_names_the_transaction_that_holds_a_segment(is_looking: bool) -> None:
+def test_status_names_the_open_transaction_that_holds_a_segment(is_looking: bool) -> None:
     world = World()
     with _begun(world) as manager:
         send(manager, 10)
@@ -180,7 +181,7 @@ def test_status_names_the_transaction_that_holds_a_segment(is_looking: bool) -> 
         assert told["why"] == "a transaction is open from offset 10"
 
 
-def test_acks_name_the_transaction_that_holds_a_segment() -> None:
+def test_a_timeout_of_acks_remote_names_the_open_transaction() -> None:
     world, clock = World(), [NOW]
 
     def pause(seconds: float) -> None:
@@ -193,7 +194,7 @@ def test_acks_name_the_transaction_that_holds_a_segment() -> None:
         assert error.value.facts["reason"] == "open_transaction"
 
 
-def test_a_partition_whose_remote_tier_was_never_seen_is_put_off_by_its_problem() -> None:
+def test_a_partition_whose_manifest_was_never_read_is_deferred_with_the_problem() -> None:
     world = World()
     with _begun(world) as manager:
         send(manager, 10)
@@ -208,7 +209,7 @@ def test_a_partition_whose_remote_tier_was_never_seen_is_put_off_by_its_problem(
             assert "the store is down" in found[0].why
 
 
-def test_a_pause_is_shown_by_segment() -> None:
+def test_a_pause_is_shown_for_each_segment() -> None:
     world = World()
     with _begun(world) as manager:
         send(manager, 10)
@@ -219,7 +220,7 @@ def test_a_pause_is_shown_by_segment() -> None:
         assert (told["code"], told["why"]) == ("paused", "uploads are paused: a test")
 
 
-def test_a_healthy_partition_puts_nothing_off_in_status() -> None:
+def test_status_shows_no_deferrals_of_a_healthy_partition() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
@@ -229,7 +230,7 @@ def test_a_healthy_partition_puts_nothing_off_in_status() -> None:
         assert status_facts(status_report(manager, NOW))["deferrals"] == []
 
 
-def test_the_command_lists_what_is_put_off_once_for_one_reason(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_the_plan_command_prints_deferrals_of_one_reason_in_one_line(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bucket").mkdir()
     assert invoke(["-q", "init", "--remote", f"file://{tmp_path}/bucket"]) == 0

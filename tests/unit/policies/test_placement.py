@@ -1,4 +1,4 @@
-"""Where partitions and replicas go: hand-checked tables, and the laws that hold for every fleet."""
+"""Placement of partitions and replicas: worked examples, and the properties of every assignment."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ def fleet(text: str) -> list[Broker]:
         "the share is a lower bound that is in",
     ],
 )
-def test_a_new_partition_goes_to_the_directory_with_the_fewest(dirs: list[LogDirFacts], chosen: str) -> None:
+def test_a_new_partition_is_placed_in_the_directory_with_the_fewest_partitions(
+    dirs: list[LogDirFacts], chosen: str
+) -> None:
     assert choose_log_dir(dirs, free_bytes_min=GIB, free_share_min=0.005).path == chosen
 
 
-def test_a_refusal_names_the_reason_of_each_directory() -> None:
+def test_a_refused_placement_names_the_reason_of_each_directory() -> None:
     dirs = [dir_("a", 0, is_offline=True), dir_("b", 0, is_cordoned=True), dir_("c", 0, 0.5), dir_("d", 0, 4)]
     with pytest.raises(DiskFailed) as refusal:
         choose_log_dir(dirs, free_bytes_min=GIB, free_share_min=0.005)
@@ -74,8 +76,8 @@ def test_a_refusal_names_the_reason_of_each_directory() -> None:
         choose_log_dir([])
 
 
-def test_leaders_go_round_and_followers_follow_as_in_the_book() -> None:
-    """Six brokers, ten partitions, three replicas, the start drawn as 4; the second round shifts the followers."""
+def test_leaders_rotate_and_followers_shift_as_in_kafkas_example() -> None:
+    """Six brokers, ten partitions, three replicas, start index 4; the second round shifts the followers."""
     found = assign_replicas(fleet("0 1 2 3 4 5"), partitions=10, replication_factor=3, start_index=4, shift=0)
     assert found == {
         0: (4, 5, 0),
@@ -90,10 +92,12 @@ def test_leaders_go_round_and_followers_follow_as_in_the_book() -> None:
         9: (1, 3, 4),
     }
     shares = Counter(broker for replicas in found.values() for broker in replicas)
-    assert (min(shares.values()), max(shares.values())) == (4, 6), "five each on average"
+    assert (min(shares.values()), max(shares.values())) == (4, 6), (
+        "brokers must have between 4 and 6 replicas, 5 on average"
+    )
 
 
-def test_five_brokers_and_ten_partitions_are_placed_as_kafka_documents_it() -> None:
+def test_five_brokers_and_ten_partitions_are_assigned_as_kafka_documents() -> None:
     found = assign_replicas(fleet("0 1 2 3 4"), partitions=10, replication_factor=3, start_index=0, shift=0)
     assert [found[at] for at in range(10)] == [
         (0, 1, 2),
@@ -109,7 +113,7 @@ def test_five_brokers_and_ten_partitions_are_placed_as_kafka_documents_it() -> N
     ]
 
 
-def test_racks_alternate_and_the_assignment_is_kafkas_documented_one() -> None:
+def test_racks_alternate_and_the_assignment_is_kafkas_documented_example() -> None:
     brokers = fleet("0:rack1 1:rack3 2:rack3 3:rack2 4:rack2 5:rack1")
     assert [each.broker_id for each in alternate_racks(brokers)] == [0, 3, 1, 5, 4, 2]
     found = assign_replicas(brokers, partitions=12, replication_factor=3, start_index=0, shift=0)
@@ -129,12 +133,12 @@ def test_racks_alternate_and_the_assignment_is_kafkas_documented_one() -> None:
     ]
 
 
-def test_racks_that_run_out_are_left_out_of_the_round() -> None:
+def test_a_rack_without_remaining_brokers_is_skipped() -> None:
     assert [each.broker_id for each in alternate_racks(fleet("0:a 1:a 2:a 3:b"))] == [0, 3, 1, 2]
     assert [each.broker_id for each in alternate_racks(fleet("7 3 5"))] == [3, 5, 7]
 
 
-def test_one_broker_takes_all_of_a_topic_without_copies() -> None:
+def test_one_broker_gets_all_partitions_of_an_unreplicated_topic() -> None:
     assert assign_replicas(fleet("9"), partitions=3, replication_factor=1, start_index=5, shift=2) == {
         0: (9,),
         1: (9,),
@@ -155,7 +159,7 @@ def test_one_broker_takes_all_of_a_topic_without_copies() -> None:
         ("0 1", {"partitions": 10**9}, "too many"),
     ],
 )
-def test_what_kafka_refuses_is_refused(brokers: str, numbers: dict[str, int], said: str) -> None:
+def test_assignments_that_kafka_refuses_are_refused(brokers: str, numbers: dict[str, int], said: str) -> None:
     asked = {"partitions": 1, "replication_factor": 1, "start_index": 0, "shift": 0, **numbers}
     with pytest.raises(InvalidRequest, match=said):
         assign_replicas(fleet(brokers), **asked)
@@ -169,7 +173,7 @@ def fleets(draw: st.DrawFn) -> list[Broker]:
 
 
 @given(fleets(), st.integers(1, 40), st.integers(1, 12), st.integers(0, 30), st.integers(0, 30))
-def test_every_assignment_is_even_and_spread_out(
+def test_every_assignment_is_even_and_spread_over_brokers_and_racks(
     brokers: list[Broker], partitions: int, replicas: int, start: int, shift: int
 ) -> None:
     replicas = min(replicas, len(brokers))
@@ -178,7 +182,7 @@ def test_every_assignment_is_even_and_spread_out(
     leaders = Counter(dict.fromkeys(rack, 0))
     for placed in found.values():
         leaders[placed[0]] += 1
-        assert len(set(placed)) == replicas, "two replicas on one broker"
+        assert len(set(placed)) == replicas, "replicas of a partition must be on different brokers"
         if None not in rack.values():
             assert len({rack[each] for each in placed}) == min(replicas, len(set(rack.values())))
     assert list(found) == list(range(partitions))
@@ -186,7 +190,7 @@ def test_every_assignment_is_even_and_spread_out(
 
 
 @given(fleets(), st.integers(1, 30), st.integers(0, 9), st.integers(0, 9))
-def test_without_racks_replicas_are_even_over_whole_rounds(
+def test_without_racks_whole_rounds_give_every_broker_the_same_number_of_replicas(
     brokers: list[Broker], rounds: int, start: int, shift: int
 ) -> None:
     bare = [Broker(broker_id=each.broker_id) for each in brokers]
@@ -198,7 +202,7 @@ def test_without_racks_replicas_are_even_over_whole_rounds(
 
 
 @given(fleets(), st.integers(1, 20), st.integers(1, 20))
-def test_a_topic_that_grows_goes_on_with_the_round_of_leaders(brokers: list[Broker], first: int, more: int) -> None:
+def test_added_partitions_continue_the_rotation_of_leaders(brokers: list[Broker], first: int, more: int) -> None:
     numbers = {"replication_factor": min(2, len(brokers)), "start_index": 1, "shift": 0}
     whole = assign_replicas(brokers, partitions=first + more, **numbers)
     added = assign_replicas(brokers, partitions=more, first_partition=first, **numbers)

@@ -1,4 +1,4 @@
-"""The price table: worked examples to the cent, and a user's own prices over the built-in ones."""
+"""The price table: worked examples to the cent, and a user's prices that override the built-in ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IA, GIR, DEEP = (BUILT_IN.of(name) for name in ("STANDARD_IA", "GLACIER_IR", "DE
         (1_000_000, 21_550, 12_500, 4_000, 990),
     ],
 )
-def test_a_month_of_storage_costs_what_the_manual_shows(stored_gb, standard, ia, instant, deep):
+def test_a_month_of_storage_costs_the_amounts_of_the_manual(stored_gb, standard, ia, instant, deep):
     found = [monthly_storage(stored_gb * GIB, prices) for prices in (S3_STANDARD, IA, GIR, DEEP)]
     assert found == pytest.approx([standard, ia, instant, deep], abs=0.005)
 
@@ -47,25 +47,25 @@ def test_a_month_of_storage_costs_what_the_manual_shows(stored_gb, standard, ia,
     ("range_mib", "gets", "dollars"),
     [(1, 1_048_576, 0.419), (4, 262_144, 0.105), (8, 131_072, 0.052), (16, 65_536, 0.026)],
 )
-def test_reading_a_tebibyte_costs_gets_by_the_range(range_mib, gets, dollars):
+def test_the_get_cost_of_reading_a_tebibyte_depends_on_the_range_size(range_mib, gets, dollars):
     assert 1024 * 1024 // range_mib == gets
     assert request_cost(gets=gets) == pytest.approx(dollars, abs=0.0005)
 
 
-def test_each_further_object_beside_a_segment_costs_eight_cents_a_tebibyte():
+def test_one_more_object_per_segment_costs_eight_cents_per_tebibyte():
     assert request_cost(puts=1024 * 1024 // 64) == pytest.approx(0.08, abs=0.005)
 
 
-def test_merging_fifty_small_objects_leaves_one_row_in_fifty_and_uploads_everything_twice():
-    """1 MiB a minute, copied every 10 minutes, merged into 500 MiB."""
+def test_merging_fifty_objects_removes_98_percent_of_entries_and_uploads_data_twice():
+    """1 MiB per minute, copied every 10 minutes, merged into 500 MiB."""
     small, merged = 10 * MIB, 500 * MIB
     assert (1 - small / merged, (50 * small + merged) / (50 * small)) == (0.98, 2)
     once = 50 * upload_requests(small, 16 * MIB)
     assert (once, upload_requests(merged, 16 * MIB)) == (50, 34)
 
 
-def test_the_plan_of_the_manual_adds_up():
-    """Two segments of 205 MiB in parts of 16 MiB go up with one head, 61.3 GiB expire."""
+def test_the_example_plan_of_the_manual_adds_up():
+    """Two segments of 205 MiB are copied in parts of 16 MiB with one manifest, and 61.3 GiB expire."""
     assert 2 * (segment_requests(205 * MIB, 16 * MIB) - 1) + 1 == 33
     before = monthly_storage(2_132_547_747_840)
     after = before + monthly_storage(410 * MIB) - monthly_storage(61.3 * GIB)
@@ -93,16 +93,18 @@ MONTH_S = 30 * 86_400
         ("gets", 1, 30, 345.60),
     ],
 )
-def test_what_ten_thousand_partitions_do_at_intervals_costs_what_the_manual_shows(verb, per_interval, every_s, dollars):
+def test_periodic_requests_of_ten_thousand_partitions_cost_the_amounts_of_the_manual(
+    verb, per_interval, every_s, dollars
+):
     count = 10_000 * per_interval * MONTH_S // every_s
     assert request_cost(**{verb: count}) == pytest.approx(dollars, abs=0.005)
 
 
-def test_an_audit_of_ten_million_objects_costs_five_cents():
+def test_listing_ten_million_objects_costs_five_cents():
     assert request_cost(lists=10_000_000 // 1000) == pytest.approx(0.05, abs=0.0005)
 
 
-def test_colder_classes_pay_below_these_shares_of_reads():
+def test_colder_classes_are_cheaper_below_these_shares_of_reads():
     assert break_even_reads(IA) == pytest.approx(1.05, abs=0.005)
     assert break_even_reads(GIR) == pytest.approx(0.63, abs=0.005)
     assert break_even_reads(IA, stored_bytes=50_000 * GIB) == pytest.approx(1.05, abs=0.005)
@@ -115,12 +117,12 @@ def test_colder_classes_pay_below_these_shares_of_reads():
     assert break_even_reads(BUILT_IN.of("INTELLIGENT_TIERING")) is None
 
 
-def test_a_put_costs_a_month_of_so_many_bytes():
+def test_a_put_costs_as_much_as_a_month_of_217_bytes():
     assert equal_object_bytes() / GIB * 1e6 == pytest.approx(217, abs=0.5)
     assert equal_object_bytes(IA) / GIB * 1e6 == pytest.approx(800, abs=0.5)
 
 
-def test_small_objects_are_billed_for_the_class_minimum_and_its_overhead():
+def test_small_objects_are_billed_with_the_minimum_size_and_overhead_of_the_class():
     assert billed_bytes(10 * KB, 1, IA) == 128 * KB
     assert billed_bytes(200 * KB, 1, IA) == 200 * KB
     assert billed_bytes(10 * 10 * KB, 10, GIR) == 10 * 128 * KB
@@ -129,22 +131,25 @@ def test_small_objects_are_billed_for_the_class_minimum_and_its_overhead():
 
 
 @pytest.mark.parametrize(("age_days", "dollars"), [(0, 12.0), (30, 8.0), (45, 6.0), (90, 0), (200, 0)])
-def test_deleting_inside_the_minimum_duration_pays_the_rest_of_it(age_days, dollars):
+def test_a_deletion_within_the_minimum_duration_costs_the_rest_of_it(age_days, dollars):
     assert early_deletion(1000 * GIB, age_days, GIR) == pytest.approx(dollars, abs=0.005)
 
 
-def test_intelligent_tiering_costs_its_monitoring_and_moves_by_itself():
+def test_intelligent_tiering_bills_monitoring_and_lowers_its_price_by_age():
     prices = BUILT_IN.of("INTELLIGENT_TIERING")
     assert intelligent_storage(GIB, 16, 0, prices) - 0.023 == pytest.approx(0.00004, abs=1e-6)
     assert intelligent_storage(GIB, 1024, 0, prices) - 0.023 == pytest.approx(0.00256, abs=1e-6)
     monitored, saved = prices.monitoring_per_1000 / 1000, 0.023 - prices.later_bands[-1][1]
-    assert monitored / saved * GIB / KB == pytest.approx(138, abs=0.5), "near 128 KB the fee is what it saves"
+    assert monitored / saved * GIB / KB == pytest.approx(138, abs=0.5), (
+        "near 128 KB the monitoring fee equals the saving"
+    )
     by_age = [intelligent_storage(1000 * GIB, 0, days, prices) for days in (0, 29, 30, 89, 90)]
     assert by_age == pytest.approx([23, 23, 12.5, 12.5, 4], abs=0.005)
 
 
-def test_objects_too_small_to_be_tiered_are_neither_monitored_nor_moved():
-    """S3's rule: below 128 KB an object of INTELLIGENT_TIERING is billed for frequent access, for ever, and no more."""
+def test_objects_below_128_kb_in_intelligent_tiering_pay_no_monitoring_fee():
+    """S3's rule: INTELLIGENT_TIERING always bills objects below 128 KB at the frequent access price and without
+    monitoring."""
     prices = BUILT_IN.of("INTELLIGENT_TIERING")
     count = 1000
     small, large = count * (128 * KB - 1), count * 128 * KB
@@ -155,19 +160,19 @@ def test_objects_too_small_to_be_tiered_are_neither_monitored_nor_moved():
     assert intelligent_storage(0, 0, 90, prices) == 0
 
 
-def test_express_is_almost_five_times_standard():
+def test_express_storage_costs_almost_five_times_standard():
     express = BUILT_IN.of("EXPRESS_ONEZONE")
     assert monthly_storage(GIB, express) / monthly_storage(GIB) == pytest.approx(4.8, abs=0.05)
 
 
-def test_a_class_without_a_price_is_priced_as_standard():
+def test_a_class_without_prices_uses_the_prices_of_standard():
     assert BUILT_IN.of(None) is BUILT_IN.of("REDUCED_REDUNDANCY") is BUILT_IN.of("STANDARD")
 
 
-# -- a user's own ------------------------------------------------------------------------------------------------------
+# -- a user's prices --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_names_only_what_differs(tmp_path):
+def test_a_price_file_overrides_only_the_prices_it_contains(tmp_path):
     said = {"as_of": "2026-11-01", "region": "eu", "classes": {"STANDARD_IA": {"put_per_1000": 1, "min_days": 60}}}
     (tmp_path / "prices.json").write_text(json.dumps(said))
     (tmp_path / "tiered.toml").write_text('[defaults]\n"cost.prices" = "prices.json"\n')
@@ -185,7 +190,7 @@ def test_a_file_names_only_what_differs(tmp_path):
     assert configured_prices(Config.load(None)) is BUILT_IN
 
 
-def test_the_whole_table_printed_and_read_back_is_the_same(tmp_path):
+def test_the_exported_price_table_loads_as_the_same_table(tmp_path):
     (tmp_path / "all.json").write_text(json.dumps(price_rows(BUILT_IN)))
     again = load_prices(str(tmp_path / "all.json"))
     assert again == BUILT_IN
@@ -194,7 +199,7 @@ def test_the_whole_table_printed_and_read_back_is_the_same(tmp_path):
 NEW = {"storage_bands": [[None, 0.006]], "put_per_1000": 0, "get_per_1000": 0, "list_per_1000": 0}
 
 
-def test_another_vendors_class_can_be_added():
+def test_a_price_file_can_add_the_class_of_another_vendor():
     table = with_prices(BUILT_IN, {"classes": {"WASABI": NEW}})
     assert monthly_storage(1000 * GIB, table.of("WASABI")) == pytest.approx(6.0)
 
@@ -212,7 +217,7 @@ def test_another_vendors_class_can_be_added():
         ([], "array"),
     ],
 )
-def test_a_file_that_is_none_is_refused_and_the_file_named(tmp_path, said, told):
+def test_an_invalid_price_file_is_refused_and_the_error_names_the_file(tmp_path, said, told):
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(said))
     with pytest.raises(InvalidRequest) as error:
@@ -221,6 +226,6 @@ def test_a_file_that_is_none_is_refused_and_the_file_named(tmp_path, said, told)
     assert error.value.facts["file"] == str(path)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_price_file_raises_not_found(tmp_path):
     with pytest.raises(NotFound, match="no such file"):
         load_prices(str(tmp_path / "none.json"))

@@ -32,7 +32,7 @@ def test_storage_is_priced_band_by_band(stored_gb: int, dollars: float) -> None:
     assert monthly_storage(stored_gb * GIB) == pytest.approx(dollars, abs=0.005)
 
 
-def test_two_tebibytes_cost_what_the_manual_shows() -> None:
+def test_two_tebibytes_cost_the_amount_of_the_manual() -> None:
     assert monthly_storage(2_132_547_747_840) == pytest.approx(45.68, abs=0.005)
 
 
@@ -50,7 +50,7 @@ def test_two_tebibytes_cost_what_the_manual_shows() -> None:
         (1024, 16, 67_584, 0.34),
     ],
 )
-def test_writing_a_tebibyte_costs_requests_by_object_and_part_size(
+def test_the_put_cost_of_writing_a_tebibyte_depends_on_object_and_part_size(
     object_mib: int, part_mib: int, requests: int, dollars: float
 ) -> None:
     puts = upload_requests(object_mib * MIB, part_mib * MIB) * (1024 * 1024 // object_mib)
@@ -72,12 +72,12 @@ def test_a_segment_of_205_mib_and_its_commit_take_30_requests() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [1, PART_BYTES, PART_BYTES + 1, 205 * MIB, 1 << 30, PART_BYTES * 10_000 + 1])
-def test_an_upload_is_priced_as_the_uploader_sends_it(size_bytes: int) -> None:
+def test_the_price_of_an_upload_counts_the_requests_of_the_uploader(size_bytes: int) -> None:
     parts = len(parts_of(size_bytes))
     assert upload_requests(size_bytes) == (parts + 2 if parts > 1 else 1)
 
 
-def test_a_segment_is_priced_as_copying_and_committing_it_costs() -> None:
+def test_the_price_of_a_segment_equals_the_requests_of_its_copy_and_commit() -> None:
     store = MeteredStore(MemoryStore())
     body = bytes(2 * PART_BYTES + 1)
     facts = {"base_offset": 0, "next_offset": 1, "record_count": 1, "max_timestamp_ms": 1, "min_timestamp_ms": 1}
