@@ -1,4 +1,4 @@
-"""The commands on a small directory with a bucket on disk: what they print, in every form."""
+"""The commands on a small directory with a bucket on disk: output in every format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch, capfd) -> Path:
-    """Two partitions, a hundred records in small segments, nothing copied yet."""
+    """Two partitions with a hundred records in small segments, none of them copied yet."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -44,13 +44,13 @@ def keys(text: str) -> list[str]:
     return sorted(text.split(), key=lambda key: int(key[1:]))
 
 
-def test_append_reports_the_offsets_it_was_given(home: Path, capfd) -> None:
+def test_append_reports_the_offsets_of_its_records(home: Path, capfd) -> None:
     out = printed(capfd, "append", "orders/1", "lines", "--jsonl", "-o", "jsonl")
     (row,) = [json.loads(line) for line in out.splitlines()]
     assert (row["partition"], row["records"], row["next_offset"] - row["base_offset"]) == (1, 100, 100)
 
 
-def test_every_record_is_read_before_and_after_it_moved_to_the_bucket(home: Path, capfd) -> None:
+def test_consume_reads_every_record_before_and_after_its_copy_to_the_bucket(home: Path, capfd) -> None:
     everything = [f"k{at}" for at in range(100)]
     assert keys(printed(capfd, "consume", "orders", "-f", "%k\\n")) == everything
     printed(capfd, "-q", "run", "--once")
@@ -61,7 +61,7 @@ def test_every_record_is_read_before_and_after_it_moved_to_the_bucket(home: Path
     assert keys(printed(capfd, "consume", "orders", "--remote", f"file://{home}/bucket", "-f", "%k\\n")) == everything
 
 
-def test_plan_says_what_and_why_and_changes_nothing(home: Path, capfd) -> None:
+def test_plan_shows_decisions_with_reasons_and_changes_nothing(home: Path, capfd) -> None:
     first = printed(capfd, "plan", "-o", "json")
     assert printed(capfd, "plan", "-o", "json") == first
     body = json.loads(first)
@@ -73,7 +73,7 @@ def test_plan_says_what_and_why_and_changes_nothing(home: Path, capfd) -> None:
     assert table.splitlines()[1].split()[:2] == ["+", "upload"]
 
 
-def test_plan_can_ask_what_if(home: Path, capfd) -> None:
+def test_plan_with_other_settings_shows_other_decisions(home: Path, capfd) -> None:
     printed(capfd, "-q", "run", "--once")
     assert json.loads(printed(capfd, "plan", "-o", "json"))["decisions"] == []
     what_if = printed(capfd, "plan", "-X", "retention.ms=1", "-X", "local.retention.ms=1", "-o", "jsonl")
@@ -81,14 +81,14 @@ def test_plan_can_ask_what_if(home: Path, capfd) -> None:
     assert kinds.count("ExpireRemote") > 0
 
 
-def test_tables_hold_no_escape_codes_off_a_terminal(home: Path, capfd) -> None:
+def test_table_without_a_terminal_has_no_escape_codes(home: Path, capfd) -> None:
     for words in (["status"], ["status", "-p"], ["plan"], ["topic", "list"], ["topic", "describe", "orders"]):
         table = printed(capfd, *words)
         assert "\x1b" not in table
         assert all(line == line.rstrip() for line in table.splitlines())
 
 
-def test_json_is_raw_numbers_with_a_schema_version_and_csv_has_the_same_fields(home: Path, capfd) -> None:
+def test_json_has_raw_numbers_and_a_schema_version_and_csv_the_same_fields(home: Path, capfd) -> None:
     body = json.loads(printed(capfd, "status", "-p", "-o", "json"))
     assert body["schema_version"] == 1
     assert all(isinstance(row["local_bytes"], int) for row in body["partitions"])
@@ -96,20 +96,20 @@ def test_json_is_raw_numbers_with_a_schema_version_and_csv_has_the_same_fields(h
     assert list(rows[0]) == list(body["partitions"][0])
 
 
-def test_describe_tells_where_a_setting_comes_from(home: Path, capfd) -> None:
+def test_topic_describe_shows_the_origin_of_each_setting(home: Path, capfd) -> None:
     out = printed(capfd, "-X", "segment.ms=1h", "topic", "describe", "orders", "--settings", "-o", "json")
     origins = {row["property"]: row["origin"] for row in json.loads(out)["settings"]}
     assert (origins["segment.ms"], origins["segment.bytes"]) == ("-X", "topic orders")
     assert origins["remote.storage.enable"].endswith("tiered.toml [defaults]")
 
 
-def test_alter_sets_and_takes_back(home: Path, capfd) -> None:
+def test_topic_alter_sets_and_removes_settings(home: Path, capfd) -> None:
     printed(capfd, "topic", "alter", "orders", "-X", "segment.bytes=", "-X", "retention.ms=9d")
     (row,) = json.loads(printed(capfd, "topic", "list", "-o", "json"))["topics"]
     assert row["settings"] == {"local.retention.ms": "1", "retention.ms": "9d"}
 
 
-def test_consume_starts_where_it_is_told(home: Path, capfd) -> None:
+def test_consume_starts_at_the_given_position(home: Path, capfd) -> None:
     def offsets(start: str, *more: str) -> list[int]:
         return [
             int(text) for text in printed(capfd, "consume", "orders/0", "--from", start, "-f", "%o ", *more).split()
@@ -127,7 +127,7 @@ def test_consume_starts_where_it_is_told(home: Path, capfd) -> None:
     assert offsets("@2999-01-01") == []
 
 
-def test_what_consume_prints_as_json_append_reads_back(home: Path, capfd) -> None:
+def test_append_reads_the_json_that_consume_prints(home: Path, capfd) -> None:
     lines = [
         {"key": None, "value": {"base64": "/w=="}, "headers": [{"key": "h", "value": None}]},
         {"key": "k", "value": None},
@@ -145,11 +145,13 @@ def test_what_consume_prints_as_json_append_reads_back(home: Path, capfd) -> Non
     assert [{**row, "offset": row["offset"] - 3} for row in again] == first
 
 
-def test_an_empty_value_is_a_tombstone_only_when_asked(home: Path, capfd) -> None:
+def test_empty_value_is_a_tombstone_only_with_the_option(home: Path, capfd) -> None:
     (home / "kv").write_text("a:1\r\nb:\nc")
     printed(capfd, "topic", "create", "kv")
     assert invoke(["append", "kv", "kv", "-K", ":"]) == 2, "the last line has no key"
-    assert printed(capfd, "consume", "kv", "-f", "%k %v %S\\n") == "a 1 1\nb  0\n", "what came before it stays"
+    assert printed(capfd, "consume", "kv", "-f", "%k %v %S\\n") == "a 1 1\nb  0\n", (
+        "the lines before the faulty one are appended"
+    )
     (home / "kv").write_text("a:1\r\nb:\n")
     for flags in ([], ["-Z"]):
         printed(capfd, "append", "kv", "kv", "-K", ":", *flags)
@@ -157,7 +159,7 @@ def test_an_empty_value_is_a_tombstone_only_when_asked(home: Path, capfd) -> Non
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "uncompressed"])
-def test_append_compresses_as_it_is_told_and_dump_shows_it(home: Path, capfd, codec: str) -> None:
+def test_append_compresses_with_the_given_codec_and_dump_shows_it(home: Path, capfd, codec: str) -> None:
     printed(capfd, "topic", "create", "packed")
     printed(capfd, "append", "packed", "lines", "--jsonl", "--compression", codec)
     rows = json.loads(printed(capfd, "dump", "packed/0", "-o", "json"))["batches"]
@@ -165,7 +167,7 @@ def test_append_compresses_as_it_is_told_and_dump_shows_it(home: Path, capfd, co
     assert sum(row["count"] for row in rows) == 100
 
 
-def test_dump_shows_files_and_partitions(home: Path, capfd) -> None:
+def test_dump_reads_segment_files_and_partitions(home: Path, capfd) -> None:
     (log, *_) = sorted((home / "data" / "orders-0").glob("*.log"))
     from_file = json.loads(printed(capfd, "dump", str(log), "-o", "json"))["batches"]
     whole = json.loads(printed(capfd, "dump", "orders/0", "-o", "json"))["batches"]
@@ -179,7 +181,7 @@ def test_dump_shows_files_and_partitions(home: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize("output", ["jsonl", "csv"])
-def test_dump_prints_as_it_reads(home: Path, capfd, monkeypatch, output: str) -> None:
+def test_dump_prints_each_run_of_batches_as_it_is_read(home: Path, capfd, monkeypatch, output: str) -> None:
     from tiered.read.reader import TieredReader
 
     batches, out = TieredReader.batches, []
@@ -193,11 +195,11 @@ def test_dump_prints_as_it_reads(home: Path, capfd, monkeypatch, output: str) ->
     monkeypatch.setattr(TieredReader, "batches", noticed)
     assert invoke(["dump", "orders/0", "-o", output]) == 0
     assert len(out) > 1
-    assert all(out), "rows were held back"
+    assert all(out), "rows must be printed before the next run is read"
 
 
 @pytest.mark.parametrize("name", ["d#1", "50%20off", "a b", "é", "q?x"])
-def test_a_directory_may_have_any_name(home: Path, capfd, name: str) -> None:
+def test_directory_may_have_special_characters_in_its_name(home: Path, capfd, name: str) -> None:
     assert invoke(["init", name]) == 0
     err = capfd.readouterr().err
     assert f"next: tiered -C {shlex.quote(name)} topic create" in err
@@ -211,7 +213,7 @@ def test_a_directory_may_have_any_name(home: Path, capfd, name: str) -> None:
     assert invoke(["consume", "t", "--remote", url]) == 0
 
 
-def test_a_directory_whose_name_is_no_text_is_refused(home: Path, capfd) -> None:
+def test_init_refuses_a_directory_name_that_is_not_utf8(home: Path, capfd) -> None:
     assert invoke(["init", os.fsdecode(b"\xff")]) == 2
     assert "not utf-8" in capfd.readouterr().err
     assert not (home / os.fsdecode(b"\xff")).exists()
@@ -225,7 +227,7 @@ def test_init_writes_no_file_when_the_store_cannot_be_used(home: Path, capfd) ->
     assert 'url = "s3://bucket/x"\noptions = { "profile" = "prod" }' in text
 
 
-def test_committed_records_are_read_from_a_directory_and_from_a_bucket(home: Path, capfd) -> None:
+def test_read_committed_reads_from_a_directory_and_from_a_bucket(home: Path, capfd) -> None:
     out = printed(capfd, "consume", "orders", "-f", "%v\\n", "--isolation", "read_committed")
     assert sorted(out.split("\n")) == sorted(printed(capfd, "consume", "orders", "-f", "%v\\n").split("\n"))
     assert invoke(["run", "--once"]) == 0
@@ -235,8 +237,8 @@ def test_committed_records_are_read_from_a_directory_and_from_a_bucket(home: Pat
     assert printed(capfd, *bucket, "--isolation", "read_committed") == tiered
 
 
-def test_several_topics_are_made_at_once_or_none(home: Path, capfd) -> None:
-    """One name that is taken keeps the others from being made, too."""
+def test_topic_create_of_several_topics_creates_all_or_none(home: Path, capfd) -> None:
+    """If one of the names exists, none of the topics is created."""
     out = printed(capfd, "topic", "create", "a", "b", "c", "-p", "3", "-X", "retention.ms=1h", "-o", "jsonl")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [(row["topic"], row["partitions"], row["settings"]) for row in rows] == [

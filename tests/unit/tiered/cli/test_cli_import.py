@@ -1,4 +1,4 @@
-"""Other people's buckets from the command line: ``remote ls``, ``consume --layout``, ``import``, exit codes."""
+"""External buckets on the command line: ``remote ls``, ``consume --layout``, ``import``, exit codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _read(capfd, url: str, *words: str) -> list[str]:
     return capfd.readouterr().out.splitlines()
 
 
-def test_a_bucket_is_listed_and_read_whosever_it_is(sample, logs, capfd) -> None:
+def test_external_bucket_is_listed_and_read(sample, logs, capfd) -> None:
     (row,) = _json(capfd, "remote", "ls", logs)["partitions"]
     size = sum(len(files.log) for files in sample.segments)
     expected = {"topic": NAME.topic, "partition": NAME.partition, "topic_id": None, "log_start_offset": 0}
@@ -59,8 +59,8 @@ def test_a_bucket_is_listed_and_read_whosever_it_is(sample, logs, capfd) -> None
     assert len(committed) == len([each for each in sample.committed if each.offset < sample.stable])
 
 
-def test_batches_of_anybodys_bucket_are_dumped(sample, logs, ours, tmp_path, capfd) -> None:
-    """The same batches as of the segments' own files, from any offset; of our own bucket too."""
+def test_dump_of_an_external_bucket_shows_its_batches(sample, logs, ours, tmp_path, capfd) -> None:
+    """The batches are those of the segment files, from any offset. A native bucket gives the same."""
     target = f"{NAME.topic}/{NAME.partition}"
     whole = _json(capfd, "dump", target, "--remote", logs, "--layout", "auto")["batches"]
     files = []
@@ -92,7 +92,7 @@ def test_batches_of_anybodys_bucket_are_dumped(sample, logs, ours, tmp_path, cap
     ],
     ids=" ".join,
 )
-def test_the_layout_of_an_empty_bucket_is_not_found(ours, logs, capfd, words) -> None:
+def test_layout_of_an_empty_bucket_is_not_found(ours, logs, capfd, words) -> None:
     urls = {"EMPTY": ours, "THEIRS": logs}
     assert invoke([urls.get(word, word) for word in words]) == 1
     told = capfd.readouterr()
@@ -102,7 +102,7 @@ def test_the_layout_of_an_empty_bucket_is_not_found(ours, logs, capfd, words) ->
     assert f"store={ours}" in line
 
 
-def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
+def test_remote_ls_reports_missing_offsets_on_stderr(sample, tmp_path, capfd) -> None:
     store = open_store(tmp_path.as_uri())
     for files in (sample.segments[0], sample.segments[2]):
         put_log(store, files)
@@ -111,8 +111,10 @@ def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
     assert f"no segment holds the offsets {lost.base} to {lost.next - 1}" in capfd.readouterr().err
 
 
-def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the report of the scrub
+def test_import_shows_a_dry_run_then_imports_and_does_nothing_when_repeated(
+    sample, logs, ours, capfd, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the directory for the report of the scrub
     words = ("import", logs, NAME.topic, "--remote", ours)
     planned = _json(capfd, *words, "--dry-run")
     assert planned["dry_run"] is True
@@ -125,7 +127,8 @@ def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd, tm
     assert _read(capfd, ours) == _read(capfd, logs, "--layout", "auto")
     assert_sound(open_store(ours))
     capfd.readouterr()
-    assert invoke(["scrub", "--deep", "--remote", ours, "-o", "json"]) == 3  # the source lacks the partitions below it
+    # the source has no partitions below this one
+    assert invoke(["scrub", "--deep", "--remote", ours, "-o", "json"]) == 3
     findings = json.loads(capfd.readouterr().out)["findings"]
     found = {(each["severity"], each["partition"]) for each in findings}
     assert found == {("warning", number) for number in range(NAME.partition)}
@@ -134,7 +137,7 @@ def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd, tm
     assert (row["topic_id"], row["next_offset"]) == (done["topic_id"], sample.end)
 
 
-def test_what_cannot_be_imported_is_an_error_that_says_what_to_do(sample, logs, ours, capfd) -> None:
+def test_import_that_is_not_possible_is_refused_with_the_next_step(sample, logs, ours, capfd) -> None:
     assert invoke(["import", logs, "nothing-like-it", "--remote", ours, "--dry-run"]) == 1
     assert "there is none" in capfd.readouterr().err
     assert invoke(["import", logs, "--remote", ours, "--yes"]) == 0
@@ -144,7 +147,7 @@ def test_what_cannot_be_imported_is_an_error_that_says_what_to_do(sample, logs, 
     assert "--remote" in capfd.readouterr().err
 
 
-def test_a_topic_of_the_name_that_is_somebody_elses_is_refused(sample, logs, ours, tmp_path, capfd) -> None:
+def test_import_refuses_a_topic_name_of_another_topic_id(sample, logs, ours, tmp_path, capfd) -> None:
     (tmp_path / "others").mkdir()
     other = (tmp_path / "others").as_uri()
     put_log(open_store(other), sample.segments[0])
@@ -155,7 +158,7 @@ def test_a_topic_of_the_name_that_is_somebody_elses_is_refused(sample, logs, our
     assert invoke(["import", logs, "--remote", ours, "--yes", "--topic-id", "B" * 22]) == 0
 
 
-def test_aivens_prefix_and_keys_are_words(sample, ours, tmp_path, capfd) -> None:
+def test_aiven_prefix_and_keys_are_options(sample, ours, tmp_path, capfd) -> None:
     key = new_key(tmp_path / "key1.pem")
     (tmp_path / "theirs").mkdir()
     url = (tmp_path / "theirs").as_uri()
@@ -171,7 +174,7 @@ def test_aivens_prefix_and_keys_are_words(sample, ours, tmp_path, capfd) -> None
         layout_words("aiven", (), ("key1",))
 
 
-def test_the_command_lines_words_are_the_librarys() -> None:
+def test_layout_options_of_the_cli_equal_those_of_the_library() -> None:
     from remote.external.external_layout import WORDS
 
     assert sorted(LAYOUTS) == sorted(WORDS)

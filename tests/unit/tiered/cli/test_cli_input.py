@@ -1,4 +1,5 @@
-"""``append`` when its input ends badly or never: what was read is kept. Odd bytes, closed streams: one line each."""
+"""Input of ``append`` that ends with an error or never ends, invalid bytes, and closed streams.
+Records read before an error or a signal are appended. Each error is one line."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ COMMAND = [sys.executable, "-m", "tiered"]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch) -> Path:
-    """A directory with a bucket on disk and the empty topics ``t`` and, of one KiB a message, ``small``."""
+    """A directory with a bucket on disk and two empty topics. ``small`` allows messages of at most one KiB."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -40,10 +41,10 @@ def values(capfd, topic: str = "t") -> list[str]:
     return capfd.readouterr().out.splitlines()
 
 
-# -- what was read before it ended -----------------------------------------------------------------------------------
+# -- input that ends with an error or a signal ------------------------------------------------------------------
 
 
-def test_the_lines_before_a_bad_one_are_appended_and_counted(home: Path, capfd) -> None:
+def test_append_of_an_invalid_line_keeps_and_counts_the_lines_before_it(home: Path, capfd) -> None:
     (home / "lines").write_text('{"value": "1"}\n{"value": "2"}\nbad\n{"value": "4"}\n')
     capfd.readouterr()
     assert invoke(["append", "t", "lines", "--jsonl", "-o", "jsonl"]) == Exit.USAGE
@@ -54,7 +55,7 @@ def test_the_lines_before_a_bad_one_are_appended_and_counted(home: Path, capfd) 
     assert values(capfd) == ["1", "2"]
 
 
-def test_the_lines_before_one_that_the_log_refuses_are_appended(home: Path, capfd) -> None:
+def test_append_of_a_record_that_the_log_refuses_keeps_the_lines_before_it(home: Path, capfd) -> None:
     (home / "lines").write_text("".join(f"{at}\n" for at in range(300)) + "x" * 2000 + "\nafter\n")
     assert invoke(["append", "small/0", "lines"]) == Exit.USAGE
     told = capfd.readouterr()
@@ -63,7 +64,7 @@ def test_the_lines_before_one_that_the_log_refuses_are_appended(home: Path, capf
     assert values(capfd, "small") == [str(at) for at in range(300)]
 
 
-def test_nothing_appended_is_told_too(home: Path, capfd) -> None:
+def test_append_that_fails_at_the_first_line_reports_zero_records(home: Path, capfd) -> None:
     (home / "lines").write_text("bad\n")
     capfd.readouterr()
     assert invoke(["append", "t", "lines", "--jsonl", "-o", "json"]) == Exit.USAGE
@@ -74,7 +75,7 @@ def test_nothing_appended_is_told_too(home: Path, capfd) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)], ids=["int", "term"]
 )
-def test_what_came_through_an_open_pipe_is_appended_when_a_signal_ends_it(
+def test_append_from_an_open_pipe_keeps_the_whole_lines_when_a_signal_ends_it(
     home: Path, capfd, number: int, code: int
 ) -> None:
     with subprocess.Popen(
@@ -85,7 +86,7 @@ def test_what_came_through_an_open_pipe_is_appended_when_a_signal_ends_it(
         child.stdin.flush()
         deadline = time.monotonic() + 20
         while len(values(capfd)) < 500 and time.monotonic() < deadline:
-            pass  # a run is appended within a second of reading, although the pipe stays open
+            pass  # Lines are appended within a second of reading, although the pipe stays open.
         child.send_signal(number)
         assert child.wait(60) == code
         assert child.stdout is not None
@@ -105,10 +106,10 @@ def pipe() -> Iterator[tuple[int, int]]:
         try:
             os.close(end)
         except OSError:
-            continue  # the test closed it
+            continue  # the test has closed it
 
 
-def test_lines_come_whole_in_order_and_in_runs_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_line_runs_return_whole_lines_in_order_and_at_most_the_given_number(tmp_path: Path) -> None:
     lines = [b"a" * (at % 700) for at in range(9000)] + [b"b" * (3 * CHUNK_BYTES), b"", b"no line end"]
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
     fd = os.open(tmp_path / "lines", os.O_RDONLY)
@@ -122,7 +123,7 @@ def test_lines_come_whole_in_order_and_in_runs_of_the_size_asked_for(tmp_path: P
     assert all(runs)
 
 
-def test_a_signal_ends_the_runs_with_what_is_whole(pipe: tuple[int, int]) -> None:
+def test_line_runs_end_with_the_last_whole_line_after_a_signal(pipe: tuple[int, int]) -> None:
     os.write(pipe[1], b"1\n2\nunfinished")
     with stop_signals() as stop:
         runs = line_runs(pipe[0], 1, stop)
@@ -131,7 +132,7 @@ def test_a_signal_ends_the_runs_with_what_is_whole(pipe: tuple[int, int]) -> Non
         assert list(runs) == [[b"2"]]
 
 
-def test_a_second_signal_breaks_off_at_once() -> None:
+def test_second_signal_raises_keyboard_interrupt_at_once() -> None:
     for numbers in ((signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)):
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         with stop_signals() as stop:
@@ -142,10 +143,10 @@ def test_a_second_signal_breaks_off_at_once() -> None:
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-# -- odd input -------------------------------------------------------------------------------------------------------
+# -- invalid input -----------------------------------------------------------------------------------------------
 
 
-def test_arguments_that_are_not_utf8_are_their_bytes(home: Path, capfdbinary) -> None:
+def test_arguments_that_are_not_utf8_are_used_as_bytes(home: Path, capfdbinary) -> None:
     (home / "lines").write_bytes(b"k\xffv\n")
     odd = os.fsdecode(b"\xff")
     assert invoke(["append", "t", "lines", "-K", odd]) == 0
@@ -172,7 +173,7 @@ def test_arguments_that_are_not_utf8_are_their_bytes(home: Path, capfdbinary) ->
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_json_line_is_read_or_refused_by_name(home: Path, capfd, line: str, told: str | None) -> None:
+def test_json_line_is_appended_or_refused_with_its_line_number(home: Path, capfd, line: str, told: str | None) -> None:
     (home / "lines").write_text(line + "\n")
     assert invoke(["append", "t", "lines", "--jsonl"]) == (0 if told is None else Exit.USAGE)
     err = capfd.readouterr().err
@@ -202,21 +203,21 @@ def shell(text: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
         ("tiered append t <&-", "error: reading lines, stdin is closed"),
     ],
 )
-def test_a_stream_that_is_closed_or_full_is_one_line(home: Path, command: str, told: str) -> None:
+def test_closed_or_full_stream_is_a_one_line_error(home: Path, command: str, told: str) -> None:
     done = shell(command, home)
     assert done.stderr.splitlines() == [done.stderr.strip()]
     assert done.stderr.startswith(told)
     assert done.returncode in (Exit.FAILED, Exit.USAGE)
 
 
-def test_what_prints_nothing_needs_no_stdout(home: Path) -> None:
+def test_command_without_output_needs_no_stdout(home: Path) -> None:
     assert shell("tiered topic create u <&- >&- 2>&-", home).returncode == 0
     assert shell("tiered status | head -1", home).returncode == 0
 
 
 @pytest.mark.parametrize("word", ["s3://[x", "file://[x", "s3://me:hunter2@[x", os.fsdecode(b"file:///tmp/\xff")])
 @pytest.mark.parametrize("command", [["consume", "t", "--remote"], ["init", "other", "--remote"]])
-def test_a_url_that_is_none_is_a_usage_error(home: Path, capfd, command: list[str], word: str) -> None:
+def test_invalid_url_is_a_usage_error(home: Path, capfd, command: list[str], word: str) -> None:
     assert invoke([*command, word]) == Exit.USAGE
     err = capfd.readouterr().err
     assert "url" in err
@@ -242,19 +243,19 @@ def test_a_url_that_is_none_is_a_usage_error(home: Path, capfd, command: list[st
     ],
     ids=lambda words: " ".join(words)[:40],
 )
-def test_numbers_out_of_all_bounds_and_empty_words_are_usage_errors(home: Path, capfd, words: list[str]) -> None:
+def test_out_of_range_numbers_and_empty_arguments_are_usage_errors(home: Path, capfd, words: list[str]) -> None:
     assert invoke(words) == Exit.USAGE
     assert "internal" not in capfd.readouterr().err
 
 
-def test_what_init_writes_can_be_read_whatever_the_options_hold(home: Path) -> None:
+def test_init_writes_a_config_file_that_is_readable_with_any_option_value(home: Path) -> None:
     assert invoke(["init", "a", "--no-probe", "--remote", "s3://b/é", "--option", 'profile=\U0001f600 "x" \\n']) == 0
     assert Config.load(str(home / "a" / "tiered.toml")).remote_options == {"profile": '\U0001f600 "x" \\n'}
     assert invoke(["init", "b", "--no-probe", "--remote", "s3://b", "--option", os.fsdecode(b"a=\xff")]) == Exit.USAGE
     assert not (home / "b").exists()
 
 
-def test_an_option_that_is_a_table_is_given_as_json(home: Path, capfd) -> None:
+def test_init_accepts_a_table_option_as_json(home: Path, capfd) -> None:
     tables = {
         "client_kwargs": {"region_name": "eu-é"},
         "config_kwargs": {"read_timeout": 60, "s3": {"x": True, "list": [{"y": 1.5}, float("inf")]}},
@@ -271,14 +272,14 @@ def test_an_option_that_is_a_table_is_given_as_json(home: Path, capfd) -> None:
         words = ["init", "f", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]
         assert invoke(words) == Exit.USAGE, text
         assert "toml has no null" in capfd.readouterr().err
-        assert not (home / "f").exists(), "a file that nobody can read"
+        assert not (home / "f").exists(), "no config file may be written that cannot be read"
     for text in ('{"aws_secret_access_key": "hunter2"}', '{"a": [[{"aws_secret_access_key": "hunter2"}]]}'):
         words = ["init", "e", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]
         assert invoke(words) == Exit.USAGE
         assert "hunter2" not in capfd.readouterr().err
 
 
-def test_the_last_resort_is_one_line_and_tells_how_to_see_more(home: Path, capfd, monkeypatch) -> None:
+def test_unexpected_exception_is_one_line_that_names_the_debug_option(home: Path, capfd, monkeypatch) -> None:
     def fails(*words: object) -> None:
         raise ZeroDivisionError("hunter2")
 
@@ -288,6 +289,6 @@ def test_the_last_resort_is_one_line_and_tells_how_to_see_more(home: Path, capfd
     err = capfd.readouterr().err
     assert err.startswith("error: internal error: kind=ZeroDivisionError at=")
     assert "--debug" in err
-    assert "hunter2" not in err, "a foreign text may show anything"
+    assert "hunter2" not in err, "the text of an unexpected exception may contain secrets"
     assert invoke(["--debug", "status"]) == Exit.FAILED
     assert "Traceback" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""``tiered view`` of a topic without a remote tier, from its creation to its deletion, from the command line."""
+"""``tiered view`` of a topic without a remote tier, from its creation to its deletion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(capfd, at: list[str], *more: str) -> list[tuple[int, str, str]]:
     return [(int(offset), key, value) for offset, key, value in lines]
 
 
-def test_a_view_beside_a_log_from_its_build_to_the_deletion_of_the_topic(at: list[str], tmp_path: Path, capfd) -> None:
+def test_local_view_is_built_read_verified_and_deleted_with_its_topic(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "view", "status"]) == 0
     assert "key" not in capfd.readouterr().out
     assert answer(capfd, *at, "view", "status", "t", what="views")["state"] == "never run"
@@ -72,7 +72,7 @@ def test_a_view_beside_a_log_from_its_build_to_the_deletion_of_the_topic(at: lis
     assert not list((tmp_path / "data").glob("t-*"))
 
 
-def test_verify_finds_a_damaged_part_and_a_damaged_catalog(at: list[str], tmp_path: Path, capfd) -> None:
+def test_verify_finds_a_damaged_view_part_and_a_damaged_catalog(at: list[str], tmp_path: Path, capfd) -> None:
     answer(capfd, *at, "view", "build", "t")
     (part,) = (tmp_path / "data/t-0/view/compacted").glob("*.log")
     body = bytearray(part.read_bytes())
@@ -97,7 +97,7 @@ def test_verify_finds_a_damaged_part_and_a_damaged_catalog(at: list[str], tmp_pa
     assert answer(capfd, *at, "view", "build", "t")["key_count"] == 20
 
 
-def test_a_threshold_lets_the_rounds_build_it_and_the_plan_shows_why(at: list[str], capfd) -> None:
+def test_view_threshold_makes_maintenance_build_the_view_and_the_plan_shows_it(at: list[str], capfd) -> None:
     assert invoke([*at, "topic", "alter", "t", "-X", "compaction.view.threshold=1KiB"]) == 0
     capfd.readouterr()
     assert invoke([*at, "plan", "-o", "json"]) == 0

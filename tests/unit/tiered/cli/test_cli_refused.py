@@ -1,4 +1,5 @@
-"""Every command on a directory whose log diverged, or whose bucket is lost: exit codes, words, nothing changed."""
+"""Every command on a directory whose log diverged or whose bucket is lost.
+Checks exit codes and messages. No command may change anything."""
 
 from __future__ import annotations
 
@@ -57,14 +58,14 @@ def _lines(home: Path, start: int, end: int) -> Path:
 
 
 def _state(node: Path, bucket: Path) -> dict[str, str]:
-    """Segments of the disk, and every manifest of the bucket."""
+    """Hashes of the local segments and of every manifest in the bucket."""
     files = [*node.glob("data/*/*.log"), *bucket.glob("*/*/meta/head/*")]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(params=["delete", "compact"])
 def diverged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Node `a` holds [20, 100) alone. Node `b` took over, and its log start lies above the end of `a`."""
+    """Only node `a` has the offsets [20, 100). Node `b` took over, and its log start offset is above the end of `a`."""
     _home(tmp_path, monkeypatch)
     a = _node(tmp_path, "a", policy=request.param)
     lines = _lines(tmp_path, 0, 20)
@@ -111,7 +112,7 @@ REFUSED = (
 )
 
 
-def test_no_command_changes_a_diverged_log_or_takes_the_role_back(diverged: Path, capfd) -> None:
+def test_no_command_changes_a_diverged_log_or_makes_it_the_writer_again(diverged: Path, capfd) -> None:
     node, lines = diverged / "a", _lines(diverged, 9000, 9010)
     before = _state(node, diverged / "bucket")
     assert len(before) > 5
@@ -121,17 +122,17 @@ def test_no_command_changes_a_diverged_log_or_takes_the_role_back(diverged: Path
         told = capfd.readouterr()
         is_usage = found == 2 and (
             "compact" in told.err or "cleanup.policy" in told.err
-        )  # not for a topic that only compacts
+        )  # these two apply only to compacted topics
         assert code is None or found == code or is_usage, (line, found, told.err)
         assert "Traceback" not in told.err, line
         after = _state(node, diverged / "bucket")
         assert after == before, line
         if code in (5, 10) and not is_usage:
             assert "all records of this disk are kept" in told.err + told.out, line
-    assert _run(diverged / "b", f"append t/0 {lines} -K :") == 0, "the writer goes on"
+    assert _run(diverged / "b", f"append t/0 {lines} -K :") == 0, "the writer can still append"
 
 
-def test_records_of_a_diverged_log_are_rescued_as_its_error_says(diverged: Path, capfd) -> None:
+def test_records_of_a_diverged_log_are_rescued_with_the_command_in_its_error(diverged: Path, capfd) -> None:
     a, b = diverged / "a", diverged / "b"
     capfd.readouterr()
     assert invoke(["-C", str(a), "run", "--once"]) == 5
@@ -147,10 +148,10 @@ def test_records_of_a_diverged_log_are_rescued_as_its_error_says(diverged: Path,
     assert _run(b, "consume t/0 --from -80 ") == 0
     assert capfd.readouterr().out.split("\n")[:-1] == [f"value {at}" for at in range(20, 100)]
     shutil.move(a / "data" / "t-0", diverged / "aside")
-    assert _run(a, "run --once") == 0, "a directory without the partition starts at the bucket's end"
+    assert _run(a, "run --once") == 0, "a directory without the partition starts at the next offset of the bucket"
 
 
-def test_the_doctor_of_a_diverged_directory_foretells_the_refusal(diverged: Path, capfd) -> None:
+def test_doctor_of_a_diverged_directory_reports_that_it_cannot_be_opened(diverged: Path, capfd) -> None:
     capfd.readouterr()
     assert _run(diverged / "a", "doctor -o json") == 10
     found = json.loads(capfd.readouterr().out)["findings"]
@@ -162,7 +163,7 @@ def test_the_doctor_of_a_diverged_directory_foretells_the_refusal(diverged: Path
 
 @pytest.fixture
 def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """2,000 of 2,001 offsets were in a bucket that an empty folder has replaced."""
+    """2,000 of 2,001 offsets were in a bucket. An empty directory has replaced the bucket."""
     _home(tmp_path, monkeypatch)
     node = _node(tmp_path, "a", kept="1")
     assert _run(node, "topic create t -p 1") == 0
@@ -195,7 +196,7 @@ LOST = {
 }
 
 
-def test_every_look_at_a_lost_bucket_says_so_and_fails(lost: Path, capfd) -> None:
+def test_every_command_on_a_lost_bucket_reports_the_loss_and_fails(lost: Path, capfd) -> None:
     node, lines = lost / "a", _lines(lost, 9000, 9010)
     before = _state(node, lost / "bucket")
     for line, code in LOST.items():
@@ -212,10 +213,10 @@ def test_every_look_at_a_lost_bucket_says_so_and_fails(lost: Path, capfd) -> Non
     assert json.loads(capfd.readouterr().out)["offset"] == 2000
     (lost / "bucket").rename(lost / "empty")
     (lost / "former").rename(lost / "bucket")
-    assert _run(node, "run --once") == 0, "the former bucket is back"
+    assert _run(node, "run --once") == 0, "maintenance succeeds with the former bucket"
 
 
-def test_a_fenced_node_without_its_bucket_serves_its_disk_and_comes_back_by_a_take_over(
+def test_fenced_node_without_its_bucket_reads_its_disk_and_returns_by_takeover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _home(tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""Partitions in trouble, and commands told to stop: what is shown, what is said, which exit code it is."""
+"""Partitions with a problem, and cancelled commands: output, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tiered.web.pages.site import Site
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch) -> Path:
-    """Two partitions, a hundred records in small segments, nothing copied yet."""
+    """Two partitions with a hundred records in small segments, none of them copied yet."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -40,20 +40,20 @@ def home(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def troubled(home: Path) -> Path:
-    """The partition 0 of ``orders`` cannot be opened; ``bills`` is well."""
+    """Partition 0 of ``orders`` cannot be opened. ``bills`` has no problem."""
     assert invoke(["topic", "create", "bills"]) == 0
     (home / "data" / "orders-0" / "leader-epoch-checkpoint").write_text("rubbish")
     return home
 
 
-def test_status_shows_what_it_can_and_names_the_trouble(troubled: Path, capfd) -> None:
+def test_status_shows_readable_partitions_and_names_the_problem(troubled: Path, capfd) -> None:
     capfd.readouterr()
     assert invoke(["-q", "status", "-o", "json"]) == 4
     told = capfd.readouterr()
     facts = json.loads(told.out)
     rows = {row["topic"]: row for row in facts["topics"]}
     assert (rows["orders"]["partitions"], len(rows["orders"]["problems"])) == (2, 1)
-    assert rows["orders"]["offsets"] is None, "a sum of some partitions is not the topic's"
+    assert rows["orders"]["offsets"] is None, "the offsets of the topic are unknown while one partition is unread"
     assert [each["partitions"] for each in facts["unread"]] == [["orders/0"]]
     assert rows["bills"]["problems"] == []
     (line,) = told.err.splitlines()
@@ -71,14 +71,14 @@ def test_status_shows_what_it_can_and_names_the_trouble(troubled: Path, capfd) -
 @pytest.mark.parametrize(
     ("topics", "code"), [([], 10), (["orders"], 10), (["bills"], 0), (["bills", "orders"], 10)], ids=str
 )
-def test_status_check_exits_10_when_a_partition_asked_for_is_in_trouble(
+def test_status_check_exits_10_for_a_partition_with_a_problem(
     troubled: Path, capfd, topics: list[str], code: int
 ) -> None:
     assert invoke(["status", "--check", *topics]) == code
     assert ("! orders/0: " in capfd.readouterr().err) == bool(code)
 
 
-def test_a_topic_none_of_whose_partitions_opens_is_listed_all_the_same(troubled: Path, capfd) -> None:
+def test_topic_without_a_readable_partition_is_still_listed(troubled: Path, capfd) -> None:
     (troubled / "data" / "orders-1" / "leader-epoch-checkpoint").write_text("rubbish")
     capfd.readouterr()
     assert invoke(["status", "-o", "json"]) == 4
@@ -90,7 +90,7 @@ def test_a_topic_none_of_whose_partitions_opens_is_listed_all_the_same(troubled:
 @pytest.mark.parametrize(
     "words", [["plan"], ["plan", "--summary"], ["plan", "orders"], ["topic", "describe", "orders"]]
 )
-def test_what_looks_names_the_trouble_and_goes_on(troubled: Path, capfd, words: list[str]) -> None:
+def test_read_only_command_names_the_problem_and_shows_the_rest(troubled: Path, capfd, words: list[str]) -> None:
     capfd.readouterr()
     assert invoke(words) == 4
     told = capfd.readouterr()
@@ -98,7 +98,7 @@ def test_what_looks_names_the_trouble_and_goes_on(troubled: Path, capfd, words: 
     assert len(told.out.splitlines()) > 1
 
 
-def test_trouble_is_told_once(troubled: Path) -> None:
+def test_problem_is_printed_once(troubled: Path) -> None:
     for words in (["status"], ["plan"], ["consume", "orders"]):
         done = subprocess.run([sys.executable, "-m", "tiered", *words], capture_output=True, text=True, timeout=60)
         assert done.stderr.count("leader-epoch-checkpoint") == 1, done.stderr
@@ -115,7 +115,7 @@ def test_topic_list_and_settings_need_no_store_and_no_log(troubled: Path, capfd)
     assert invoke(["topic", "describe", "orders", "--settings"]) == 0
 
 
-# -- stopped
+# -- cancelled
 
 
 def test_run_ends_cleanly_on_a_signal(home: Path, capfd, monkeypatch) -> None:
@@ -134,11 +134,11 @@ def test_run_ends_cleanly_on_a_signal(home: Path, capfd, monkeypatch) -> None:
         assert invoke(["-q", "run"]) == code
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
         assert (home / "data" / ".kafka_cleanshutdown").exists()
-    assert finished == [signal.SIGTERM, signal.SIGINT], "the round under way is not broken off"
+    assert finished == [signal.SIGTERM, signal.SIGINT], "the running maintenance must finish"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
-def test_a_second_signal_breaks_the_round_off(home: Path, capfd, monkeypatch, number: int, code: int) -> None:
+def test_second_signal_interrupts_the_maintenance(home: Path, capfd, monkeypatch, number: int, code: int) -> None:
     from tiered.manager.manager import LogManager
 
     def interrupted(manager: LogManager, now_ms: int, **more: object) -> bool:
@@ -150,9 +150,7 @@ def test_a_second_signal_breaks_the_round_off(home: Path, capfd, monkeypatch, nu
     assert invoke(["-q", "run"]) == code
 
 
-def test_run_stopped_while_a_partition_is_in_trouble_ends_with_0_and_says_what_is_wrong(
-    home: Path, capfd, monkeypatch
-) -> None:
+def test_run_cancelled_during_a_problem_exits_0_and_prints_the_problem(home: Path, capfd, monkeypatch) -> None:
     from tiered.manager.manager import LogManager
 
     def troubled(manager: LogManager, now_ms: int, **more: object) -> bool:
@@ -166,7 +164,7 @@ def test_run_stopped_while_a_partition_is_in_trouble_ends_with_0_and_says_what_i
         assert "error: reading an object: key=x (partition orders/0)" in capfd.readouterr().err
 
 
-def test_run_once_that_a_signal_ends_before_all_is_done_is_no_success(home: Path, capfd, monkeypatch) -> None:
+def test_run_once_ended_by_a_signal_before_its_work_is_done_exits_143(home: Path, capfd, monkeypatch) -> None:
     from tiered.manager.manager import LogManager
 
     def busy(manager: LogManager, now_ms: int, **more: object) -> bool:
@@ -177,7 +175,7 @@ def test_run_once_that_a_signal_ends_before_all_is_done_is_no_success(home: Path
     assert invoke(["-q", "run", "--once"]) == 143
 
 
-def test_a_round_under_way_is_asked_to_stop(home: Path, capfd, monkeypatch) -> None:
+def test_running_maintenance_is_asked_to_stop(home: Path, capfd, monkeypatch) -> None:
     from tiered.manager.manager import LogManager
 
     asked = []
@@ -205,7 +203,7 @@ def test_run_ends_when_a_newer_writer_has_taken_over(home: Path, capfd, monkeypa
     assert "error: committing a head, a newer writer owns it: epoch=9 (partition orders/0)" in capfd.readouterr().err
 
 
-def test_status_watches_until_it_is_told_to_stop(home: Path) -> None:
+def test_status_watch_prints_until_it_is_interrupted(home: Path) -> None:
     words = [sys.executable, "-m", "tiered", "status", "--watch", "--interval", "100ms", "-o", "jsonl"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -215,7 +213,7 @@ def test_status_watches_until_it_is_told_to_stop(home: Path) -> None:
     assert [json.loads(line)["topic"] for line in lines] == ["orders"] * 3
 
 
-def test_a_section_that_is_none_is_refused_and_one_shows_its_columns_alone(home: Path, capfd) -> None:
+def test_status_section_shows_its_columns_and_an_unknown_one_is_refused(home: Path, capfd) -> None:
     capfd.readouterr()
     assert invoke(["status", "--section", "money"]) == 2
     assert "expected=local,remote,lag,cost" in capfd.readouterr().err
@@ -224,7 +222,7 @@ def test_a_section_that_is_none_is_refused_and_one_shows_its_columns_alone(home:
 
 
 @pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
-def test_what_looks_shows_the_disk_where_the_bucket_refuses_or_is_not_there(
+def test_read_only_commands_show_the_disk_when_the_bucket_cannot_be_read(
     home: Path, capfd, monkeypatch, error: type[LogError]
 ) -> None:
     assert invoke(["topic", "alter", "orders", "-X", "remote.storage.enable=true"]) == 0
@@ -247,14 +245,12 @@ def test_what_looks_shows_the_disk_where_the_bucket_refuses_or_is_not_there(
     assert " - " in capfd.readouterr().out
     assert invoke(["plan"]) == unread
     assert "reading an object, refused" in capfd.readouterr().err
-    assert invoke(["consume", "orders"]) == 0, "the disk has all of it"
+    assert invoke(["consume", "orders"]) == 0, "the disk has all records"
     assert capfd.readouterr().err.count("served without the remote tier") == 1
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_without_any_credentials_the_disk_is_shown_and_why_the_bucket_is_not(
-    home: Path, capfd, monkeypatch, client: str
-) -> None:
+def test_status_without_credentials_shows_the_disk_and_the_cause(home: Path, capfd, monkeypatch, client: str) -> None:
     toml = home / "tiered.toml"
     toml.write_text(re.sub('(?m)^url = ".*"', 'url = "s3://orders-archive"', toml.read_text()))
     for variable in [each for each in os.environ if each.startswith("AWS_") or each == "REQUESTS_CA_BUNDLE"]:
@@ -269,7 +265,7 @@ def test_without_any_credentials_the_disk_is_shown_and_why_the_bucket_is_not(
     (row,) = json.loads(told)["topics"]
     assert row["local_bytes"] == row["at_risk_bytes"] > 0
     assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
-    assert said.count("no credentials") == 1, "a line for each cause"
+    assert said.count("no credentials") == 1, "one line for each cause"
     assert invoke([*flag, "topic", "describe", "orders", "-o", "json"]) == 10
     told, said = capfd.readouterr()
     for each in json.loads(told)["partitions"]:
@@ -284,8 +280,8 @@ def test_without_any_credentials_the_disk_is_shown_and_why_the_bucket_is_not(
     assert "not known yet" in str(page)
 
 
-def test_a_manager_that_finds_no_room_for_its_report_is_at_work_all_the_same(home: Path, capfd, monkeypatch) -> None:
-    """A full disk that others filled: status, the pages and the doctor go by who holds the directory."""
+def test_manager_that_cannot_write_its_report_is_still_shown_as_running(home: Path, capfd, monkeypatch) -> None:
+    """Another program has filled the disk. Status, pages and doctor use the lock of the directory instead."""
 
     def full(*words: object) -> None:
         raise DiskFailed("writing", cause="enospc")
@@ -308,7 +304,7 @@ def test_a_manager_that_finds_no_room_for_its_report_is_at_work_all_the_same(hom
     assert "Nobody is at work" not in page
 
 
-def test_where_nothing_is_the_status_says_so_and_how_a_lost_disk_is_made_good(home: Path, capfd) -> None:
+def test_status_of_an_empty_directory_names_the_restore_of_a_lost_disk(home: Path, capfd) -> None:
     shutil.rmtree(home / "data")
     capfd.readouterr()
     assert invoke(["status"]) == 0
@@ -330,7 +326,9 @@ def test_where_nothing_is_the_status_says_so_and_how_a_lost_disk_is_made_good(ho
         (["--out", "p"], "nothing changed; saved p; next: tiered apply p"),
     ],
 )
-def test_a_plan_says_only_that_next_which_does_what_it_shows(home: Path, capfd, words: list[str], told: str) -> None:
+def test_plan_suggests_only_a_command_that_applies_the_shown_plan(
+    home: Path, capfd, words: list[str], told: str
+) -> None:
     capfd.readouterr()
     assert invoke(["plan", *words]) == 0
     assert capfd.readouterr().err.splitlines()[-1] == told

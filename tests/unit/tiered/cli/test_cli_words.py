@@ -1,4 +1,4 @@
-"""What people type for a partition, a position, a time or a template, and how records are written as text."""
+"""Parsing of partitions, positions, times and templates, and formatting of records as text."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
         ("@2026-11-20T12:00", Position(timestamp_ms=NOON)),
     ],
 )
-def test_positions_are_read(text: str, expected: Position) -> None:
+def test_position_is_parsed(text: str, expected: Position) -> None:
     assert parse_position(text, NOON) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "@", "@-2x", "@now", "--1", "1e3"])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_invalid_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_position(text, NOON)
 
 
-def test_a_date_alone_is_its_first_instant_in_utc() -> None:
+def test_date_without_a_time_is_midnight_utc() -> None:
     assert rfc3339(parse_time("2026-11-20", 0)) == "2026-11-20T00:00:00.000Z"
     assert rfc3339(2**62) == str(2**62)
 
@@ -45,12 +45,12 @@ def test_a_date_alone_is_its_first_instant_in_utc() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("orders", ("orders", None)), ("orders/3", ("orders", 3)), ("a.b_c-9", ("a.b_c-9", None))]
 )
-def test_a_partition_is_a_topic_and_a_number(text: str, expected: tuple[str, int | None]) -> None:
+def test_partition_is_parsed_as_topic_and_number(text: str, expected: tuple[str, int | None]) -> None:
     assert parse_partition(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "/", "/0", "orders/", "orders/-1", "orders/x", "../0", "a b", "o/2147483648"])
-def test_what_is_no_partition_is_refused(text: str) -> None:
+def test_invalid_partition_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_partition(text)
 
@@ -68,16 +68,16 @@ RECORD = StoredRecord(7, NOON, TimestampType.CREATE_TIME, b"k", None, (("h", b"x
         ("é", "é"),
     ],
 )
-def test_a_template_prints_what_it_names(template: str, text: str) -> None:
+def test_template_prints_the_named_fields(template: str, text: str) -> None:
     assert parse_template(template)(TopicPartition("orders", 3), RECORD).decode() == text
 
 
 @pytest.mark.parametrize("template", ["%", "%x", "\\x", "\\"])
-def test_an_unknown_sign_in_a_template_is_refused(template: str) -> None:
+def test_unknown_sign_in_a_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest, match="unknown sign"):
         parse_template(template)
 
 
-def test_bytes_that_are_not_text_become_base64() -> None:
+def test_bytes_that_are_not_text_are_printed_as_base64() -> None:
     odd = RECORD._replace(value=b"\xff")
     assert as_json(TopicPartition("orders", 3), odd)["value"] == {"base64": "/w=="}

@@ -1,7 +1,5 @@
-"""Every command that changes something can be asked what it would do, in one spelling, and then changes nothing.
-
-A new command has to be put into one of the three tables; that is the point of them.
-"""
+"""Every command that changes something has `--dry-run`, and a dry run changes nothing.
+A new command must be added to one of the three tables below."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from test_command_tree import leaves
 
 from tiered.cli.main import invoke
 
-# Commands that change nothing but files that they are told to write (reports, lists, pages), and why where it is not
-# plain to see.
+# Commands without changes, except files that the user asks for (reports, lists, pages).
 LOOKING = frozenset(
     (
         *("doctor", "topic list", "topic describe", "consume", "dump", "scrub", "remote ls", "pipeline plan"),
@@ -28,14 +25,14 @@ LOOKING = frozenset(
     )
 )
 
-# Commands that change something and have no --dry-run, and why.
+# Commands that change something and have no --dry-run, with the reason.
 EXCEPTIONS = {
     "append": "its input says all that it would do, and where a record goes hangs on those before it; a topic and a "
     "partition that are not there are refused before the first line is read",
     "demo": "it makes a folder of its own, refuses every other one, and is looked at by running it",
 }
 
-# What each of the others is asked on the place below; its exit code. An empty line: only the option is looked at.
+# Commands with --dry-run and the arguments of the test.
 CHANGING = {
     "init": "init new --remote file:///nowhere",
     "topic create": "topic create new -p 2",
@@ -69,7 +66,7 @@ CHANGING = {
     "generate lifecycle": "generate lifecycle --remote s3://bucket/prefix",
 }
 
-# What cannot be taken back has to be confirmed where it is not in a plan.
+# Commands that cannot be undone need a confirmation, unless they apply a saved plan.
 CONFIRMED = frozenset(
     (
         *(
@@ -103,7 +100,7 @@ def options_of(command: click.Command) -> set[str]:
     return {name for each in command.params for name in each.opts if isinstance(each, click.Option)}
 
 
-def test_every_command_looks_or_can_be_asked_before_or_is_an_exception() -> None:
+def test_every_command_is_read_only_or_has_a_dry_run_or_is_an_exception() -> None:
     known = {words: options_of(command) for words, command in leaves()}
     tables = [LOOKING, frozenset(EXCEPTIONS), frozenset(CHANGING)]
     assert set().union(*tables) == set(known)
@@ -118,7 +115,7 @@ def test_every_command_looks_or_can_be_asked_before_or_is_an_exception() -> None
     assert all(len(why) > 40 for why in EXCEPTIONS.values())
 
 
-def test_what_cannot_be_taken_back_is_not_done_without_a_terminal_to_ask_at(
+def test_command_that_cannot_be_undone_needs_yes_without_a_terminal(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(home)
@@ -166,7 +163,7 @@ def everything(home: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("words", CHANGING)
-def test_a_dry_run_changes_no_byte_of_either_tier(home: Path, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_changes_no_byte_of_either_tier(home: Path, words: str, capfd: pytest.CaptureFixture[str]) -> None:
     before = everything(home)
     capfd.readouterr()
     code = invoke([*shlex.split(CHANGING[words].format(home=home)), "--dry-run"])

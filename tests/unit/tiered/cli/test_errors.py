@@ -1,4 +1,4 @@
-"""Bad input: one line on stderr naming what and where, the right exit code, no traceback, nothing lost."""
+"""Invalid input: one line on stderr with cause and place, an exit code, no traceback, no lost records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tiered.cli.main import COMMANDS, invoke
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch) -> Path:
-    """A directory with a bucket on disk and one topic of two partitions, ten records in it."""
+    """A directory with a bucket on disk and one topic with two partitions and ten records."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -86,7 +86,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "code", "told"), CASES, ids=[" ".join(case[0])[:60] for case in CASES])
-def test_bad_input_is_one_line_and_an_exit_code(
+def test_invalid_input_is_one_error_line_and_an_exit_code(
     home: Path, capfd, words: list[str], code: int, told: list[str]
 ) -> None:
     capfd.readouterr()
@@ -98,7 +98,7 @@ def test_bad_input_is_one_line_and_an_exit_code(
     for text in told:
         assert text in line
     assert invoke(["consume", "orders", "-f", "%k\\n"]) == 0
-    assert sorted(capfd.readouterr().out.split()) == [f"k{at}" for at in range(10)], "nothing was lost"
+    assert sorted(capfd.readouterr().out.split()) == [f"k{at}" for at in range(10)], "no record may be lost"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_an_exit_code(
         ("[remote]\nurl = 's3://b'\noptions = { secret = 'hunter2' }", "option=secret"),
     ],
 )
-def test_a_bad_file_is_one_line_naming_it(home: Path, capfd, text: str, told: str) -> None:
+def test_invalid_config_file_is_one_error_line_with_its_name(home: Path, capfd, text: str, told: str) -> None:
     (home / "tiered.toml").write_text(text)
     capfd.readouterr()
     assert invoke(["status"]) == 2
@@ -122,18 +122,18 @@ def test_a_bad_file_is_one_line_naming_it(home: Path, capfd, text: str, told: st
     assert "hunter2" not in err
 
 
-def test_a_traceback_appears_with_debug_only(home: Path, capfd) -> None:
+def test_traceback_is_printed_only_with_debug(home: Path, capfd) -> None:
     assert invoke(["--debug", "consume", "orders/0", "--from", "soon"]) == 2
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_a_tiered_topic_without_a_store_is_refused(home: Path, capfd) -> None:
+def test_tiered_topic_without_a_store_is_refused(home: Path, capfd) -> None:
     (home / "tiered.toml").write_text("[defaults]\n'remote.storage.enable' = true")
     assert invoke(["topic", "create", "new"]) == 2
     assert "set url in [remote]" in capfd.readouterr().err
 
 
-def test_a_second_manager_on_a_directory_is_a_conflict_and_readers_are_not(home: Path, capfd) -> None:
+def test_second_manager_on_a_directory_is_a_conflict_and_a_reader_is_not(home: Path, capfd) -> None:
     from tiered.config.config import Config
     from tiered.manager.manager import LogManager
 
@@ -147,7 +147,7 @@ def segment_of(home: Path, suffix: str) -> Path:
     return next(path for path in sorted((home / "data").glob(f"orders-*/*{suffix}")) if path.stat().st_size)
 
 
-def test_dumping_a_corrupt_batch_exits_4_and_names_the_byte(home: Path, capfd) -> None:
+def test_dump_of_a_corrupt_batch_exits_4_and_names_the_position(home: Path, capfd) -> None:
     body = bytearray(segment_of(home, ".log").read_bytes())
     body[-1] ^= 1
     damaged = home / "00000000000000000000.log"
@@ -156,7 +156,7 @@ def test_dumping_a_corrupt_batch_exits_4_and_names_the_byte(home: Path, capfd) -
     assert "crc differs: path=" in capfd.readouterr().err
 
 
-def test_dumping_a_torn_segment_exits_3_and_is_no_corruption(home: Path, capfd) -> None:
+def test_dump_of_a_torn_segment_exits_3_and_reports_no_corruption(home: Path, capfd) -> None:
     torn = home / "00000000000000000000.log"
     torn.write_bytes(segment_of(home, ".log").read_bytes()[:-1])
     assert invoke(["dump", str(torn)]) == Exit.FINDINGS
@@ -164,7 +164,7 @@ def test_dumping_a_torn_segment_exits_3_and_is_no_corruption(home: Path, capfd) 
 
 
 @pytest.mark.parametrize(("suffix", "whole"), [(".index", 8), (".timeindex", 12)])
-def test_dumping_a_truncated_index_exits_4(home: Path, capfd, suffix: str, whole: int) -> None:
+def test_dump_of_a_truncated_index_exits_4(home: Path, capfd, suffix: str, whole: int) -> None:
     path = home / f"00000000000000000000{suffix}"
     path.write_bytes(bytes(whole + 1))
     assert invoke(["dump", str(path)]) == Exit.CORRUPTION
@@ -189,17 +189,17 @@ def test_dumping_a_truncated_index_exits_4(home: Path, capfd, suffix: str, whole
         (OSError(28, "No space left on device", "/d"), 1),
     ],
 )
-def test_every_error_has_its_exit_code(error: BaseException, code: int) -> None:
+def test_every_error_class_has_its_exit_code(error: BaseException, code: int) -> None:
     assert exit_code(error) == code
 
 
-def test_corruption_outranks_everything_and_no_error_is_done() -> None:
+def test_exit_code_of_several_errors_is_that_of_the_worst() -> None:
     assert worst([Unavailable("x"), Corrupt("x"), Fenced("x")]) == Exit.CORRUPTION
     assert worst([Unavailable("x"), NotFound("x")]) == Exit.FAILED
     assert worst([]) == Exit.DONE
 
 
-def test_an_error_is_one_line_whatever_it_holds() -> None:
+def test_error_is_one_line_for_any_text_in_it() -> None:
     assert one_line(Corrupt("reading\na thing", path="a\nb")) == "error: reading a thing: path=a b"
     assert one_line(OSError(2, "No such file or directory", "/d")) == "error: no such file or directory: path=/d"
     assert one_line(OSError(2, "No such file or directory")) == "error: no such file or directory"
@@ -217,13 +217,13 @@ def test_an_error_is_one_line_whatever_it_holds() -> None:
         (DiskFailed("syncing a file", path="/d/x.log", cause="eio"), "cause=eio"),
     ],
 )
-def test_an_error_of_the_disk_says_what_to_do_where_that_is_known(error: BaseException, told: str) -> None:
+def test_disk_error_names_the_next_step_where_it_is_known(error: BaseException, told: str) -> None:
     assert told in one_line(error)
 
 
 @pytest.mark.parametrize("module", ["aiohttp", "s3fs"])
-def test_a_missing_library_says_what_to_install(module: str) -> None:
-    """In a process of its own: what this one has imported already cannot be taken away again."""
+def test_missing_library_error_names_the_package_to_install(module: str) -> None:
+    """Runs in a process of its own, because modules that are imported already cannot be removed."""
     words = ["consume", "orders", "--remote", "s3://bucket"]
     code = (
         f"import sys; sys.modules[{module!r}] = None; from tiered.cli.main import invoke; sys.exit(invoke({words!r}))"
@@ -235,7 +235,7 @@ def test_a_missing_library_says_what_to_install(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["starlette", "uvicorn", "h11", "anyio"])
-def test_without_the_web_server_the_rest_works_and_pages_say_what_to_install(tmp_path: Path, module: str) -> None:
+def test_commands_work_without_the_web_server_and_web_names_the_package(tmp_path: Path, module: str) -> None:
     words = [["-q", "init"], ["-q", "status"], ["run", "--once"], ["web", "--listen", ":0"]]
     code = (
         f"import sys; sys.modules[{module!r}] = None; from tiered.cli.main import invoke; "
@@ -248,12 +248,12 @@ def test_without_the_web_server_the_rest_works_and_pages_say_what_to_install(tmp
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_has_its_help(capfd, name: str) -> None:
+def test_every_command_has_help(capfd, name: str) -> None:
     assert invoke([name, "--help"]) == 0
     assert f"Usage: tiered {name}" in capfd.readouterr().out
 
 
-def test_no_command_at_all_shows_the_help(capfd) -> None:
+def test_tiered_without_a_command_shows_the_help(capfd) -> None:
     assert invoke([]) == 2
     assert "Usage: tiered" in capfd.readouterr().err
 

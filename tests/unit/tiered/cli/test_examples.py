@@ -1,4 +1,4 @@
-"""The end of every ``--help``: an example that the command takes, and where the exit codes stand."""
+"""The end of every ``--help``: a valid example, and where the exit codes are listed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_help_has_an_example_that_parses_and_fits_a_line(
         assert any("all of them: tiered --help" in line for line in lines)
 
 
-def test_the_help_of_the_whole_says_every_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_of_tiered_lists_every_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["--help"]) == 0
     told = " ".join(capfd.readouterr().out.split()).partition("Exit codes: ")[2]
     assert {int(word) for word in told.replace(",", " ").split() if word.isdigit()} == {int(each) for each in Exit}

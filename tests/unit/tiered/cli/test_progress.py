@@ -1,4 +1,4 @@
-"""``--progress``: events and their number by a virtual clock, and what commands write on stderr, line by line."""
+"""``--progress``: events and their frequency with a virtual clock, and stderr of the commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tiered.cli.session import Session
 
 
 def events_of(text: str, operation: str) -> list[dict]:
-    """The events of kind ``progress``, after every line was held against the schema and all against each other."""
+    """The `progress` events of `text`. Checks each line against the schema and the order of the values."""
     lines = text.splitlines()
     for line in lines:
         msgspec.json.decode(line, type=SCHEMAS["progress"])
@@ -46,7 +46,7 @@ class Clock:
         return self.now
 
 
-def test_four_events_a_second_at_most_and_the_last_one_with_rate_and_time_left() -> None:
+def test_meter_sends_at_most_four_events_a_second_and_a_last_one_with_rate_and_eta() -> None:
     clock, lines = Clock(), list[str]()
     meter = Meter("scrub", lines.append, clock)
     meter.expect(10_000)
@@ -63,13 +63,13 @@ def test_four_events_a_second_at_most_and_the_last_one_with_rate_and_time_left()
     assert steps[-1]["eta_ms"] == pytest.approx(5000, abs=10)
 
 
-def test_a_meter_never_counts_down_and_names_what_it_waits_for() -> None:
+def test_meter_never_counts_down_and_names_its_wait() -> None:
     clock, lines = Clock(), list[str]()
     meter = Meter("run", lines.append, clock)
     meter.wait_for("loading")
     clock.now = 1
     meter.wait_for(None)
-    for count in (3, 0, 4):  # more than was expected
+    for count in (3, 0, 4):  # more than expected
         clock.now += 1
         meter.advance(count)
     meter.expect(5, "segments")
@@ -79,7 +79,7 @@ def test_a_meter_never_counts_down_and_names_what_it_waits_for() -> None:
     assert (steps[-1]["done"], steps[-1]["total"], steps[-1]["unit"]) == (7, 12, "segments")
 
 
-def test_words_logs_and_questions_become_messages_and_stderr_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stderr_output_becomes_message_events_and_stderr_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     progress = Progress()
@@ -103,7 +103,7 @@ def test_words_logs_and_questions_become_messages_and_stderr_comes_back(monkeypa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_bar_is_for_a_terminal_and_auto_alone(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_shown_only_for_auto_on_a_terminal(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     stderr.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -112,7 +112,9 @@ def test_a_bar_is_for_a_terminal_and_auto_alone(way: str, monkeypatch: pytest.Mo
         assert progress.has_bars == (way == "auto")
 
 
-def test_a_plain_line_comes_every_ten_seconds_with_rate_and_time_left(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     clock = Clock()
     lines = _Lines(Session(directory="."), "scrubbed", 100 << 20, clock)
     for _ in range(25):
@@ -125,7 +127,7 @@ def test_a_plain_line_comes_every_ten_seconds_with_rate_and_time_left(capfd: pyt
     assert "80 s left" in second
 
 
-def test_a_copy_that_is_begun_anew_counts_up_from_where_it_was() -> None:
+def test_restarted_copy_counts_only_beyond_its_previous_progress() -> None:
     lines, seconds = list[str](), itertools.count()
     meter = Meter("run", lines.append, lambda: float(next(seconds)))
     tell = _Events(meter).tell
@@ -138,7 +140,7 @@ def test_a_copy_that_is_begun_anew_counts_up_from_where_it_was() -> None:
     assert (last["done"], last["total"]) == (150, 150)
 
 
-def test_every_long_command_has_the_option() -> None:
+def test_every_long_command_has_the_progress_option() -> None:
     names = "append run apply scrub verify repair import adopt restore fork backfill compact gc rotate-keys bench"
     context = click.Context(main)
     found = [main.get_command(context, name) for name in names.split()]
@@ -185,7 +187,7 @@ LONG = (
 )
 
 
-def test_every_long_command_tells_how_far_it_is_to_the_end_and_stdout_is_as_ever(
+def test_long_command_reports_progress_to_its_total_and_leaves_stdout_unchanged(
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in LONG:
@@ -205,7 +207,9 @@ def test_every_long_command_tells_how_far_it_is_to_the_end_and_stdout_is_as_ever
         assert way == "json" or "1 verified" in err
 
 
-def test_rounds_and_plans_count_what_they_do(at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_apply_and_rotate_keys_report_progress_in_their_units(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for line, operation, unit in (
         ("run --once", "run", "bytes"),
         ("apply --auto", "apply", "bytes"),
@@ -221,7 +225,7 @@ def test_rounds_and_plans_count_what_they_do(at: list[str], tmp_path: Path, capf
         assert last["unit"] == unit, line
 
 
-def test_a_cleaning_and_a_search_for_orphans_count_theirs(
+def test_compact_and_gc_report_progress_in_their_units(
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (head,) = (tmp_path / "bucket").glob("t-*/0/meta/head")
@@ -235,7 +239,7 @@ def test_a_cleaning_and_a_search_for_orphans_count_theirs(
     capfd.readouterr()
     for line, code, operation, unit in (
         ("compact c --roll", 0, "compact", "partitions"),
-        ("compact c", 0, "compact", "partitions"),  # nothing to clean
+        ("compact c", 0, "compact", "partitions"),  # without dirty segments
         ("run --once", 0, "run", "bytes"),
         ("compact c --bucket", 0, "compact", "partitions"),
         ("gc", 3, "gc", "partitions"),
@@ -248,7 +252,7 @@ def test_a_cleaning_and_a_search_for_orphans_count_theirs(
         assert last["unit"] == unit, line
 
 
-def test_an_error_is_the_one_line_after_the_events(at: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_is_one_line_after_the_progress_events(at: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke([*at, "scrub", "nobody", "--progress", "json"]) == 1
     *events, last = capfd.readouterr().err.splitlines()
     assert events_of("\n".join(events), "scrub")[-1]["done"] == 0
@@ -256,7 +260,7 @@ def test_an_error_is_the_one_line_after_the_events(at: list[str], capfd: pytest.
     assert "nobody" in last
 
 
-def test_work_over_other_peoples_bytes_and_whole_places_counts_to_its_end(
+def test_repair_adopt_view_pipeline_and_move_report_progress_to_their_total(
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for data in sorted((tmp_path / "bucket").glob("t-*/0/data/*.indexes"))[:2]:

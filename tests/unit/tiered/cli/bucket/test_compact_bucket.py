@@ -14,7 +14,7 @@ from tiered.cli.main import invoke
 
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
-    """A node whose cleaner has not run: in the bucket all records are there."""
+    """A node whose cleaner has not run: the bucket has all records."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered.toml").write_text(
         f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n'
@@ -42,7 +42,7 @@ def _values(at: list[str], tmp_path: Path, capfd) -> list[str]:
 
 
 @pytest.mark.parametrize("where", [["--bucket"], ["--remote"]])
-def test_a_topic_is_compacted_in_the_bucket_and_the_same_job_does_nothing_again(at, where, tmp_path, capfd) -> None:
+def test_compact_bucket_cleans_a_topic_and_a_repeated_job_does_nothing(at, where, tmp_path, capfd) -> None:
     if where == ["--remote"]:
         where = ["--remote", f"file://{tmp_path}/bucket"]
     at = [*at, "-X", "cleanup.policy=compact"]
@@ -51,7 +51,7 @@ def test_a_topic_is_compacted_in_the_bucket_and_the_same_job_does_nothing_again(
     (planned,) = told["partitions"]
     assert planned["segments"] > 5
     assert 0 < planned["dirty_bytes"] == planned["size_bytes"]
-    assert len(_values(at, tmp_path, capfd)) == before, "a plan changes nothing"
+    assert len(_values(at, tmp_path, capfd)) == before, "a dry run changes nothing"
     done = _answer(capfd, *at, "compact", "t", *where, "--resume", "nightly")
     (row,) = done["partitions"]
     assert (done["job"], row["was_done"], row["is_cut"]) == ("nightly", False, False)
@@ -75,6 +75,6 @@ def test_a_topic_is_compacted_in_the_bucket_and_the_same_job_does_nothing_again(
         (["nowhere", "--bucket"], 1, "there is none"),
     ],
 )
-def test_what_cannot_be_is_told(at, words, code, why, capfd) -> None:
+def test_compact_bucket_refuses_invalid_arguments(at, words, code, why, capfd) -> None:
     assert invoke([*at, "compact", *words]) == code
     assert why in capfd.readouterr().err

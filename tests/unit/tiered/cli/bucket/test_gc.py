@@ -15,7 +15,7 @@ from tiered.cli.main import invoke
 
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
-    """A bucket with an object of an older epoch that nothing names, four days old, one of today, and a stranger's."""
+    """A bucket with two orphans of an older epoch, four days old and new, and an object of another program."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
     (tmp_path / "bucket").mkdir()
@@ -40,8 +40,8 @@ def _objects(tmp_path: Path) -> set[Path]:
     return {path for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
 
 
-def test_dollars_are_of_ones_own_prices(at: list[str], tmp_path: Path, capfd) -> None:
-    dear = {"classes": {"STANDARD": {"storage_bands": [[None, float(1 << 30)]]}}}  # a dollar a byte
+def test_gc_costs_use_the_configured_prices(at: list[str], tmp_path: Path, capfd) -> None:
+    dear = {"classes": {"STANDARD": {"storage_bands": [[None, float(1 << 30)]]}}}  # one dollar per byte
     (tmp_path / "mine.json").write_text(json.dumps(dear))
     assert invoke([*at, "-X", f"cost.prices={tmp_path}/mine.json", "gc", "-o", "json"]) == 3
     told = json.loads(capfd.readouterr().out)
@@ -49,7 +49,7 @@ def test_dollars_are_of_ones_own_prices(at: list[str], tmp_path: Path, capfd) ->
 
 
 @pytest.mark.parametrize("body", [None, "{"])
-def test_no_search_waits_for_prices_and_whose_its_dollars_are_is_told(
+def test_gc_without_a_readable_price_file_uses_the_built_in_prices_and_says_so(
     at: list[str], tmp_path: Path, capfd, body: str | None
 ) -> None:
     assert invoke([*at, "gc", "-o", "json"]) == 3
@@ -62,7 +62,9 @@ def test_no_search_waits_for_prices_and_whose_its_dollars_are_is_told(
     assert "dollars are of the built-in prices" in said
 
 
-def test_first_the_list_then_what_is_on_it_and_old_enough(at: list[str], tmp_path: Path, capfd) -> None:
+def test_gc_lists_orphans_and_deletes_only_listed_ones_that_are_old_enough(
+    at: list[str], tmp_path: Path, capfd
+) -> None:
     before = _objects(tmp_path)
     assert invoke([*at, "gc", "--delete", "--yes"]) == 1
     assert "run 'tiered gc' first" in capfd.readouterr().err
@@ -83,10 +85,10 @@ def test_first_the_list_then_what_is_on_it_and_old_enough(at: list[str], tmp_pat
     assert invoke([*at, "gc", "--delete", "--yes", "--older-than", "0"]) == 0
     assert len(before - _objects(tmp_path)) == 2
     assert invoke([*at, "gc", "t"]) == 0
-    assert invoke([*at, "scrub", "--deep", "--report", "r.json"]) == 3  # the stranger's
+    assert invoke([*at, "scrub", "--deep", "--report", "r.json"]) == 3  # the object of another program
 
 
-def test_words_that_do_not_go_together(at: list[str], capfd) -> None:
+def test_gc_refuses_arguments_that_contradict_each_other(at: list[str], capfd) -> None:
     assert invoke([*at, "gc", "t", "--delete", "--yes"]) == 2
     assert invoke([*at, "gc", "--older-than", "soon"]) == 2
     assert "reading --older-than" in capfd.readouterr().err
@@ -94,7 +96,7 @@ def test_words_that_do_not_go_together(at: list[str], capfd) -> None:
 
 @pytest.fixture
 def beside_secret(at: list[str], tmp_path: Path, capfd) -> list[str]:
-    """The same bucket with an encrypted topic, by the words of a place whose key ring lacks the key."""
+    """The same bucket with an encrypted topic, and a configuration whose key ring lacks its key."""
     (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
     (tmp_path / "ring").chmod(0o600)
     config = tmp_path / "tiered.toml"
@@ -109,7 +111,7 @@ def beside_secret(at: list[str], tmp_path: Path, capfd) -> list[str]:
     return at
 
 
-def test_a_partition_that_is_refused_is_named_and_the_others_are_listed(beside_secret: list[str], capfd) -> None:
+def test_gc_names_a_partition_it_cannot_open_and_lists_the_others(beside_secret: list[str], capfd) -> None:
     assert invoke([*beside_secret, "gc", "-o", "json"]) == 1
     out, said = capfd.readouterr()
     assert {each["topic"] for each in json.loads(out)["orphans"]} == {"t"}
@@ -119,7 +121,7 @@ def test_a_partition_that_is_refused_is_named_and_the_others_are_listed(beside_s
     assert "k1" in line
 
 
-def test_a_deletion_leaves_what_a_refused_partition_has_and_deletes_of_the_others(
+def test_gc_delete_leaves_the_objects_of_a_partition_it_cannot_open(
     beside_secret: list[str], tmp_path: Path, capfd
 ) -> None:
     assert invoke([*beside_secret, "gc", "-o", "json"]) == 1
@@ -137,9 +139,7 @@ def test_a_deletion_leaves_what_a_refused_partition_has_and_deletes_of_the_other
 
 
 @pytest.mark.parametrize("command", ["status", "topic describe secret", "plan", "cost show"])
-def test_problem_lines_say_what_to_do_about_a_key_that_the_ring_lacks(
-    beside_secret: list[str], capfd, command: str
-) -> None:
+def test_problem_of_a_missing_key_names_the_next_step(beside_secret: list[str], capfd, command: str) -> None:
     assert invoke([*beside_secret, *command.split()]) != 0
     said = capfd.readouterr().err
     (line,) = (line for line in said.splitlines() if line.startswith("! secret/0"))

@@ -39,8 +39,8 @@ def _read(at: list[str], tmp_path: Path, capfd) -> str:
     return str(capfd.readouterr().out)
 
 
-def test_from_the_report_to_a_sound_bucket(at: list[str], tmp_path: Path, capfd) -> None:
-    """One segment's data from the disk, another's indexes from its data; the reader of the bucket alone sees all."""
+def test_repair_of_a_scrub_report_makes_the_bucket_sound(at: list[str], tmp_path: Path, capfd) -> None:
+    """Data is restored from the disk, indexes are built from the data. A reader of the bucket then sees all records."""
     before = _read(at, tmp_path, capfd)
     data = sorted((tmp_path / "bucket").glob("t-*/0/data/*.log"))
     _flip(data[1], 1000)
@@ -57,7 +57,7 @@ def test_from_the_report_to_a_sound_bucket(at: list[str], tmp_path: Path, capfd)
     assert _read(at, tmp_path, capfd).endswith(before)
 
 
-def test_without_a_good_copy_the_loss_is_named_and_exit_4(at: list[str], tmp_path: Path, capfd) -> None:
+def test_repair_without_a_good_copy_names_the_lost_offsets_and_exits_4(at: list[str], tmp_path: Path, capfd) -> None:
     data = sorted((tmp_path / "bucket").glob("t-*/0/data/*.log"))
     _flip(data[1], 1000)
     data[2].with_suffix(".indexes").unlink()
@@ -72,7 +72,7 @@ def test_without_a_good_copy_the_loss_is_named_and_exit_4(at: list[str], tmp_pat
     assert "no good copy offsets=" in said
 
 
-def test_a_report_that_is_none(at: list[str], tmp_path: Path, capfd) -> None:
+def test_repair_refuses_a_missing_and_an_invalid_report(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "repair", "no.json"]) == 1
     (tmp_path / "x.json").write_text("{}")
     assert invoke([*at, "repair", "x.json"]) == 2

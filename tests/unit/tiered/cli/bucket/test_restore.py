@@ -40,7 +40,7 @@ def _configured(tmp_path: Path, directory: str) -> list[str]:
     return ["-C", str(home)]
 
 
-def test_a_dry_run_tells_what_a_restore_then_does(at: list[str], tmp_path: Path, capfd) -> None:
+def test_restore_does_what_its_dry_run_shows(at: list[str], tmp_path: Path, capfd) -> None:
     url, words = f"file://{tmp_path}/bucket", ["restore", "t", "--to", "there", "-o", "json"]
     in_bucket = _read(at, capfd, "--remote", url)
     assert invoke([*words, "--remote", url, "--dry-run"]) == 0
@@ -58,7 +58,7 @@ def test_a_dry_run_tells_what_a_restore_then_does(at: list[str], tmp_path: Path,
     assert "the directory has it" in capfd.readouterr().err
 
 
-def test_a_restored_directory_goes_on_and_the_old_one_is_fenced(at: list[str], tmp_path: Path, capfd) -> None:
+def test_restore_with_takeover_gives_a_directory_that_can_be_appended_to(at: list[str], tmp_path: Path, capfd) -> None:
     words = [*at, "restore", "t", "--to", "there", "--take-over", "--local", "none", "--yes"]
     assert invoke(words) == 0
     other = _configured(tmp_path, "there")
@@ -75,11 +75,11 @@ def test_a_restored_directory_goes_on_and_the_old_one_is_fenced(at: list[str], t
     (["--to-offset", "50", "--yes"], 0),
     (["--to-time", "-1h", "--yes"], 0),
 ])  # fmt: skip
-def test_wishes(at: list[str], capfd, words: list[str], code: int) -> None:
+def test_restore_accepts_or_refuses_combinations_of_options(at: list[str], capfd, words: list[str], code: int) -> None:
     assert invoke([*at, "restore", "t", "--to", "there", *words]) == code
 
 
-def test_a_fork_is_read_after_its_source_is_gone(at: list[str], tmp_path: Path, capfd) -> None:
+def test_fork_is_readable_after_its_source_is_deleted(at: list[str], tmp_path: Path, capfd) -> None:
     url = f"file://{tmp_path}/bucket"
     assert invoke(["fork", "t", "f", "--remote", url, "--dry-run", "-o", "json"]) == 0
     (planned,) = json.loads(capfd.readouterr().out)["partitions"]
@@ -94,7 +94,7 @@ def test_a_fork_is_read_after_its_source_is_gone(at: list[str], tmp_path: Path, 
     assert str(capfd.readouterr().out).splitlines() == truth
 
 
-def test_a_directory_that_has_the_topic_is_refused_before_anybody_is_asked(
+def test_restore_refuses_a_directory_with_the_topic_before_it_asks_for_yes(
     at: list[str], tmp_path: Path, capfd
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
@@ -107,9 +107,7 @@ def test_a_directory_that_has_the_topic_is_refused_before_anybody_is_asked(
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_restore_exits_4_where_the_object_of_an_entry_is_lost(
-    at: list[str], tmp_path: Path, capfd, suffix: str
-) -> None:
+def test_restore_exits_4_when_an_object_of_an_entry_is_lost(at: list[str], tmp_path: Path, capfd, suffix: str) -> None:
     min((tmp_path / "bucket").rglob(f"data/*.{suffix}")).unlink()
     assert invoke([*at, "restore", "t", "--to", "there", "--yes"]) == 4
     assert "its object is missing" in capfd.readouterr().err

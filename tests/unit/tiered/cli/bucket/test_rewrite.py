@@ -49,7 +49,7 @@ def _run(at: list[str], capfd, *words: str) -> dict[str, object]:
     return row
 
 
-def test_a_dry_run_shows_what_merging_then_does(at: list[str], tmp_path: Path, capfd) -> None:
+def test_rewrite_merge_does_what_its_dry_run_shows(at: list[str], tmp_path: Path, capfd) -> None:
     before = _read(at, tmp_path, capfd)
     planned = _run(at, capfd, "merge", "t", "--target", "20KiB", "--dry-run")
     assert invoke([*at, "rewrite", "merge", "t", "--target", "20KiB"]) == 2
@@ -64,13 +64,13 @@ def test_a_dry_run_shows_what_merging_then_does(at: list[str], tmp_path: Path, c
     assert _read(at, tmp_path, capfd).endswith(before)
 
 
-def test_another_codec_and_a_key(at: list[str], tmp_path: Path, capfd) -> None:
+def test_rewrite_recode_changes_codec_and_key(at: list[str], tmp_path: Path, capfd) -> None:
     done = _run(at, capfd, "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes")
     assert done["rows_before"] == done["rows_after"]
     assert int(str(done["stored_after"])) < int(str(done["stored_before"]))
     assert invoke([*at, "scrub", "--deep"]) == 3
     told = capfd.readouterr()
-    assert told.out.count("warning") == 1 == told.out.count("are not sealed"), "rotate-keys seals the manifests"
+    assert told.out.count("warning") == 1 == told.out.count("are not sealed"), "only rotate-keys seals the manifests"
     assert "corrupt=0 warning=1" in told.err
     assert invoke([*at, "rewrite", "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes"]) == 0
     assert "nothing to rewrite" in capfd.readouterr().err
@@ -80,17 +80,19 @@ def test_another_codec_and_a_key(at: list[str], tmp_path: Path, capfd) -> None:
     ("words", "said"),
     [
         (["recode", "t", "--yes"], "nothing to change"),
-        (["recode", "t", "--key-id", "nobodys", "--yes"], "not in the key ring"),
+        (["recode", "t", "--key-id", "unreferenced_objects", "--yes"], "not in the key ring"),
         (["merge", "t", "--target", "much"], "reading --target"),
         (["recode", "t", "--storage-class", "GLACIER_IR", "--yes"], "are S3's"),
     ],
 )
-def test_words_that_mean_nothing(at: list[str], capfd, words: list[str], said: str) -> None:
+def test_rewrite_refuses_invalid_options(at: list[str], capfd, words: list[str], said: str) -> None:
     assert invoke([*at, "rewrite", *words]) == 2
     assert said in capfd.readouterr().err
 
 
-def test_a_topic_goes_to_another_bucket_and_catches_up(at: list[str], tmp_path: Path, capfd) -> None:
+def test_rewrite_copy_copies_a_topic_to_another_bucket_and_later_catches_up(
+    at: list[str], tmp_path: Path, capfd
+) -> None:
     (tmp_path / "other").mkdir()
     to = ["copy", "t", "--to", f"file://{tmp_path}/other"]
     planned = _run(at, capfd, *to, "--dry-run")
@@ -118,10 +120,10 @@ def test_a_topic_goes_to_another_bucket_and_catches_up(at: list[str], tmp_path: 
         (["-X", "remote.sse=aws:kms", "-X", "remote.sse.kms.key.id=key-1"], "aws:kms", "key-1"),
     ],
 )
-def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
+def test_rewrite_writes_objects_with_the_configured_server_side_encryption(
     at: list[str], tmp_path: Path, monkeypatch, capfd, settings, encryption, kms_key_id
 ) -> None:
-    """Segments went without their KMS key, in silence, to a target opened with a storage class alone."""
+    """A regression: a target opened with only a storage class wrote segments without their KMS key."""
     opened, real = [], fsspec_store.open_store
 
     def open_store(url, *given, **named):
@@ -134,7 +136,7 @@ def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
     words = ["rewrite", "copy", "t", "--to", "s3://there/logs", "--storage-class", "GLACIER_IR", "--yes"]
     assert invoke([*settings, *words, "--remote", f"file://{tmp_path}/bucket"]) == 2
     assert "opened" in capfd.readouterr().err
-    # A bucket of the configuration, as it may be with such settings: S3.
+    # The configured bucket, which is S3 with such settings.
     values = {**DEFAULTS, **dict(text.split("=", 1) for text in settings[1::2])}
     session = SimpleNamespace(
         config=lambda: SimpleNamespace(topic_properties=lambda topic: values, key_ring=None), overrides={}
@@ -145,7 +147,7 @@ def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
     assert opened == [("s3://there/logs", wanted), ("s3://here/logs", wanted)]
 
 
-def test_dollars_are_of_ones_own_prices_and_no_job_waits_for_them(at: list[str], tmp_path: Path, capfd) -> None:
+def test_rewrite_costs_use_the_configured_prices_or_the_built_in_ones(at: list[str], tmp_path: Path, capfd) -> None:
     classes = {"STANDARD": {"put_per_1000": 7000.0, "get_per_1000": 1000.0, "list_per_1000": 0.0}}
     (tmp_path / "mine.json").write_text(json.dumps({"classes": classes}))
     (tmp_path / "other").mkdir()

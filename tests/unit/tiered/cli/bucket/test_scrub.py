@@ -12,7 +12,7 @@ import pytest
 
 from local.storage import DiskStorage
 from local.verify.findings import Finding, Severity
-from remote.manifest.manifest import decode_head, encode_head
+from remote.manifest.manifest import decode_manifest, encode_manifest
 from remote.manifest.sealing import Sealer
 from remote.segments.encryption import KeyRing
 from tiered.cli.main import invoke
@@ -48,7 +48,9 @@ def _flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--deep"], ["--deep", "--rate", "100MB/s", "--threads", "2"]])
-def test_a_sound_bucket_is_exit_0_and_leaves_no_file(at: list[str], tmp_path: Path, capfd, more: list[str]) -> None:
+def test_scrub_of_a_sound_bucket_exits_0_and_writes_no_file(
+    at: list[str], tmp_path: Path, capfd, more: list[str]
+) -> None:
     before = sorted(tmp_path.iterdir())
     assert invoke([*at, "scrub", *more]) == 0
     said = capfd.readouterr().err
@@ -57,7 +59,7 @@ def test_a_sound_bucket_is_exit_0_and_leaves_no_file(at: list[str], tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_damage_is_exit_4_with_a_report_that_names_it_and_the_good_copy(at: list[str], tmp_path: Path, capfd) -> None:
+def test_scrub_of_a_damaged_segment_exits_4_and_reports_the_good_copy(at: list[str], tmp_path: Path, capfd) -> None:
     wrong = _segments(tmp_path)[1]
     _flip(wrong)
     assert invoke([*at, "scrub", "t"]) == 0
@@ -73,13 +75,13 @@ def test_damage_is_exit_4_with_a_report_that_names_it_and_the_good_copy(at: list
     assert "next: tiered repair found.json --dry-run" in said
 
 
-def test_an_object_that_is_not_ours_is_exit_3(at: list[str], tmp_path: Path, capfd) -> None:
+def test_scrub_of_an_unknown_object_exits_3(at: list[str], tmp_path: Path, capfd) -> None:
     (_segments(tmp_path)[0].parent / "notes.txt").write_text("mine")
     assert invoke([*at, "scrub", "--report", "r.json"]) == 3
     assert "notes.txt" in capfd.readouterr().out
 
 
-def test_a_bucket_by_its_address_alone(at: list[str], tmp_path: Path, capfd) -> None:
+def test_scrub_of_a_bucket_by_url_finds_damage_without_a_local_copy(at: list[str], tmp_path: Path, capfd) -> None:
     _flip(_segments(tmp_path)[0])
     (tmp_path / "elsewhere").mkdir()
     words = ["-C", str(tmp_path / "elsewhere"), "scrub", "--deep", "--remote", f"file://{tmp_path}/bucket"]
@@ -98,14 +100,14 @@ def test_a_bucket_by_its_address_alone(at: list[str], tmp_path: Path, capfd) -> 
         (["t", "--topic-id", "A" * 22], 1, "there is none"),
     ],
 )
-def test_words_that_mean_nothing(at: list[str], capfd, more: list[str], code: int, said: str) -> None:
+def test_scrub_refuses_invalid_arguments(at: list[str], capfd, more: list[str], code: int, said: str) -> None:
     assert invoke([*at, "scrub", *more]) == code
     assert said in capfd.readouterr().err
 
 
 @pytest.fixture
 def sealed(at: list[str], tmp_path: Path, capfd) -> list[str]:
-    """A bucket with a plain topic and an encrypted one, looked at without the key ring."""
+    """A bucket with a plain and an encrypted topic, and a directory without a key ring."""
     config = tmp_path / "tiered.toml"
     plain = config.read_text()
     (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
@@ -124,15 +126,17 @@ def sealed(at: list[str], tmp_path: Path, capfd) -> list[str]:
 
 @pytest.fixture
 def encrypted(sealed: list[str], tmp_path: Path) -> list[str]:
-    """The same as versions before sealed manifests wrote it: only the segments are encrypted."""
+    """The same bucket as older versions wrote it: the segments are encrypted, the manifests are not."""
     ring = KeyRing({"k1": bytes(range(32))})
     for path in (tmp_path / "bucket").glob("secret-*/*/meta/head/*"):
-        head = decode_head(path.read_bytes(), sealer=Sealer(f"{path.parents[3].name}/{path.parents[2].name}/", ring))
-        path.write_bytes(encode_head(replace(head, seal_key_id=None)))
+        head = decode_manifest(
+            path.read_bytes(), sealer=Sealer(f"{path.parents[3].name}/{path.parents[2].name}/", ring)
+        )
+        path.write_bytes(encode_manifest(replace(head, seal_key_id=None)))
     return sealed
 
 
-def test_scrub_and_verify_of_a_sealed_topic_without_a_ring_say_that_it_is_unread(sealed, tmp_path: Path, capfd) -> None:
+def test_scrub_and_verify_of_a_sealed_topic_without_a_key_report_it_as_unread(sealed, tmp_path: Path, capfd) -> None:
     for words in (["scrub"], ["verify", "secret", "t"]):
         assert invoke([*sealed, *words, "--deep", "--remote", *_bucket_of(words, tmp_path), "-o", "json"]) == 3
         out, said = capfd.readouterr()
@@ -147,7 +151,7 @@ def _bucket_of(words: list[str], tmp_path: Path) -> list[str]:
     return [f"file://{tmp_path}/bucket"] if words == ["scrub"] else []
 
 
-def test_scrub_of_encrypted_segments_without_a_ring_says_they_are_unread(encrypted, tmp_path: Path, capfd) -> None:
+def test_scrub_of_encrypted_segments_without_a_key_reports_them_as_unread(encrypted, tmp_path: Path, capfd) -> None:
     bucket = ["--remote", f"file://{tmp_path}/bucket"]
     assert invoke([*encrypted, "scrub", "--deep", *bucket, "-o", "json", "--report", "r.json"]) == 3
     out, said = capfd.readouterr()
@@ -161,7 +165,7 @@ def test_scrub_of_encrypted_segments_without_a_ring_says_they_are_unread(encrypt
     assert "every byte" in capfd.readouterr().err
 
 
-def test_verify_of_encrypted_segments_without_a_ring_does_not_count_them(encrypted, capfd) -> None:
+def test_verify_of_encrypted_segments_without_a_key_does_not_count_them(encrypted, capfd) -> None:
     assert invoke([*encrypted, "verify", "secret", "--deep", "--remote", "-o", "json"]) == 3
     out, said = capfd.readouterr()
     told = json.loads(out)
@@ -170,7 +174,7 @@ def test_verify_of_encrypted_segments_without_a_ring_does_not_count_them(encrypt
     assert "could not be opened" in said
 
 
-def test_a_resumed_scrub_keeps_what_could_not_be_read(encrypted, tmp_path: Path) -> None:
+def test_resumed_scrub_keeps_the_findings_about_unread_segments(encrypted, tmp_path: Path) -> None:
     finding = Finding(severity=Severity.WARNING, path="p", what="no key", is_unread=True)
     path = str(tmp_path / "state.jsonl")
     with ScrubState(DiskStorage(), path, "s", now_ms=1, resume=False) as state:
@@ -180,7 +184,7 @@ def test_a_resumed_scrub_keeps_what_could_not_be_read(encrypted, tmp_path: Path)
 
 
 def _without_a_middle_partition(at: list[str], tmp_path: Path, capfd) -> str:
-    """A topic with three partitions whose partition 1 has no object in the bucket; the address of the bucket."""
+    """Creates a topic with three partitions, deletes all objects of partition 1, and returns the url of the bucket."""
     settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
     assert invoke([*at, "topic", "create", "three", "-p", "3", *settings]) == 0
     assert invoke([*at, "append", "three", "lines", "-K", ":"]) == 0
@@ -192,7 +196,7 @@ def _without_a_middle_partition(at: list[str], tmp_path: Path, capfd) -> str:
 
 
 @pytest.mark.parametrize("command", ["scrub three", "scrub --deep", "scrub three/0 three"])
-def test_a_partition_missing_between_others_is_a_finding(at: list[str], tmp_path: Path, capfd, command: str) -> None:
+def test_scrub_reports_a_partition_missing_between_others(at: list[str], tmp_path: Path, capfd, command: str) -> None:
     url = _without_a_middle_partition(at, tmp_path, capfd)
     assert invoke([*command.split(), "--remote", url, "-o", "json"]) == 3
     found = json.loads(capfd.readouterr().out)
@@ -202,19 +206,19 @@ def test_a_partition_missing_between_others_is_a_finding(at: list[str], tmp_path
     assert found["unread_partitions"] == 1
 
 
-def test_a_missing_partition_that_was_not_asked_for_is_no_finding(at: list[str], tmp_path: Path, capfd) -> None:
+def test_scrub_ignores_a_missing_partition_outside_its_arguments(at: list[str], tmp_path: Path, capfd) -> None:
     url = _without_a_middle_partition(at, tmp_path, capfd)
     assert invoke(["scrub", "three/0", "three/2", "--remote", url]) == 0
     assert invoke(["scrub", "t", "--remote", url]) == 0
 
 
-def test_verify_of_the_bucket_names_a_partition_missing_between_others(at: list[str], tmp_path: Path, capfd) -> None:
+def test_verify_remote_names_a_partition_missing_between_others(at: list[str], tmp_path: Path, capfd) -> None:
     _without_a_middle_partition(at, tmp_path, capfd)
     assert invoke([*at, "verify", "--remote", "three"]) == 3
     assert "no manifest" in capfd.readouterr().out
 
 
-def test_a_restore_leaves_out_a_topic_that_lacks_a_partition_until_the_others_are_named(
+def test_restore_refuses_a_topic_with_a_missing_partition_unless_others_are_named(
     at: list[str], tmp_path: Path, capfd
 ) -> None:
     url = _without_a_middle_partition(at, tmp_path, capfd)
@@ -230,7 +234,7 @@ def test_a_restore_leaves_out_a_topic_that_lacks_a_partition_until_the_others_ar
     assert {path.name for path in (tmp_path / "parts").glob("three-*")} == {"three-0", "three-2"}
 
 
-def test_a_fork_names_a_partition_that_its_source_lacks(at: list[str], tmp_path: Path, capfd) -> None:
+def test_fork_names_a_partition_that_its_source_lacks(at: list[str], tmp_path: Path, capfd) -> None:
     url = _without_a_middle_partition(at, tmp_path, capfd)
     assert invoke(["fork", "three", "copy", "--remote", url, "--yes"]) == 1
     assert "! three/1: the bucket has no manifest" in capfd.readouterr().err

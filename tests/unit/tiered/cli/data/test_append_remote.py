@@ -1,4 +1,5 @@
-"""``tiered append --acks remote``: in the bucket or exit 6, and the same command given again appends nothing twice."""
+"""``tiered append --acks remote``: exit 0 means in the bucket, else exit 6.
+A repeated command appends no record twice."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def values(capfd: pytest.CaptureFixture[str], *words: str) -> list[str]:
 ALL = sorted(f"value {at}" for at in range(60))
 
 
-def test_what_ends_with_0_is_in_the_bucket(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_append_with_remote_acks_exits_0_when_all_records_are_in_the_bucket(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     capfd.readouterr()
     assert invoke([*APPEND, "-o", "json"]) == 0
     out, said = capfd.readouterr()
@@ -45,10 +48,10 @@ def test_what_ends_with_0_is_in_the_bucket(home: Path, capfd: pytest.CaptureFixt
     assert values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
     assert not (home / FILE).exists()
     assert invoke([*APPEND]) == 0
-    assert len(values(capfd)) == 120, "what was acknowledged may be appended again"
+    assert len(values(capfd)) == 120, "acknowledged input may be appended again"
 
 
-def test_while_the_bucket_is_away_it_is_exit_6_all_is_on_the_disk_and_nothing_is_appended_twice(
+def test_append_with_remote_acks_without_bucket_exits_6_and_repeats_append_nothing(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = remote_acks.wait_for_bucket
@@ -70,14 +73,16 @@ def test_while_the_bucket_is_away_it_is_exit_6_all_is_on_the_disk_and_nothing_is
     assert not (home / FILE).exists()
 
 
-def test_another_input_is_appended_though_one_waits(
+def test_other_input_is_appended_while_an_earlier_one_waits_for_the_bucket(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(remote_acks, "wait_for_bucket", _raise_unavailable)
         assert invoke(APPEND) == 6
-        assert invoke(["append", "orders/1", "lines", "-K", ":", "--acks", "remote"]) == 6, "another target"
-        assert invoke(["append", "orders", "lines", "--acks", "remote"]) == 6, "read in another way"
+        assert invoke(["append", "orders/1", "lines", "-K", ":", "--acks", "remote"]) == 6, (
+            "another target is another input"
+        )
+        assert invoke(["append", "orders", "lines", "--acks", "remote"]) == 6, "another format is another input"
     Path("lines").write_text("one:more\n")
     assert invoke(APPEND) == 0
     assert len(values(capfd)) == 181
@@ -87,7 +92,7 @@ def _raise_unavailable(*args: object, **more: object) -> None:
     raise Unavailable("the bucket is away", store="file://")
 
 
-def test_a_signal_while_it_waits_is_130_and_the_next_command_goes_on(
+def test_append_interrupted_while_waiting_exits_130_and_is_resumed_by_a_repeat(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -97,13 +102,13 @@ def test_a_signal_while_it_waits_is_130_and_the_next_command_goes_on(
     assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
 
 
-def test_where_no_mark_can_be_kept_it_is_waited_all_the_same_and_told(
+def test_append_without_a_writable_mark_still_waits_and_warns(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(marks: AppendMarks, key: str, shares: list[Share]) -> None:
         raise AccessDenied("writing a file", path=FILE)
 
-    monkeypatch.setattr(AppendMarks, "note", refuse)  # a configuration that is not the user's to write beside
+    monkeypatch.setattr(AppendMarks, "note", refuse)  # as if the directory of the configuration were not writable
     capfd.readouterr()
     assert invoke(APPEND) == 0
     assert "would be appended once more" in capfd.readouterr().err
@@ -127,7 +132,7 @@ def _interrupt(*args: object, **more: object) -> None:
         ("remote.log.copy.disable=true", "not copied"),
     ],
 )
-def test_what_would_never_be_acknowledged_is_refused_before_a_record_is_appended(
+def test_append_with_remote_acks_refuses_a_topic_that_never_reaches_the_bucket(
     home: Path, capfd: pytest.CaptureFixture[str], settings: str, told: str
 ) -> None:
     assert invoke(["topic", "create", "other", "-X", settings]) == 0
@@ -140,7 +145,7 @@ def test_what_would_never_be_acknowledged_is_refused_before_a_record_is_appended
     assert "--timeout is for --acks remote" in capfd.readouterr().err
 
 
-def test_marks_are_found_by_their_input_and_only_so_many_are_kept(tmp_path: Path) -> None:
+def test_append_marks_are_found_by_input_and_limited_in_number(tmp_path: Path) -> None:
     path = str(tmp_path / FILE)
     marks, disk = AppendMarks(DiskStorage(), path), DiskStorage()
     share = Share(topic="t", partition=0, base_offset=1, next_offset=3, records=2)

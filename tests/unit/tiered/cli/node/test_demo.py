@@ -1,4 +1,4 @@
-"""What ``tiered demo`` offers to look at in the end."""
+"""The hints that ``tiered demo`` prints at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiered.demo.main_job import DemoResult
         ((0, 336_776), "all 336,776 flights"),
     ],
 )
-def test_demo_offers_spark_and_says_where_the_other_records_are(records: tuple[int, int], said: str) -> None:
+def test_demo_hints_offer_spark_and_count_the_records_on_the_disk(records: tuple[int, int], said: str) -> None:
     result = DemoResult(
         directory="/tmp/demo",
         steps=(),

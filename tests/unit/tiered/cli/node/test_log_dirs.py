@@ -1,4 +1,4 @@
-"""``tiered log-dirs``: what lies on each disk, and a partition that moves."""
+"""``tiered log-dirs``: the contents of each log directory, and moves of partitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(capfd, *words: str) -> list[dict[str, object]]:
     return body.get("directories") or body["partitions"]
 
 
-def test_each_directory_tells_its_state_and_size(at: list[str], tmp_path: Path, capfd) -> None:
+def test_log_dirs_shows_state_and_size_of_each_directory(at: list[str], tmp_path: Path, capfd) -> None:
     one, two = rows(capfd, *at, "log-dirs")
     assert (one["path"], one["state"], one["partitions"]) == (str(tmp_path / "one"), "online", 2)
     assert (two["state"], two["partitions"], two["size_bytes"]) == ("cordoned", 0, 0)
@@ -39,7 +39,7 @@ def test_each_directory_tells_its_state_and_size(at: list[str], tmp_path: Path, 
     assert rows(capfd, *at, "log-dirs", "--topic", "other")[0]["size_bytes"] == 0
 
 
-def test_a_partition_moves_and_its_records_with_it(at: list[str], tmp_path: Path, capfd) -> None:
+def test_log_dirs_move_moves_a_partition_with_its_records(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "log-dirs", "move", "t/1", "--to", "two"]) == 0
     assert capfd.readouterr().err == f"moved t/1 to {tmp_path}/two\n"
     found = rows(capfd, *at, "log-dirs", "-p")
@@ -53,7 +53,7 @@ def test_a_partition_moves_and_its_records_with_it(at: list[str], tmp_path: Path
     assert "no such log directory" in capfd.readouterr().err
 
 
-def test_a_copy_on_its_way_is_told_from_the_partition(at: list[str], tmp_path: Path, capfd) -> None:
+def test_log_dirs_distinguishes_a_future_replica_from_its_partition(at: list[str], tmp_path: Path, capfd) -> None:
     future = tmp_path / "two" / f"t-1.{'a' * 32}-future"
     future.mkdir()
     (future / "00000000000000000000.log").write_bytes(b"12345")
@@ -62,7 +62,7 @@ def test_a_copy_on_its_way_is_told_from_the_partition(at: list[str], tmp_path: P
     assert found[-1]["size_bytes"] == 5
 
 
-def test_a_directory_that_is_gone_is_unhealthy(at: list[str], tmp_path: Path, capfd) -> None:
+def test_offline_directory_exits_10_and_is_named(at: list[str], tmp_path: Path, capfd) -> None:
     (tmp_path / "two").rename(tmp_path / "away")
     assert invoke([*at, "log-dirs", "-o", "jsonl"]) == 10
     out, err = capfd.readouterr()
@@ -70,21 +70,23 @@ def test_a_directory_that_is_gone_is_unhealthy(at: list[str], tmp_path: Path, ca
     assert "two: opening a log directory, there is none" in err
 
 
-def test_before_anything_was_written_there_is_nothing_to_show(tmp_path: Path, capfd) -> None:
+def test_log_dirs_of_an_empty_node_shows_an_empty_directory(tmp_path: Path, capfd) -> None:
     (tmp_path / "tiered.toml").write_text("")
     (row,) = rows(capfd, "-C", str(tmp_path), "log-dirs")
     assert (row["state"], row["partitions"], row["size_bytes"]) == ("online", 0, 0)
 
 
 @pytest.mark.parametrize("is_full_too", [False, True])
-def test_status_is_healthy_at_once_when_the_disk_is_back(at: list[str], tmp_path: Path, capfd, is_full_too) -> None:
-    """What an ended process told of an offline directory holds no longer than the directory is away."""
+def test_status_check_is_healthy_as_soon_as_the_directory_is_online_again(
+    at: list[str], tmp_path: Path, capfd, is_full_too
+) -> None:
+    """A problem recorded by an ended process counts only while the directory is offline."""
     assert invoke([*at, "log-dirs", "move", "t/1", "--to", "two"]) == 0
     (tmp_path / "two").rename(tmp_path / "away")
     invoke([*at, "run", "--once"])
     assert invoke([*at, "status", "--check"]) == 10
     (tmp_path / "away").rename(tmp_path / "two")
-    if is_full_too:  # no look can disprove what only a writer meets
+    if is_full_too:  # a problem of appends, which a read-only open cannot disprove
         path = next(tmp_path.glob(f"one/{FILE}"))
         report = json.loads(path.read_bytes())
         assert report["troubles"]

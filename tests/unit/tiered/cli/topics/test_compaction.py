@@ -34,7 +34,7 @@ def one(capfd, *words: str, code: int = 0) -> dict[str, object]:
     return row
 
 
-def test_a_dry_run_foretells_what_compacting_then_does(at: list[str], tmp_path: Path, capfd) -> None:
+def test_compact_does_what_its_dry_run_shows(at: list[str], tmp_path: Path, capfd) -> None:
     files = {path: path.stat().st_size for path in (tmp_path / "data").rglob("*")}
     told = one(capfd, *at, "compact", "t", "--dry-run")
     assert {path: path.stat().st_size for path in (tmp_path / "data").rglob("*")} == files
@@ -49,7 +49,7 @@ def test_a_dry_run_foretells_what_compacting_then_does(at: list[str], tmp_path: 
     assert one(capfd, *at, "compact", "t", "--roll")["is_cleaned"] is True
 
 
-def test_status_before_and_after_and_the_last_pass_in_kafkas_words(at: list[str], capfd) -> None:
+def test_compaction_status_shows_the_state_and_the_last_pass_in_kafkas_words(at: list[str], capfd) -> None:
     before = one(capfd, *at, "compaction", "status")
     assert (before["state"], before["dirty_ratio"], before["last_run_ms"]) == ("due", 1.0, None)
     assert invoke([*at, "compact", "t"]) == 0
@@ -68,7 +68,7 @@ def test_status_before_and_after_and_the_last_pass_in_kafkas_words(at: list[str]
     assert metrics["uncleanable-partitions-count"] == 0
 
 
-def test_an_uncleanable_partition_is_told_with_its_reason_and_exit_10(at: list[str], tmp_path: Path, capfd) -> None:
+def test_uncleanable_partition_is_reported_with_its_cause_and_exit_10(at: list[str], tmp_path: Path, capfd) -> None:
     first = min((tmp_path / "data" / "t-0").glob("*.log"))
     body = bytearray(first.read_bytes())
     body[100] ^= 0xFF
@@ -82,7 +82,7 @@ def test_an_uncleanable_partition_is_told_with_its_reason_and_exit_10(at: list[s
     assert "! t/0: uncleanable: " in capfd.readouterr().err
 
 
-def test_uncleanable_logs_of_one_cause_are_one_line_with_their_count(at: list[str], tmp_path: Path, capfd) -> None:
+def test_uncleanable_partitions_with_one_cause_are_one_line(at: list[str], tmp_path: Path, capfd) -> None:
     for topic in ("u", "v"):
         compacted = ["-X", "cleanup.policy=compact", "-X", "append.batch.bytes=512"]
         assert invoke([*at, "topic", "create", topic, *compacted]) == 0
@@ -100,7 +100,7 @@ def test_uncleanable_logs_of_one_cause_are_one_line_with_their_count(at: list[st
     assert told[0].startswith("! 3 partitions (t/0, u/0, v/0): uncleanable: ")
 
 
-def test_advice_names_a_setting_and_exits_3_and_nothing_to_advise_exits_0(at: list[str], tmp_path: Path, capfd) -> None:
+def test_compaction_advise_exits_3_with_advice_and_0_without(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "compaction", "advise"]) == 0
     assert "nothing to advise" in capfd.readouterr().err
     run = {"topic": "t", "partition": 0, "at_ms": 1, "buffer_utilization": 0.9, "distinct_keys": 7, "is_cut": True}
@@ -109,7 +109,7 @@ def test_advice_names_a_setting_and_exits_3_and_nothing_to_advise_exits_0(at: li
     assert (advice["rule"], advice["setting"]) == ("full-buffer", "log.cleaner.dedupe.buffer.size")
 
 
-def test_wrong_words_are_refused(at: list[str], capfd) -> None:
+def test_compact_refuses_invalid_arguments(at: list[str], capfd) -> None:
     assert invoke([*at, "topic", "create", "plain"]) == 0
     assert invoke([*at, "compact", "plain"]) == 2
     assert "does not say compact" in capfd.readouterr().err
@@ -118,7 +118,7 @@ def test_wrong_words_are_refused(at: list[str], capfd) -> None:
     assert invoke([*at, "compaction", "status", "nowhere"]) == 1
 
 
-def test_records_without_a_key_are_foretold_dropped_and_counted_as_the_topic_asks(
+def test_records_without_a_key_are_removed_and_counted_when_the_topic_allows_it(
     at: list[str], tmp_path: Path, capfd
 ) -> None:
     (tmp_path / "bare").write_text("no key\n" * 7)
@@ -127,7 +127,8 @@ def test_records_without_a_key_are_foretold_dropped_and_counted_as_the_topic_ask
     assert invoke([*at, "topic", "alter", "t", "-X", "compaction.records.without.key=drop"]) == 0
     assert invoke([*at, "append", "t", "bare"]) == 0
     (tmp_path / "more").write_text("".join(f"key{at}:value {at}\n" for at in range(600)))
-    assert invoke([*at, "append", "t", "more", "-K", ":"]) == 0  # and their segment is closed
+    # this also closes the segment with the records without a key
+    assert invoke([*at, "append", "t", "more", "-K", ":"]) == 0
     capfd.readouterr()
     assert one(capfd, *at, "compact", "t", "--dry-run")["invalid_records"] == 7
     assert one(capfd, *at, "compact", "t")["invalid_records"] == 7

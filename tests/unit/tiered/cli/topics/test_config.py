@@ -1,4 +1,4 @@
-"""`tiered config explain` and what a shell is told at Tab."""
+"""`tiered config explain` and the completion of shells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_setting_is_explained_with_its_value_and_where_that_comes_from(
+def test_config_explain_shows_a_setting_with_value_and_origin(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explained(*words: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_a_setting_is_explained_with_its_value_and_where_that_comes_from(
     assert "did_you_mean=retention.ms" in capfd.readouterr().err
 
 
-def test_the_example_of_every_setting_is_one_that_it_takes() -> None:
+def test_example_of_every_setting_is_a_valid_value() -> None:
     for name, row in PROPERTIES.items():
         parse(name, example_of(row))
 
@@ -81,13 +81,13 @@ def test_the_example_of_every_setting_is_one_that_it_takes() -> None:
     ],
     ids=str,
 )
-def test_a_shell_is_told_what_may_stand_there(
+def test_completion_offers_the_possible_words(
     home: Path, words: list[str], incomplete: str, expected: list[str]
 ) -> None:
     assert [each.value for each in candidates(words, incomplete)] == expected
 
 
-def test_what_is_wrong_already_and_a_place_without_a_node_complete_to_nothing(
+def test_completion_of_an_invalid_line_or_missing_directory_offers_nothing(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMP_WORDS", "tiered nonsense ")
@@ -101,7 +101,7 @@ def test_what_is_wrong_already_and_a_place_without_a_node_complete_to_nothing(
     assert answer("tcsh_complete") == 1
 
 
-def test_topics_are_completed_without_anything_heavy(home: Path) -> None:
+def test_completion_of_topics_imports_no_heavy_library(home: Path) -> None:
     heavy = "print(sorted({'numpy', 'pyarrow', 'fsspec', 'rich', 'pyspark'} & set(sys.modules)))"
     code = f"import sys\nfrom tiered.cli.main import run\ntry:\n    run()\nfinally:\n    {heavy}"
     asked = {"_TIERED_COMPLETE": "bash_complete", "COMP_WORDS": "tiered status ", "COMP_CWORD": "2"}
@@ -110,6 +110,6 @@ def test_topics_are_completed_without_anything_heavy(home: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_tiered(capfd: pytest.CaptureFixture[str], shell: str) -> None:
+def test_completion_script_calls_tiered(capfd: pytest.CaptureFixture[str], shell: str) -> None:
     assert invoke(["completion", shell]) == 0
     assert f"_TIERED_COMPLETE={shell}_complete" in capfd.readouterr().out

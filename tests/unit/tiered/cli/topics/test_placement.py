@@ -1,4 +1,4 @@
-"""``tiered placement``: fleets as people type them, and output that Kafka's own tool reads."""
+"""``tiered placement``: parsing of broker lists, and output that Kafka's reassignment tool reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.cli.main import invoke
 SIX = "0:rack1,1:rack3,2:rack3,3:rack2,4:rack2,5:rack1"
 
 
-def test_the_json_is_kafkas_reassignment_file(capfd) -> None:
+def test_placement_json_is_kafkas_reassignment_file(capfd) -> None:
     words = ["placement", "--brokers", SIX, "-p", "2", "-r", "3", "--start", "0", "--shift", "0", "--topic", "orders"]
     assert invoke([*words, "-o", "json"]) == 0
     assert json.loads(capfd.readouterr().out) == {
@@ -24,7 +24,7 @@ def test_the_json_is_kafkas_reassignment_file(capfd) -> None:
     }
 
 
-def test_a_fleet_comes_from_a_file_and_the_table_shows_its_racks(tmp_path: Path, capfd) -> None:
+def test_placement_reads_brokers_from_a_file_and_shows_their_racks(tmp_path: Path, capfd) -> None:
     (tmp_path / "fleet").write_text("# the old ones\n0:a, 1:b\n\n2:a # and the new one\n")
     assert invoke(["placement", str(tmp_path / "fleet"), "-p", "1", "-r", "2", "--start", "1", "--shift", "0"]) == 0
     out, err = capfd.readouterr()
@@ -32,7 +32,7 @@ def test_a_fleet_comes_from_a_file_and_the_table_shows_its_racks(tmp_path: Path,
     assert err == "brokers in turn: 0,1,2 --start 1 --shift 0\n"
 
 
-def test_the_numbers_that_were_drawn_give_the_same_assignment_again(capfd) -> None:
+def test_placement_with_the_printed_start_and_shift_repeats_the_assignment(capfd) -> None:
     words = ["placement", "--brokers", "0,1,2,3,4", "-p", "9", "-r", "3", "-o", "json"]
     assert invoke(words) == 0
     out, err = capfd.readouterr()
@@ -52,6 +52,6 @@ def test_the_numbers_that_were_drawn_give_the_same_assignment_again(capfd) -> No
         (["fleet", "--brokers", "0", "-r", "1"], "either --brokers or a file"),
     ],
 )
-def test_a_fleet_that_makes_no_sense_is_a_usage_error(words: list[str], said: str, capfd) -> None:
+def test_placement_refuses_an_invalid_broker_list(words: list[str], said: str, capfd) -> None:
     assert invoke(["placement", *words, "-p", "1"]) == 2
     assert said in capfd.readouterr().err

@@ -33,7 +33,7 @@ def answer(capfd, *words: str, what: str = "partitions", code: int = 0) -> dict[
     return row
 
 
-def test_a_dry_run_shows_what_building_then_takes_up(at: list[str], capfd) -> None:
+def test_view_build_does_what_its_dry_run_shows(at: list[str], capfd) -> None:
     told = answer(capfd, *at, "view", "build", "t", "--dry-run")
     assert answer(capfd, *at, "view", "status", what="views")["state"] == "never run"
     done = answer(capfd, *at, "view", "build", "t")
@@ -44,7 +44,7 @@ def test_a_dry_run_shows_what_building_then_takes_up(at: list[str], capfd) -> No
     assert "nothing to take up" in capfd.readouterr().err
 
 
-def test_consuming_the_view_gives_the_newest_values_and_then_the_log(at: list[str], tmp_path: Path, capfd) -> None:
+def test_consume_of_a_view_gives_the_newest_values_and_then_the_log(at: list[str], tmp_path: Path, capfd) -> None:
     horizon = int(str(answer(capfd, *at, "view", "build", "t")["horizon_offset"]))
     assert invoke([*at, "consume", "t", "--read-compacted", "-f", "%o %k %v\\n"]) == 0
     shown = [line.split(" ", 2) for line in capfd.readouterr().out.splitlines()]
@@ -57,7 +57,9 @@ def test_consuming_the_view_gives_the_newest_values_and_then_the_log(at: list[st
 
 
 @pytest.mark.parametrize("more", [[], ["--remote"]])
-def test_a_missing_view_is_exit_1_and_never_the_log(at: list[str], tmp_path: Path, capfd, more: list[str]) -> None:
+def test_consume_of_a_missing_view_exits_1_and_prints_no_records(
+    at: list[str], tmp_path: Path, capfd, more: list[str]
+) -> None:
     where = [*more, f"file://{tmp_path}/bucket"] if more else []
     assert invoke([*at, "consume", "t", "--read-compacted", *where]) == 1
     shown = capfd.readouterr()
@@ -65,12 +67,12 @@ def test_a_missing_view_is_exit_1_and_never_the_log(at: list[str], tmp_path: Pat
     assert "there is none: build it with 'tiered view build t'" in shown.err
 
 
-def test_a_view_is_named_only_with_the_wish_to_read_it(at: list[str], capfd) -> None:
+def test_view_option_without_read_compacted_is_refused(at: list[str], capfd) -> None:
     assert invoke([*at, "consume", "t", "--view", "other"]) == 2
     assert "--view is for --read-compacted" in capfd.readouterr().err
 
 
-def test_a_gap_is_told_by_status_build_and_consume_until_the_loss_is_accepted(at: list[str], capfd) -> None:
+def test_view_gap_is_reported_by_every_command_until_the_loss_is_accepted(at: list[str], capfd) -> None:
     horizon = int(str(answer(capfd, *at, "view", "build", "t")["horizon_offset"]))
     assert invoke([*at, "delete-records", "t/0", "--before", str(horizon + 5), "--yes"]) == 0
     capfd.readouterr()
@@ -87,7 +89,7 @@ def test_a_gap_is_told_by_status_build_and_consume_until_the_loss_is_accepted(at
     assert "were lost before the view took them up" in capfd.readouterr().err
 
 
-def test_a_view_is_dropped_only_with_a_yes(at: list[str], capfd) -> None:
+def test_view_drop_needs_yes(at: list[str], capfd) -> None:
     answer(capfd, *at, "view", "build", "t")
     assert invoke([*at, "view", "drop", "t"]) == 2
     assert "say --yes" in capfd.readouterr().err
@@ -97,7 +99,7 @@ def test_a_view_is_dropped_only_with_a_yes(at: list[str], capfd) -> None:
     assert invoke([*at, "view", "build", "t", "--name", "a/b"]) == 2
 
 
-def test_a_threshold_lets_the_rounds_build_it_and_the_plan_shows_why(at: list[str], capfd) -> None:
+def test_view_threshold_makes_maintenance_build_the_view(at: list[str], capfd) -> None:
     assert invoke([*at, "topic", "alter", "t", "-X", "compaction.view.threshold=1KiB"]) == 0
     capfd.readouterr()
     assert invoke([*at, "plan", "-o", "json"]) == 0
