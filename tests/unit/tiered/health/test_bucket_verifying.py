@@ -1,4 +1,4 @@
-"""A bucket verified whole or by a sample: the library, and ``tiered verify --remote``."""
+"""Verification of a bucket, as a whole or by a sample: the library and ``tiered verify --remote``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(body))
 
 
-def test_a_sample_has_its_share_the_seed_alone_draws_it_and_seeds_differ(home: Path) -> None:
+def test_sample_has_its_share_and_depends_only_on_the_seed(home: Path) -> None:
     jobs = jobs_of(home)
     assert len(jobs) > 20
     for share in (1e-9, 0.05, 0.3, 0.999, 1):
@@ -60,28 +60,32 @@ def test_a_sample_has_its_share_the_seed_alone_draws_it_and_seeds_differ(home: P
             drawn = Sample(share=share, seed=seed).of(jobs)
             assert len(drawn) == math.ceil(share * len(jobs))
             places = [jobs.index(job) for job in drawn]
-            assert places == sorted(set(places)), "in their order"
-            assert names_of(Sample(share=share, seed=seed).of(jobs[::-1])) == names_of(drawn), "not by their order"
-    # Object ids differ in every run: the seeds are many enough that a segment without a draw has odds below 1e-25.
+            assert places == sorted(set(places)), "a sample has the order of the jobs"
+            assert names_of(Sample(share=share, seed=seed).of(jobs[::-1])) == names_of(drawn), (
+                "a sample must not depend on the order of the jobs"
+            )
+    # Object ids differ in every run. The odds that 600 seeds never draw a segment are below 1e-25.
     draws = (Sample(share=0.1, seed=seed).of(jobs) for seed in range(600))
-    assert {name for drawn in draws for name in names_of(drawn)} == names_of(jobs), "every segment is drawn"
+    assert {name for drawn in draws for name in names_of(drawn)} == names_of(jobs), (
+        "every segment must be drawn by some seed"
+    )
     assert Sample(share=0.5, seed=1).of(()) == ()
 
 
-def test_of_a_bucket_that_grew_a_seed_draws_mostly_the_same(home: Path) -> None:
+def test_sample_of_a_bucket_that_grew_has_mostly_the_same_segments(home: Path) -> None:
     jobs = jobs_of(home)
     before = names_of(Sample(share=0.3, seed=7).of(jobs[:-4]))
     assert len(before & names_of(Sample(share=0.3, seed=7).of(jobs))) >= len(before) - 4
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan, math.inf])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
+def test_sample_with_an_invalid_share_is_refused(share: float) -> None:
     with pytest.raises(InvalidRequest, match="above 0%"):
         Sample(share=share, seed=1)
 
 
 @pytest.mark.damages_bucket
-def test_a_sample_finds_what_lies_in_it_and_all_that_metadata_tells(home: Path) -> None:
+def test_sampled_verify_finds_damage_in_its_sample_and_every_missing_object(home: Path) -> None:
     store = open_store((home / "bucket").as_uri(), {})
     names, jobs = list_partitions(store), jobs_of(home)
     bad = jobs[len(jobs) // 2]
@@ -98,16 +102,18 @@ def test_a_sample_finds_what_lies_in_it_and_all_that_metadata_tells(home: Path) 
         assert {each.base_offset for each in verdict.report.of("corrupt")} == (
             {bad.row.base_offset} if is_drawn else set()
         )
-    assert all(seeds_by_draw.values()), "one seed at least draws the damaged segment, one at least does not"
+    assert all(seeds_by_draw.values()), "some seeds must draw the damaged segment and some must not"
     gone = jobs[0]
     (home / "bucket" / gone.name).unlink()
     for seed in range(3):
         verdict = verify_bucket(store, names, now_ms=0, sample=Sample(share=0.01, seed=seed))
         assert verdict is not None
-        assert any(gone.row.data_key in each.object for each in verdict.report.of("corrupt")), "whatever is drawn"
+        assert any(gone.row.data_key in each.object for each in verdict.report.of("corrupt")), (
+            "a missing object is found for any sample"
+        )
 
 
-def test_it_stops_when_told_and_looks_at_metadata_alone_without_depth(home: Path) -> None:
+def test_verify_can_be_cancelled_and_without_deep_reads_only_metadata(home: Path) -> None:
     store = open_store((home / "bucket").as_uri(), {})
     names = list_partitions(store)
     assert verify_bucket(store, names, now_ms=0, deep=True, should_stop=lambda: True) is None
@@ -120,7 +126,9 @@ def test_it_stops_when_told_and_looks_at_metadata_alone_without_depth(home: Path
     assert replace(shallow, report=deep.report, read_segments=deep.segments) == deep
 
 
-def test_the_command_tells_of_how_many_how_many_and_which_seed(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_verify_remote_reports_the_number_of_read_segments_and_the_seed(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     count = len([job for job in jobs_of(home) if "orders-" in job.prefix])
     assert invoke(["verify", "orders", "--remote", "--sample", "30%", "--seed", "5"]) == 0
     said = capfd.readouterr().err
@@ -135,12 +143,12 @@ def test_the_command_tells_of_how_many_how_many_and_which_seed(home: Path, capfd
 
 
 @pytest.mark.damages_bucket
-def test_the_exit_code_is_3_for_what_is_odd_and_4_for_damage(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_verify_remote_exits_3_for_warnings_and_4_for_damage(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (bad, *_) = [job for job in jobs_of(home) if "others-" in job.prefix]
     (home / "bucket" / bad.prefix / "data" / "notes.txt").write_text("mine")
     assert invoke(["verify", "others", "--remote", "--deep"]) == 3
     flip(home / "bucket" / bad.name)
-    assert invoke(["verify", "others", "--remote"]) == 3, "the bytes are not looked at"
+    assert invoke(["verify", "others", "--remote"]) == 3, "without --deep no data is read"
     capfd.readouterr()
     assert invoke(["verify", "others/0", "--remote", "--deep", "-o", "json"]) == 4
     out, said = capfd.readouterr()
@@ -150,7 +158,7 @@ def test_the_exit_code_is_3_for_what_is_odd_and_4_for_damage(home: Path, capfd: 
     assert invoke(["verify", "orders", "--remote", "--deep"]) == 0
 
 
-def test_what_does_not_belong_together_is_a_mistake(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_options_that_contradict_each_other(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for words, told in {
         "--sample 5%": "--sample and --seed are for --remote",
         "--seed 5": "--sample and --seed are for --remote",

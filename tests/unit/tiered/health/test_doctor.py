@@ -1,4 +1,4 @@
-"""What the doctor finds: a healthy node, and a table of ills, each of which it names and says what to do about."""
+"""The doctor: no finding for a healthy node, and a finding with a next step for each fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1d"}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A node of one topic, with records in both tiers, closed in order."""
+    """A node with one topic, with records in both tiers, after a clean shutdown."""
     (tmp_path / "bucket").mkdir()
     found = replace(
         Config.load(None, {}, {}, local_dir=str(tmp_path / "data")), remote_url=file_url(str(tmp_path / "bucket"))
@@ -65,7 +65,7 @@ def now_ms() -> int:
 
 
 def ills(config: Config, **around: object) -> list[Finding]:
-    """Warnings and errors of everything."""
+    """All warnings and errors."""
     found = examine(config, around=replace(surroundings(), **around))
     return [each for each in found if each.state in (State.WARNING, State.ERROR)]
 
@@ -73,11 +73,11 @@ def ills(config: Config, **around: object) -> list[Finding]:
 def only(found: list[Finding], check: str, state: State) -> Finding:
     (one,) = found
     assert (one.check, one.state) == (check, state), one
-    assert one.next_step, "what is to be done about it"
+    assert one.next_step, "a finding must have a next step"
     return one
 
 
-def test_a_healthy_node_has_no_ills_and_is_left_as_it_was(config: Config) -> None:
+def test_doctor_of_a_healthy_node_has_no_findings_and_changes_no_file(config: Config) -> None:
     before = files(config)
     found = list(examine(config))
     assert [each for each in found if each.state is not State.OK] == []
@@ -94,7 +94,7 @@ def files(config: Config) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in paths if path.name != ".lock"}
 
 
-def test_without_a_probe_nothing_is_written_even_for_a_moment(config: Config, monkeypatch) -> None:
+def test_doctor_without_probes_writes_nothing(config: Config, monkeypatch) -> None:
     def refuse(*words: object) -> None:
         raise AssertionError("a write")
 
@@ -124,7 +124,7 @@ def _patient(config: Config, store: object, *, may_write: bool = True, clock: Ca
 # -- the machine
 
 
-def test_a_lock_that_somebody_holds_is_told_with_its_process(config: Config) -> None:
+def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
     path = f"{config.data_dir}/.lock"
     assert lock_holder(path) is None
     with LogManager.open(config, now_ms=now_ms()):
@@ -135,12 +135,12 @@ def test_a_lock_that_somebody_holds_is_told_with_its_process(config: Config) -> 
     assert lock_holder(f"{config.data_dir}/no-such-file") is None
 
 
-def test_a_directory_that_was_not_closed_in_order(config: Config) -> None:
+def test_missing_clean_shutdown_file_is_a_warning(config: Config) -> None:
     os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
     assert "not closed in order" in only(ills(config), "lock", State.WARNING).what
 
 
-def test_a_limit_of_open_files_too_low_for_the_partitions(config: Config) -> None:
+def test_open_files_limit_below_the_need_of_the_partitions_is_an_error(config: Config) -> None:
     found = only(ills(config, files_max=200), "open-files", State.ERROR)
     assert "LimitNOFILE=262" in found.next_step
 
@@ -149,7 +149,7 @@ def test_a_limit_of_open_files_too_low_for_the_partitions(config: Config) -> Non
     ("free", "total", "state"),
     [(1 << 20, 1 << 30, State.ERROR), (4 << 30, 200 << 30, State.WARNING), (90 << 30, 100 << 30, None)],
 )
-def test_a_disk_that_is_nearly_full(config: Config, free: int, total: int, state: State | None) -> None:
+def test_low_disk_space_is_a_warning_or_an_error(config: Config, free: int, total: int, state: State | None) -> None:
     class Full(DiskStorage):
         def space(self, path: str) -> Space:
             return Space(free, total)
@@ -158,7 +158,7 @@ def test_a_disk_that_is_nearly_full(config: Config, free: int, total: int, state
     assert [(each.check, each.state) for each in found] == ([("space", state)] if state else [])
 
 
-def test_a_slow_disk(config: Config, monkeypatch) -> None:
+def test_slow_fsync_is_a_warning(config: Config, monkeypatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr(doctor_node.time, "perf_counter", lambda: next(ticks) * 0.2)
     assert "200.0 ms" in only(ills(config), "fsync", State.WARNING).what
@@ -173,18 +173,22 @@ def test_a_slow_disk(config: Config, monkeypatch) -> None:
         ({"remote.storage.class": "GLACIER_IR"}, State.WARNING, "bills 90 days at least"),
         ({"remote.log.delete.grace.ms": "1m"}, State.WARNING, "reads without a pin"),
         ({"local.retention.ms": "90d"}, State.ERROR, "the disk would keep more than the log"),
-        ({"remote.encryption.key.id": "nobodys"}, State.ERROR, "remote.encryption.key.id=nobodys"),
+        (
+            {"remote.encryption.key.id": "unreferenced_objects"},
+            State.ERROR,
+            "remote.encryption.key.id=unreferenced_objects",
+        ),
     ],
     ids=str,
 )
-def test_settings_that_cannot_work_or_hardly_do_what_was_meant(
+def test_invalid_or_ineffective_setting_is_a_finding(
     config: Config, settings: dict[str, str], state: State, words: str
 ) -> None:
     path = Path(config.data_dir) / "topics.json"
     body = msgspec.json.decode(path.read_bytes())
     (topic,) = body["topics"].values() if isinstance(body["topics"], dict) else body["topics"]
     if "remote.storage.class" in settings:
-        config = replace(config, overrides=settings)  # the manager's, not a topic's
+        config = replace(config, overrides=settings)  # a setting of the manager, not of a topic
     else:
         topic["properties"] = {**topic["properties"], **settings}
     path.write_bytes(msgspec.json.encode(body))
@@ -194,17 +198,17 @@ def test_settings_that_cannot_work_or_hardly_do_what_was_meant(
     assert "topic t: " in found[0].what
 
 
-def test_a_glob_that_matches_no_topic(config: Config) -> None:
+def test_topic_pattern_without_a_match_is_a_warning(config: Config) -> None:
     found = ills(replace(config, topics={"tt*": {"retention.ms": "1d"}}))
     assert '[topics."tt*"]' in only(found, "settings", State.WARNING).what
 
 
-def test_a_tier_without_a_store(config: Config) -> None:
+def test_tiered_topic_without_a_store_is_an_error(config: Config) -> None:
     found = ills(replace(config, remote_url=None))
     assert {each.check for each in found if "[remote] has no url" in each.what} == {"settings"}
 
 
-def test_a_manager_that_did_not_end_and_what_it_met(config: Config) -> None:
+def test_manager_without_clean_end_and_its_last_problem_are_findings(config: Config) -> None:
     journal = WorkJournal(
         lambda: (DiskStorage(), config.data_dir), pid=4711, started_ms=now_ms() - DAY, interval_ms=30_000
     )
@@ -215,7 +219,7 @@ def test_a_manager_that_did_not_end_and_what_it_met(config: Config) -> None:
     assert second.what.startswith("t/0: writing: cause=slowdown")
 
 
-def test_a_clock_that_was_set_back(config: Config) -> None:
+def test_clock_that_was_set_back_is_an_error(config: Config) -> None:
     journal = WorkJournal(lambda: (DiskStorage(), config.data_dir), pid=1, started_ms=now_ms(), interval_ms=30_000)
     journal.note_round({}, now_ms() + 2 * DAY, is_ended=True)
     assert "set back" in only(ills(config), "work", State.ERROR).what
@@ -229,7 +233,7 @@ def test_a_clock_that_was_set_back(config: Config) -> None:
     [(0, State.OK), (20_000, State.OK), (-20_000, State.OK), (-2 * MINUTE, State.WARNING), (2 * MINUTE, State.WARNING),
      (10 * MINUTE, State.ERROR), (-10 * MINUTE, State.ERROR)],
 )  # fmt: skip
-def test_a_clock_that_is_off_the_stores(config: Config, off_ms: int, state: State) -> None:
+def test_clock_difference_to_the_store_is_a_warning_or_an_error(config: Config, off_ms: int, state: State) -> None:
     store = open_store(config.remote_url, {})
     found = list(run_checks(_patient(config, store, clock=lambda: now_ms() + off_ms), doctor_store.STORE_CHECKS))
     (clock,) = [each for each in found if each.check == "clock"]
@@ -238,21 +242,21 @@ def test_a_clock_that_is_off_the_stores(config: Config, off_ms: int, state: Stat
         assert ("ahead of" if off_ms > 0 else "behind") in clock.what
 
 
-def test_a_store_that_is_not_there(config: Config, tmp_path: Path) -> None:
+def test_missing_store_is_a_finding_with_a_next_step(config: Config, tmp_path: Path) -> None:
     found = ills(replace(config, remote_url=file_url(str(tmp_path / "nowhere"))))
     assert {each.check for each in found} >= {"store", "partitions"}
     assert all(each.next_step for each in found)
 
 
 class _Overwriting(MemoryStore):
-    """Takes every create."""
+    """A store whose conditional create overwrites an existing object."""
 
     def put_if_absent(self, key: str, body: bytes) -> None:
         self.put(key, body)
 
 
 class _Keeping(MemoryStore):
-    """Answers deletes and keeps what is there."""
+    """A store that accepts deletes and deletes nothing."""
 
     def delete(self, keys: object) -> None:
         pass
@@ -271,26 +275,28 @@ class _Down(MemoryStore):
         (_Down, "permissions", "slowdown"),
     ],
 )
-def test_a_store_that_does_not_keep_its_word(config: Config, kind: type[MemoryStore], check: str, words: str) -> None:
+def test_store_that_breaks_its_contract_is_an_error(
+    config: Config, kind: type[MemoryStore], check: str, words: str
+) -> None:
     found = list(run_checks(_patient(config, kind("memory://bucket")), doctor_store.STORE_CHECKS))
     (one,) = [each for each in found if each.check == check and each.state is State.ERROR]
     assert words in one.what
     assert one.next_step
 
 
-def test_what_overwrites_is_a_warning_for_a_single_writer(config: Config) -> None:
+def test_store_that_overwrites_is_a_warning_for_a_single_writer(config: Config) -> None:
     alone = replace(config, overrides={"remote.single.writer": "true"})
     found = list(run_checks(_patient(alone, _Overwriting("memory://bucket")), doctor_store.STORE_CHECKS))
     assert [each.state for each in found if each.check == "guarantees"] == [State.WARNING]
 
 
-def test_the_probes_are_gone_afterwards(config: Config) -> None:
+def test_doctor_deletes_its_probe_objects(config: Config) -> None:
     store = MemoryStore("memory://bucket")
     list(run_checks(_patient(config, store), doctor_store.STORE_CHECKS))
     assert list(store.list(PROBES)) == []
 
 
-def test_uploads_that_nobody_finished(config: Config, monkeypatch) -> None:
+def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> None:
     from remote.store import unfinished_uploads
     from remote.store.unfinished_uploads import UnfinishedUpload
 
@@ -303,16 +309,16 @@ def test_uploads_that_nobody_finished(config: Config, monkeypatch) -> None:
     assert told.what == "1 uploads were never finished, the oldest begun 3d ago"
 
 
-# -- what lies in both
+# -- both tiers
 
 
-def test_a_partition_that_cannot_be_opened(config: Config) -> None:
+def test_partition_that_cannot_be_opened_is_an_error(config: Config) -> None:
     (Path(config.data_dir) / "t-1" / "leader-epoch-checkpoint").write_text("rubbish")
     assert only(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
 
 
 @pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "ended")])
-def test_pins_that_hold_for_long_or_were_left(config: Config, days: int, words: str) -> None:
+def test_pin_with_a_distant_or_a_past_expiry_is_a_warning(config: Config, days: int, words: str) -> None:
     bucket = RemoteLog(open_store(config.remote_url, {}))
     bucket.pin(TopicPartition("t", 0), now_ms=now_ms(), expires_ms=now_ms() + days * DAY, holder="a job")
     found = only(ills(config), "pins", State.WARNING)
@@ -320,8 +326,8 @@ def test_pins_that_hold_for_long_or_were_left(config: Config, days: int, words: 
     assert "a job" in found.what
 
 
-def test_what_stays_of_a_fork_is_no_trouble(config: Config) -> None:
-    """Its announcement outlives the end of its pin, which says 1970."""
+def test_announcement_of_a_fork_is_no_finding(config: Config) -> None:
+    """The announcement stays after its pin has ended. The pin's expiry is in 1970."""
     store = open_store(config.remote_url, {})
     names = list_partitions(store)
     run_fork(store, plan_fork(store, names, "f", known=[]), now_ms=now_ms)
@@ -330,7 +336,7 @@ def test_what_stays_of_a_fork_is_no_trouble(config: Config) -> None:
     assert f"0 readers with a hold on heads, {len(names)} forks of partitions" in found[0].what
 
 
-def test_a_disk_that_is_behind_the_bucket(config: Config) -> None:
+def test_local_log_end_offset_below_the_bucket_is_a_warning(config: Config) -> None:
     elsewhere = replace(config, data_dir=config.data_dir + "-2")
     os.mkdir(elsewhere.data_dir)
     (Path(elsewhere.data_dir) / "topics.json").write_bytes((Path(config.data_dir) / "topics.json").read_bytes())
@@ -353,7 +359,7 @@ def at(config: Config, tmp_path: Path, monkeypatch) -> Iterator[list[str]]:
     return ["-C", str(tmp_path), "doctor"]
 
 
-def test_the_command_ends_with_what_it_found(at: list[str], config: Config, capfd) -> None:
+def test_doctor_command_exits_with_the_code_of_the_worst_finding(at: list[str], config: Config, capfd) -> None:
     assert invoke([*at, "-o", "json"]) == 0
     found = msgspec.json.decode(capfd.readouterr().out, type=SCHEMAS["doctor"])
     assert len(found.findings) > 10
@@ -367,7 +373,7 @@ def test_the_command_ends_with_what_it_found(at: list[str], config: Config, capf
     assert len(capfd.readouterr().out.splitlines()) == 2
 
 
-def test_no_ill_ends_the_others(config: Config) -> None:
+def test_failed_check_does_not_stop_the_other_checks(config: Config) -> None:
     def breaks(patient: Patient) -> Iterator[Finding]:
         raise Unavailable("looking", cause="timeout")
         yield
@@ -376,7 +382,7 @@ def test_no_ill_ends_the_others(config: Config) -> None:
     assert [(each.check, each.state) for each in found] == [("broken", State.ERROR), ("work", State.OK)]
 
 
-def test_no_step_leads_from_the_doctor_to_the_doctor() -> None:
+def test_next_step_of_a_doctor_finding_is_not_the_doctor() -> None:
     for error in (
         AccessDenied("reading a file", path="/srv/data/topics.json", cause="eacces"),
         AccessDenied("reading an object, no credentials", store="s3://b"),
@@ -385,7 +391,7 @@ def test_no_step_leads_from_the_doctor_to_the_doctor() -> None:
         assert "tiered doctor" not in failed("settings", error).next_step
 
 
-def test_the_surroundings_are_this_machine() -> None:
+def test_surroundings_describe_this_machine() -> None:
     here = surroundings()
     assert isinstance(here, Surroundings)
     assert here.files_max is None or here.files_max > 0

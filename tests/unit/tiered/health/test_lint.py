@@ -1,4 +1,5 @@
-"""`tiered config lint`: every mistake of a place at once, with its file and line; what is meant to be is let pass."""
+"""`tiered config lint`: every mistake of a directory's settings at once, each with file and line.
+Settings that may be intended have no finding."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ TIERED = {"remote.storage.enable": "true"}
 COMPACT = {**TIERED, "cleanup.policy": "compact"}
 IA = {**TIERED, "remote.storage.class": "STANDARD_IA"}
 
-# What is set, the key that the hint names, some of its words. What each rule is about, in the order of the rules.
+# (settings, key that the finding names, part of its text), in the order of the rules.
 BITES = (
     ({**TIERED, "retention.ms": "1d"}, "segment.ms", "a slow topic keeps records for both together"),
     ({"retention.bytes": "1MiB"}, "segment.bytes", "retention.bytes=1.00 MiB is less than one segment, 1.00 GiB"),
@@ -75,11 +76,11 @@ def hinted(settings: dict[str, str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("settings", "key", "words"), BITES)
-def test_what_bites_is_said(settings: dict[str, str], key: str, words: str) -> None:
+def test_lint_rule_reports_its_setting(settings: dict[str, str], key: str, words: str) -> None:
     assert [what for found, what in hinted(settings) if found == key and words in what], hinted(settings)
 
 
-def test_each_rule_is_seen_to_bite() -> None:
+def test_every_lint_rule_has_a_case_that_triggers_it() -> None:
     silent = set(RULES)
     for settings, _, _ in BITES:
         effective = {each.name: each for each in Config.load(None, settings, {}).explain("")}
@@ -88,7 +89,7 @@ def test_each_rule_is_seen_to_bite() -> None:
 
 
 @pytest.mark.parametrize("settings", SOUND)
-def test_what_may_well_be_meant_is_let_pass(settings: dict[str, str]) -> None:
+def test_sound_settings_have_no_lint_finding(settings: dict[str, str]) -> None:
     assert hinted(settings) == []
 
 
@@ -132,7 +133,7 @@ HEAD = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.storag
         ('"remote.log.delete.grace.ms" = 0', 5, "remote.log.delete.grace.ms", "lose their objects", "-X remote.log"),
     ],
 )
-def test_a_finding_names_file_line_key_and_what_to_do(
+def test_lint_finding_names_file_line_key_and_next_step(
     home: Path, text: str, where: int, key: str, what: str, step: str
 ) -> None:
     found = written(home, f"{HEAD}{text}\n")
@@ -153,13 +154,13 @@ def test_a_finding_names_file_line_key_and_what_to_do(
         ("s3://bucket/a?b=c", "not a store's url"),
     ],
 )
-def test_a_url_that_no_command_could_open_is_told_without_opening_it(home: Path, url: str, what: str) -> None:
+def test_invalid_url_is_reported_without_opening_it(home: Path, url: str, what: str) -> None:
     (found,) = [each for each in written(home, f'[remote]\nurl = "{url}"\n') if each.key == "url"]
     assert (found.severity, found.where) == (Severity.ERROR, "tiered.toml:2")
     assert what in found.what
 
 
-def test_all_mistakes_are_told_at_once_and_one_of_many_topics_once(home: Path) -> None:
+def test_all_mistakes_are_reported_at_once_and_each_once_for_many_topics(home: Path) -> None:
     found = written(home, f'{HEAD}"retenton.ms" = 1\n"segmnt.bytes" = 1\n[defalts]\n[topics."*"]\n"x" = 1\n')
     assert [each.where.rpartition(":")[2] for each in found] == ["5", "6", "7", "9"]
     (one,) = written(home, f'{HEAD}[topics."*"]\n"remote.log.delete.grace.ms" = "1m"\n')
@@ -168,17 +169,17 @@ def test_all_mistakes_are_told_at_once_and_one_of_many_topics_once(home: Path) -
     assert (one.topics, one.where) == (("bills", "orders"), "tiered.toml:6")
 
 
-def test_what_the_file_says_of_one_topic_and_the_topic_otherwise_is_told(home: Path) -> None:
+def test_topic_section_is_reported_when_the_topic_overrides_it(home: Path) -> None:
     assert invoke(["topic", "alter", "orders", "-X", "retention.ms=90d"]) == 0
     (found,) = written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "10d"\n')
     assert (found.severity, found.where, found.key) == (Severity.WARNING, "tiered.toml:6", "retention.ms")
     assert "binds nothing: the topic has retention.ms=90d of its own" in found.what
     assert found.topics == ("orders",)
-    assert not written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "2160h"\n'), "the same"
-    assert not written(home, f'{HEAD}[topics."order*"]\n"retention.ms" = "10d"\n'), "of many topics this is one"
+    assert not written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "2160h"\n'), "the same value in another unit"
+    assert not written(home, f'{HEAD}[topics."order*"]\n"retention.ms" = "10d"\n'), "the pattern matches several topics"
 
 
-def test_topics_own_settings_the_environment_and_the_command_line_are_looked_at(home: Path) -> None:
+def test_lint_checks_topic_settings_environment_and_command_line(home: Path) -> None:
     (own,) = lint_place("tiered.toml", overrides={"retention.ms": "1h", "segment.ms": "10m"})
     assert (own.severity, own.where, own.topics) == (Severity.ERROR, "topic bills", ("bills",))
     assert not lint_place("tiered.toml", overrides={"retention.ms": "1h", "segment.ms": "10m"}, topics=["orders"])
@@ -192,7 +193,7 @@ def test_topics_own_settings_the_environment_and_the_command_line_are_looked_at(
         lint_place("elsewhere.toml")
 
 
-def test_the_command_ends_with_3_for_findings_and_prints_them_in_every_form(
+def test_lint_command_exits_3_with_findings_in_every_output_format(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
@@ -242,16 +243,14 @@ BROKER = "node.id=1\nlog.dirs=/kafka\nnum.network.threads=3\n"  # three lines
         ("log.retention.bytes=4096", 4, "segment.bytes", "less than one segment"),
     ],
 )
-def test_a_brokers_file_is_looked_at_as_kafka_reads_it(
-    tmp_path: Path, text: str, line: int, key: str, words: str
-) -> None:
+def test_lint_reads_a_broker_file_as_kafka_does(tmp_path: Path, text: str, line: int, key: str, words: str) -> None:
     path = tmp_path / "server.properties"
     path.write_text(BROKER + text + "\n")
     found = lint_broker_file(str(path))
     assert [each for each in found if each.key == key and words in each.what and each.where == f"{path}:{line}"], found
 
 
-def test_kafkas_own_example_of_a_brokers_file_has_no_finding(tmp_path: Path) -> None:
+def test_kafkas_example_of_a_broker_file_has_no_finding(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     path.write_text(
         "# The role of this server\nprocess.roles=broker,controller\nnode.id=1\n"
@@ -272,7 +271,7 @@ def test_kafkas_own_example_of_a_brokers_file_has_no_finding(tmp_path: Path) -> 
     }
 
 
-def test_properties_are_read_as_java_reads_them() -> None:
+def test_properties_are_parsed_as_java_does() -> None:
     text = "! no\n  a = 1 \nb:2\nc 3\nd=x\\\n   y\n\ne\\ f=\\tq\\\\\ng\nh==i\n"
     assert [(each.line, each.name, each.value) for each in parse_entries(text)] == [
         (2, "a", "1"), (3, "b", "2"), (4, "c", "3"), (5, "d", "xy"), (8, "e f", "\tq\\"), (9, "g", ""), (10, "h", "=i"),
@@ -293,11 +292,11 @@ def test_properties_are_read_as_java_reads_them() -> None:
         ("a : = 1\n", [(1, "a", "= 1")]),
     ],
 )
-def test_escapes_and_joined_lines_are_javas(text: str, found: list[tuple[int, str, str]]) -> None:
+def test_escapes_and_line_continuations_are_parsed_as_java_does(text: str, found: list[tuple[int, str, str]]) -> None:
     assert [(each.line, each.name, each.value) for each in parse_entries(text)] == found
 
 
-def test_a_malformed_escape_names_the_file_and_the_line(tmp_path: Path) -> None:
+def test_malformed_escape_is_refused_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     path.write_text("a=1\nb=\\u12\n")
     with pytest.raises(InvalidRequest, match="four hex digits") as caught:
@@ -305,7 +304,7 @@ def test_a_malformed_escape_names_the_file_and_the_line(tmp_path: Path) -> None:
     assert (caught.value.facts["file"], caught.value.facts["line"]) == (str(path), 2)
 
 
-def test_latin_letters_in_a_comment_are_read_and_binary_files_are_not(tmp_path: Path) -> None:
+def test_latin_1_comment_is_read_and_a_binary_file_refused(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     path.write_bytes("# für alle\nlog.retention.hours=1\n".encode("iso-8859-1"))
     assert [each.name for each in read_entries(str(path))] == ["log.retention.hours"]
@@ -326,7 +325,7 @@ def test_latin_letters_in_a_comment_are_read_and_binary_files_are_not(tmp_path: 
         ),
     ],
 )
-def test_an_error_in_a_brokers_file_names_the_brokers_key(
+def test_error_in_a_broker_file_names_the_brokers_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -337,7 +336,7 @@ def test_an_error_in_a_brokers_file_names_the_brokers_key(
     assert all(key.startswith("log.") for key in found)
 
 
-def test_an_init_into_a_missing_directory_of_the_store_names_no_file_that_is_not_there(
+def test_init_with_a_missing_store_directory_does_not_name_the_unwritten_config(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke(["-C", str(tmp_path), "init", "--remote", f"file://{tmp_path}/missing"]) == 1
@@ -346,7 +345,7 @@ def test_an_init_into_a_missing_directory_of_the_store_names_no_file_that_is_not
     assert "tiered.toml" not in said
 
 
-def test_a_place_can_begin_with_a_brokers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_with_properties_copies_the_settings_of_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("server.properties").write_text(BROKER + "log.retention.minutes=90\nlog.cleanup.policy=compact,delete\n")
     assert invoke(["-q", "init", "--properties", "server.properties"]) == 0
@@ -361,7 +360,7 @@ def test_a_place_can_begin_with_a_brokers_settings(tmp_path: Path, monkeypatch: 
         broker_settings(read_entries("server.properties"))
 
 
-# -- a broker's settings without effect
+# -- settings of a broker without effect
 
 
 EXAMPLE = """process.roles=broker,controller
@@ -377,7 +376,7 @@ confluent.tier.feature=true
 """
 
 
-def test_init_names_each_broker_setting_without_effect_and_why(
+def test_init_names_each_broker_setting_without_effect_and_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -396,7 +395,7 @@ def test_init_names_each_broker_setting_without_effect_and_why(
     assert (values["retention.ms"], values["remote.log.manager.task.interval.ms"]) == ("86400000", "300000")
 
 
-def test_the_rounds_own_interval_counts_before_that_of_kafkas_retention_check() -> None:
+def test_task_interval_outranks_kafkas_retention_check_interval() -> None:
     texts = ["remote.log.manager.task.interval.ms=5000", "log.retention.check.interval.ms=300000"]
     for lines in (texts, texts[::-1]):
         assert broker_settings(list(parse_entries("\n".join(lines)))) == {"remote.log.manager.task.interval.ms": "5000"}
@@ -413,14 +412,14 @@ def test_the_rounds_own_interval_counts_before_that_of_kafkas_retention_check() 
         ("log.cleaner.thread", "did_you_mean=log.cleaner.threads"),
     ],
 )
-def test_a_broker_setting_typed_as_one_of_ours_is_answered_without_a_wrong_hint(key: str, hint: str) -> None:
+def test_broker_setting_given_as_a_setting_is_refused_with_a_correct_hint(key: str, hint: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         find_property(key)
     assert hint in str(caught.value)
     assert "did_you_mean" in hint or "did_you_mean" not in str(caught.value)
 
 
-def test_no_setting_of_ours_is_named_as_one_without_effect() -> None:
+def test_no_own_setting_is_listed_as_without_effect() -> None:
     ours = {name for name in (*PROPERTIES, *BROKER_NAMES) if broker_only(name) is not None}
     assert ours == set()
     misspelt = {name for name in PROPERTIES if broker_only(f"{name}x") is not None}

@@ -1,4 +1,4 @@
-"""A 404 on an object that the newest manifest names is tried again, for as many objects as a stream meets."""
+"""A 404 of an object that the newest manifest names is retried, for any number of objects of a read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle, values
 from local.errors import Corrupt, NotFound
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store import MISSING_TRIES, read_named
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
@@ -20,7 +20,7 @@ from tiered.spark.source.task import split_columns
 
 
 class Forgetful:
-    """A store that answers the first `times` reads of every data object, index and page with 404."""
+    """A store that answers the first `times` reads of every data object, index bundle and page with 404."""
 
     def __init__(self, inner, times):
         self._inner, self._times, self.asked = inner, times, Counter()
@@ -56,9 +56,9 @@ class Forgetful:
 
 @pytest.fixture
 def world(monkeypatch):
-    """A partition of many segments, the older ones in manifest pages."""
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
-    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", rule)
+    """A partition with many segments, the older ones in manifest pages."""
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+    monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -72,7 +72,7 @@ def world(monkeypatch):
 
 
 @pytest.mark.parametrize("times", range(1, 2 * MISSING_TRIES))
-def test_a_stream_goes_on_after_transient_404s_on_all_of_its_objects(world, times):
+def test_stream_continues_after_transient_404s_of_all_its_objects(world, times):
     with RemoteLog(world.store) as bucket:
         expected = values(bucket.reader())
     store = Forgetful(world.store, times)
@@ -80,14 +80,14 @@ def test_a_stream_goes_on_after_transient_404s_on_all_of_its_objects(world, time
     assert len(store.asked) >= 2 * 5 + 1
 
 
-def test_a_spark_task_goes_on_after_transient_404s(world):
+def test_spark_task_continues_after_transient_404s(world):
     store = Forgetful(world.store, 1)
     splits = plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW)
     columns = [each for split in splits for each in split_columns(store, split)]
     assert [record.offset for each in columns for record in each.records()] == list(range(400))
 
 
-def test_a_scrub_finds_nothing_in_transient_404s(world):
+def test_scrub_has_no_finding_after_transient_404s(world):
     store = Forgetful(world.store, 1)
     plan = plan_scrub(store, list_partitions(store), deep=True)
     results = run_scrub(store, plan, threads=1)
@@ -96,7 +96,7 @@ def test_a_scrub_finds_nothing_in_transient_404s(world):
 
 
 @pytest.mark.damages_bucket
-def test_an_object_that_stays_away_while_it_is_named_is_corrupt(world):
+def test_object_that_stays_missing_while_named_is_corrupt(world):
     (name,) = list_partitions(world.store)
     row = MetadataLog(world.store, name.prefix).refresh().segments[0]
     world.store.delete([name.prefix + row.data_key])
@@ -104,7 +104,7 @@ def test_an_object_that_stays_away_while_it_is_named_is_corrupt(world):
         values(RemoteLog(world.store).reader())
 
 
-def test_a_404_counts_only_after_the_last_try():
+def test_read_named_raises_not_found_only_after_the_last_try():
     asked = []
 
     def ask(tries):

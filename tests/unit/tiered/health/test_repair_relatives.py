@@ -1,4 +1,5 @@
-"""A repair reaches whoever names the damaged object, and heals a fork from its origin, an origin from its fork."""
+"""A repair replaces a damaged object in every partition that names it.
+A fork is repaired from its source, and a source from its fork."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from local.log import Log
 from local.names import TopicPartition
 from remote.keys import full_key
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
@@ -46,7 +47,7 @@ def _read(store: ObjectStore, partition: TopicPartition) -> list[StoredRecord]:
 
 
 def _world(**settings: str) -> World:
-    """A topic, its fork, and a fork of that; the disk keeps what is copied."""
+    """A topic, its fork `f`, and the fork `g` of `f`. The local tier has all copied segments."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1", **settings}, now_ms=NOW)
@@ -62,21 +63,21 @@ def _name(store: ObjectStore, topic: str) -> RemotePartitionName:
     return next(name for name in list_partitions(store) if name.topic == topic)
 
 
-def _row(store: ObjectStore, topic: str, at: int = 0) -> RemoteSegment:
+def _row(store: ObjectStore, topic: str, at: int = 0) -> SegmentEntry:
     log = MetadataLog(store, _name(store, topic).prefix)
     return log.ask(log.refresh(), lambda index: list(index.rows()))[at]
 
 
-def _spoil(store: MemoryStore, topic: str, *, key: Callable[[RemoteSegment], str] = lambda row: row.data_key) -> None:
+def _spoil(store: MemoryStore, topic: str, *, key: Callable[[SegmentEntry], str] = lambda row: row.data_key) -> None:
     full = full_key(_name(store, topic).prefix, key(_row(store, topic)))
     body, modified_ms = store._objects[full]
     store._objects[full] = (body[:100] + b"\xff" + body[101:], modified_ms)
 
 
 class NoCopies:
-    """A machine without a log."""
+    """The local copies of a machine without a log."""
 
-    def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool:
+    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool:
         return False
 
     def log(self, name: RemotePartitionName) -> Log | None:
@@ -91,7 +92,7 @@ def _scrubbed(store: MemoryStore, topic: str) -> ScrubReport:
 
 
 def _heal(store: MemoryStore, topic: str, copies: Copies) -> RepairPlan:
-    """What the report of one topic alone leads to."""
+    """Repairs what the scrub report of one topic names."""
     plan = plan_repair(store, _scrubbed(store, topic), copies=copies)
     assert run_repair(store, plan, now_ms=lambda: NOW + 1, copies=copies).failed == ()
     return plan
@@ -105,7 +106,7 @@ def _copies(world: World) -> LocalCopies:
 
 
 @pytest.mark.parametrize("told_of", ["t", "f", "g"])
-def test_a_report_of_one_of_them_repairs_all_that_name_the_object(told_of: str) -> None:
+def test_repair_of_one_topic_repairs_all_topics_that_name_the_object(told_of: str) -> None:
     world = _world()
     truth = _read(world.store, NAME)
     _spoil(world.store, "t")
@@ -115,15 +116,15 @@ def test_a_report_of_one_of_them_repairs_all_that_name_the_object(told_of: str) 
     assert of == {"t": None, "f": "t", "g": "t"}
     assert {each.source for each in plan.segments} == {"local"}
     keys = {full_key(_name(world.store, topic).prefix, _row(world.store, topic).data_key) for topic in "tfg"}
-    assert len(keys) == 3, "each has an object of its own now"
+    assert len(keys) == 3, "each topic must have an object of its own"
     for partition in (NAME, FORK, SECOND):
         assert _read(world.store, partition) == truth
     assert damage(check_bucket(world.store)) == []
 
 
 @pytest.mark.parametrize("healed", ["t", "f"])
-def test_a_fork_heals_from_its_origins_new_object_and_the_origin_from_its_forks(healed: str) -> None:
-    """One of them was repaired by a version that knew of no forks, the disk has the bytes no more."""
+def test_fork_is_repaired_from_its_source_and_the_source_from_its_fork(healed: str) -> None:
+    """One of the two was repaired without its relatives, and no local copy exists any more."""
     world = _world()
     truth = _read(world.store, NAME)
     sound = dict(world.store._objects)
@@ -147,9 +148,9 @@ def test_a_fork_heals_from_its_origins_new_object_and_the_origin_from_its_forks(
 
 
 def _rewritten_alone(store: MemoryStore, topic: str) -> None:
-    """One row's bytes go up once more, and take the place of that row in this partition alone."""
+    """Copies the bytes of one entry to a new object and replaces the entry in this partition only."""
     prefix, old = _name(store, topic).prefix, _row(store, topic)
-    log = GuestLog(store, prefix)
+    log = CoWriterLog(store, prefix)
     log.join()
     source = from_bucket(store, prefix, old, NO_KEYS, is_last=False)
     row = copy_segment(store, prefix, source, epoch=log.epoch, now_ms=NOW)
@@ -157,18 +158,20 @@ def _rewritten_alone(store: MemoryStore, topic: str) -> None:
 
 
 @pytest.mark.damages_bucket
-def test_what_nobody_has_is_hopeless_for_all_and_other_bytes_are_never_taken() -> None:
+def test_damage_without_any_good_copy_is_hopeless_for_all_relatives() -> None:
     world = _world()
     _rewritten_alone(world.store, "t")
     _spoil(world.store, "t")
     _spoil(world.store, "f")
     plan = _heal(world.store, "f", NoCopies())
     assert plan.segments == ()
-    assert {each.name.topic for each in plan.hopeless} == {"f", "g"}, "the origin has another object, damaged as well"
+    assert {each.name.topic for each in plan.hopeless} == {"f", "g"}, (
+        "the source names another object, which is damaged too"
+    )
 
 
-def test_a_relatives_row_of_the_same_offsets_with_other_bytes_is_no_good_copy() -> None:
-    """It was compacted on its own since."""
+def test_entry_of_a_relative_with_other_bytes_is_no_good_copy() -> None:
+    """The relative may have been compacted since the fork."""
     world = _world()
     name, other, row = _name(world.store, "f"), _name(world.store, "t"), _row(world.store, "f")
     fresh = replace(_row(world.store, "t"), data_key="data/new.log", indexes_key="data/new.indexes")
@@ -176,10 +179,12 @@ def test_a_relatives_row_of_the_same_offsets_with_other_bytes_is_no_good_copy() 
         relatives = Relatives(world.store)
         relatives._rows[other] = (same,)
         assert (relatives.same_bytes(name, row, lambda name, row: True) is not None) is found
-    assert Relatives(world.store).same_bytes(name, row, lambda name, row: True) is None, "they name the same object"
+    assert Relatives(world.store).same_bytes(name, row, lambda name, row: True) is None, (
+        "both partitions name the same object"
+    )
 
 
-def test_objects_that_only_a_fork_names_are_no_orphans_to_a_scrub() -> None:
+def test_scrub_does_not_count_objects_named_only_by_a_fork_as_orphans() -> None:
     world = _world()
     with world.open() as manager:
         manager.delete_records({NAME: -1}, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""A scrub as its user meets it: what is named, what is kept when it is stopped, what it leaves alone."""
+"""A scrub: its findings, its resume after a cancel, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 from remote_samples import forged
 
 from local.errors import InvalidRequest
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.catalog import chosen_partitions, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
@@ -49,7 +49,7 @@ def _flip(world: CareWorld, key: str, at: int) -> None:
     world.store.put(key, bytes(body))
 
 
-def test_a_damaged_batch_is_named_with_its_place_and_its_offsets(world: CareWorld) -> None:
+def test_damaged_batch_is_reported_with_its_position_and_offsets(world: CareWorld) -> None:
     job = _plan(world, "raw").jobs[0]
     _flip(world, job.name, 700)
     found = _report(world, "raw").of("corrupt")
@@ -64,7 +64,7 @@ def test_a_damaged_batch_is_named_with_its_place_and_its_offsets(world: CareWorl
 
 
 @pytest.mark.parametrize("topic", ["zstd", "encrypted", "both"])
-def test_damage_below_compression_and_encryption_is_named_by_the_stored_range(world: CareWorld, topic: str) -> None:
+def test_damage_of_an_encoded_segment_is_reported_by_the_stored_range(world: CareWorld, topic: str) -> None:
     job = _plan(world, topic).jobs[0]
     at = job.row.stored_bytes - 5
     _flip(world, job.name, at)
@@ -76,8 +76,8 @@ def test_damage_below_compression_and_encryption_is_named_by_the_stored_range(wo
     assert found.base_offset > 100
 
 
-def test_damage_is_told_of_each_topic_that_names_the_object_and_of_the_one_whose_row_is_wrong() -> None:
-    """A fork and its source have the same objects: what is found by one of their rows says nothing of the other's."""
+def test_damage_is_reported_for_every_topic_of_the_object_and_a_wrong_entry_for_one() -> None:
+    """A fork and its source name the same objects. A wrong entry of one is no finding of the other."""
     store = MemoryStore("memory://bucket", now_ms=lambda: NOW)
     source, fork = CareWorld(store, {}), named("zfork")
     fill(source, "raw", MODES["raw"])
@@ -108,13 +108,13 @@ def test_damage_is_told_of_each_topic_that_names_the_object_and_of_the_one_whose
     assert {topic for topic, _ in told()} == {"raw", "zfork"}
 
 
-def test_a_job_can_be_pickled_and_needs_nothing_but_the_store_and_the_keys(world: CareWorld) -> None:
+def test_scrub_job_can_be_pickled_and_needs_only_store_and_keys(world: CareWorld) -> None:
     job = pickle.loads(pickle.dumps(_plan(world, "both").jobs[2]))
     result = pickle.loads(pickle.dumps(scrub_segment(job, world.store, KEYS)))
     assert (result.findings, result.read_bytes) == ((), job.row.stored_bytes + job.row.indexes_bytes)
 
 
-def test_a_scrub_writes_nothing(world: CareWorld) -> None:
+def test_scrub_writes_nothing_to_the_store(world: CareWorld) -> None:
     assert isinstance(world.store, MemoryStore)
     before = dict(world.store._objects)
     for topic in ("raw", "paged", "viewed"):
@@ -122,7 +122,7 @@ def test_a_scrub_writes_nothing(world: CareWorld) -> None:
     assert world.store._objects == before
 
 
-def test_a_row_that_was_given_up_meanwhile_is_no_finding() -> None:
+def test_damage_of_an_entry_that_expired_during_the_scrub_is_no_finding() -> None:
     world = CareWorld.empty()
     fill(world, "raw", all_kinds_at_rest())
     plan = _plan(world, "raw")
@@ -141,7 +141,7 @@ def all_kinds_at_rest():
     return MODES["raw"]
 
 
-def test_a_key_that_is_not_in_the_ring_is_a_warning(world: CareWorld) -> None:
+def test_missing_key_is_a_warning(world: CareWorld) -> None:
     plan = _plan(world, "encrypted")
     results = run_scrub(world.store, plan, keys=KeyRing({}), threads=1)
     assert results is not None
@@ -152,9 +152,9 @@ def test_a_key_that_is_not_in_the_ring_is_a_warning(world: CareWorld) -> None:
     assert ["not sealed" in each.what for each in report.findings if each not in unread] == [True]
 
 
-def test_a_good_copy_is_asked_for_each_damaged_segment_of_the_log(world: CareWorld) -> None:
+def test_local_copy_is_looked_up_for_damaged_segments_of_the_log_only(world: CareWorld) -> None:
     jobs = _plan(world, "viewed").jobs
-    for job in (jobs[0], jobs[-1]):  # one of the log, one of its view
+    for job in (jobs[0], jobs[-1]):  # one segment of the log, one of its view
         _flip(world, job.name, 3)
     asked = []
 
@@ -177,15 +177,15 @@ def test_a_good_copy_is_asked_for_each_damaged_segment_of_the_log(world: CareWor
         ({"ulid": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, False, "says another segment than its row"),
     ],
 )
-def test_a_row_that_says_something_else_is_named(
+def test_contradiction_between_an_entry_and_its_object_is_reported(
     world: CareWorld, changes: dict[str, object], deep: bool, what: str
 ) -> None:
-    """By the shallow scrub where names and heads alone tell."""
+    """Without `deep`, names and manifests alone show the contradiction."""
     prefix = named("raw").prefix
     log = MetadataLog(world.store, prefix)
     head = log.refresh()
     rows = (*head.segments[:-1], replace(head.segments[-1], **changes))  # type: ignore[arg-type]
-    world.store.put(prefix + head_key(head.sequence), forged(replace(head, segments=rows)))
+    world.store.put(prefix + manifest_key(head.sequence), forged(replace(head, segments=rows)))
     plan = plan_scrub(world.store, [named("raw")], deep=deep)
     results = run_scrub(world.store, plan, keys=KEYS, threads=1)
     assert results is not None
@@ -193,14 +193,14 @@ def test_a_row_that_says_something_else_is_named(
     assert any(what in each.what for each in found), found
 
 
-# --- interrupted -----------------------------------------------------------------------------------------------------
+# --- cancelled and resumed ------------------------------------------------------------------------------------------
 
 
 def _state(disk: ModelDisk, store: MemoryStore, *, resume: bool = True, now_ms: int = NOW) -> ScrubState:
     return ScrubState(disk, "./care/state", store.url, now_ms=now_ms, resume=resume)
 
 
-def test_a_scrub_that_was_stopped_anywhere_goes_on_and_finds_the_same(world: CareWorld) -> None:
+def test_cancelled_scrub_resumes_with_the_same_result(world: CareWorld) -> None:
     plan = _plan(world, "paged")
     _flip(world, plan.jobs[1].name, 3)
     whole = run_scrub(world.store, plan, keys=KEYS, threads=1)
@@ -220,7 +220,7 @@ def test_a_scrub_that_was_stopped_anywhere_goes_on_and_finds_the_same(world: Car
             assert run_scrub(metered, plan, keys=KEYS, state=state, threads=1, progress=told.append) == whole
         assert sum(told) == plan.size_bytes
         reads = metered.counts().gets
-        assert reads <= run_requests(world, plan), "a segment was read twice"
+        assert reads <= run_requests(world, plan), "no segment may be read twice"
 
 
 def run_requests(world: CareWorld, plan: ScrubPlan) -> int:
@@ -229,7 +229,7 @@ def run_requests(world: CareWorld, plan: ScrubPlan) -> int:
     return metered.counts().gets
 
 
-def test_a_state_torn_at_any_byte_only_costs_segments_read_again(world: CareWorld) -> None:
+def test_scrub_state_torn_at_any_byte_costs_only_repeated_reads(world: CareWorld) -> None:
     plan, disk = _plan(world, "raw"), ModelDisk()
     _flip(world, plan.jobs[0].name, 3)
     with _state(disk, world.store) as state:
@@ -245,7 +245,7 @@ def test_a_state_torn_at_any_byte_only_costs_segments_read_again(world: CareWorl
             assert len(state.results(job.identity for job in plan.jobs)) == len(plan.jobs)
 
 
-def test_without_resume_or_of_another_store_nothing_is_taken_over(world: CareWorld) -> None:
+def test_scrub_state_is_not_used_without_resume_or_for_another_store(world: CareWorld) -> None:
     plan, disk = _plan(world, "raw"), ModelDisk()
     with _state(disk, world.store) as state:
         run_scrub(world.store, plan, keys=KEYS, state=state, threads=1)
@@ -258,7 +258,7 @@ def test_without_resume_or_of_another_store_nothing_is_taken_over(world: CareWor
     assert not disk.exists("./care/state")
 
 
-# --- which partitions, and the report --------------------------------------------------------------------------------
+# --- choice of partitions, and the report ----------------------------------------------------------------------------
 
 
 def test_partitions_are_chosen_by_topic_number_and_id(world: CareWorld) -> None:
@@ -271,7 +271,7 @@ def test_partitions_are_chosen_by_topic_number_and_id(world: CareWorld) -> None:
     assert len(chosen_partitions(world.store)) == 7
 
 
-def test_a_report_comes_back_from_its_file_and_another_version_is_refused(world: CareWorld) -> None:
+def test_report_is_read_back_from_its_file_and_another_version_is_refused(world: CareWorld) -> None:
     _flip(world, _plan(world, "raw").jobs[0].name, 3)
     report = _report(world, "raw")
     body = encode_report(report)
@@ -288,8 +288,8 @@ def replace_version(report: ScrubReport) -> ScrubReport:
     return msgspec.structs.replace(report, schema_version=2)
 
 
-def test_offsets_of_a_finding_are_never_narrower_than_the_damage(world: CareWorld) -> None:
-    """Every byte of a segment: the offsets that are told hold those of the batch that the byte lies in."""
+def test_offsets_of_a_finding_include_the_damaged_batch(world: CareWorld) -> None:
+    """For every byte of a segment, the reported offsets include those of the batch with this byte."""
     from local import kernels
     from remote.fetch.range_reader import RemotePartition
     from remote.fetch.segment_check import offsets_between

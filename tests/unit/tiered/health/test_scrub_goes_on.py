@@ -1,4 +1,5 @@
-"""One bad entry, page, manifest or object is a finding; everything else of the bucket is scrubbed, listed, restored."""
+"""One damaged entry, page, manifest or object is a finding. The rest of the bucket is processed as usual.
+Proven for scrub, verify, listing and restore."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from manager_world import NOW, World, send, settle
 from remote_samples import forged
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
-from remote.keys import HEADS, head_key
+from remote.keys import HEADS, manifest_key
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest import PendingDelete
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
@@ -44,11 +45,11 @@ def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
 
 
 def forge(tmp_path: Path, topic: str, change) -> None:
-    """Put a forged head in the place of the newest one."""
+    """Replaces the newest manifest by a forged one."""
     store = open_store(f"file://{tmp_path}/bucket")
     (name,) = [each for each in list_partitions(store) if each.topic == topic]
     head = MetadataLog(store, name.prefix).refresh()
-    store.put(name.prefix + head_key(head.sequence), forged(change(head)))
+    store.put(name.prefix + manifest_key(head.sequence), forged(change(head)))
     store.close()
 
 
@@ -62,7 +63,7 @@ def flip(tmp_path: Path, topic: str, number: int) -> str:
 
 
 def entry(**changes):
-    """The second entry says something else."""
+    """A forgery that changes fields of the second entry."""
 
     def change(head):
         return replace(head, segments=(head.segments[0], replace(head.segments[1], **changes), *head.segments[2:]))
@@ -77,7 +78,7 @@ FORGERIES = {
     "checksum": entry(data_crc32c=2**40),
     "overlap": entry(base_offset=0),
     "pending delete of a head": lambda head: replace(
-        head, unlinked=(UnlinkedObject(key=head_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
+        head, unlinked=(PendingDelete(key=manifest_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
     ),
     "another topic": lambda head: replace(head, topic="zzz"),
     "sequence": lambda head: replace(head, sequence=10**20),
@@ -86,21 +87,23 @@ FORGERIES = {
 
 @pytest.mark.parametrize("command", [["scrub", "--deep"], ["verify", "--remote", "--deep"]])
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_manifest_is_findings_and_all_else_is_looked_at(at, tmp_path, capfd, command, forgery):
+def test_forged_manifest_is_a_finding_and_everything_else_is_checked(at, tmp_path, capfd, command, forgery):
     forge(tmp_path, "a", FORGERIES[forgery])
     elsewhere, beside = flip(tmp_path, "c", 3), flip(tmp_path, "a", 4)
     assert invoke([*at, *command, "-o", "json"]) == 4
     out, said = capfd.readouterr()
     found = [each for each in json.loads(out)["findings"] if each["severity"] == "corrupt"]
     told = [each.get("object", each.get("path")) for each in found]
-    assert any(elsewhere in each for each in told), "another partition"
-    assert any(beside in each for each in told) or forgery in ("another topic", "sequence"), "the same partition"
+    assert any(elsewhere in each for each in told), "damage of another partition must be found"
+    assert any(beside in each for each in told) or forgery in ("another topic", "sequence"), (
+        "damage of the same partition must be found"
+    )
     assert any("readers refuse this head" in each["what"] for each in found)
     assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_manifest_does_not_keep_the_other_topics_from_a_listing(at, tmp_path, capfd, forgery):
+def test_forged_manifest_does_not_hide_the_other_topics_in_a_listing(at, tmp_path, capfd, forgery):
     forge(tmp_path, "a", FORGERIES[forgery])
     assert invoke([*at, "remote", "ls", f"file://{tmp_path}/bucket", "-o", "json"]) == 4
     out, said = capfd.readouterr()
@@ -113,7 +116,7 @@ def test_a_forged_manifest_does_not_keep_the_other_topics_from_a_listing(at, tmp
 
 
 @pytest.mark.parametrize("damage", ["manifest", "segment", "missing"])
-def test_a_topic_that_cannot_be_restored_does_not_keep_the_others(at, tmp_path, capfd, damage):
+def test_topic_that_cannot_be_restored_does_not_stop_the_others(at, tmp_path, capfd, damage):
     if damage == "manifest":
         forge(tmp_path, "a", FORGERIES["illegal key"])
     elif damage == "segment":
@@ -129,7 +132,7 @@ def test_a_topic_that_cannot_be_restored_does_not_keep_the_others(at, tmp_path, 
 
 
 class Refusing:
-    """A store that refuses whatever is asked of some objects."""
+    """A store that raises `error` for every call that names one of `keys`."""
 
     def __init__(self, inner, error, *keys):
         self._inner, self._error, self._keys = inner, error, keys
@@ -162,15 +165,15 @@ def scrubbed(store, names):
 
 @pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Unavailable])
 @pytest.mark.parametrize("kind", ["data", "indexes", "first head", "newest head"])
-def test_an_object_that_is_refused_is_a_finding_and_the_rest_is_scrubbed(bucket, error, kind):
+def test_unreadable_object_is_a_finding_and_the_rest_is_scrubbed(bucket, error, kind):
     names = list_partitions(bucket)
     head = MetadataLog(bucket, names[0].prefix).refresh()
     row = head.segments[1]
     refused = {
         "data": row.data_key,
         "indexes": row.indexes_key,
-        "first head": head_key(1),
-        "newest head": head_key(head.sequence),
+        "first head": manifest_key(1),
+        "newest head": manifest_key(head.sequence),
     }[kind]
     wrong = MetadataLog(bucket, names[2].prefix).refresh().segments[0].data_key
     body = bytearray(bucket.get(names[2].prefix + wrong))
@@ -184,13 +187,13 @@ def test_an_object_that_is_refused_is_a_finding_and_the_rest_is_scrubbed(bucket,
 
 
 @pytest.mark.parametrize("error", [AccessDenied, Unavailable])
-def test_a_store_that_refuses_everything_ends_the_scrub(bucket, error):
+def test_store_that_refuses_every_read_ends_the_scrub(bucket, error):
     with pytest.raises(error):
         scrubbed(Refusing(bucket, error, "/"), list_partitions(bucket))
 
 
 @pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Corrupt])
-def test_a_partition_that_is_refused_as_a_whole_is_a_finding(bucket, error):
+def test_unreadable_partition_is_a_finding(bucket, error):
     names = list_partitions(bucket)
     report = scrubbed(Refusing(bucket, error, names[1].prefix), names)
     assert {each.topic for each in report.findings if each.severity != "info"} == {"b"}
@@ -198,12 +201,12 @@ def test_a_partition_that_is_refused_as_a_whole_is_a_finding(bucket, error):
 
 
 @pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Corrupt])
-def test_a_topic_whose_head_is_refused_is_listed_beside_the_others(bucket, error):
+def test_topic_with_an_unreadable_manifest_is_still_listed(bucket, error):
     names = list_partitions(bucket)
     assert RemoteLog(Refusing(bucket, error, names[1].prefix + HEADS)).topics() == list(TOPICS)
 
 
-def test_a_bucket_without_any_manifest_in_a_partition_is_told(bucket):
+def test_partition_without_a_manifest_is_a_finding(bucket):
     names = list_partitions(bucket)
     bucket.delete([info.key for info in bucket.list(names[1].prefix) if HEADS in info.key])
     assert any("no head" in each.what for each in scrubbed(bucket, names).findings)

@@ -1,4 +1,4 @@
-"""`tiered dump --index` shows the index of the segment that is meant, in whichever tier it is."""
+"""`tiered dump --index` shows the index of the chosen segment, in either tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiered.inspect.dump_index import IndexPlace, index_of_segment
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two segments on the disk and in the bucket, an active one on the disk."""
+    """Two segments in both tiers, and an active segment on the disk."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -35,7 +35,7 @@ def shown(capfd: pytest.CaptureFixture[str], *words: str) -> list[dict[str, int]
     return next(value for value in body.values() if isinstance(value, list))
 
 
-def test_the_same_index_is_shown_however_its_segment_is_named(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_index_is_the_same_for_every_way_to_name_its_segment(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logs = sorted((home / "data" / "orders-0").glob("*.log"))
     stored = sorted((home / "bucket").rglob("*.log"))
     assert len(logs) == len(stored) + 1 > 2
@@ -58,7 +58,7 @@ def test_the_same_index_is_shown_however_its_segment_is_named(home: Path, capfd:
     assert found[0] != found[1]
 
 
-def test_what_the_disk_has_let_go_of_is_looked_for_in_the_bucket(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_index_of_a_dropped_segment_is_read_from_the_bucket(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = shown(capfd, "orders/0@3")
     assert invoke(["-q", "topic", "alter", "orders", "-X", "local.retention.ms=1"]) == 0
     assert invoke(["-q", "run", "--once"]) == 0
@@ -76,11 +76,11 @@ def test_what_the_disk_has_let_go_of_is_looked_for_in_the_bucket(home: Path, cap
         ("s3://b/x.indexes", IndexPlace(target="s3://b/x.indexes", section="offset")),
     ],
 )
-def test_the_index_of_a_file_lies_beside_it(target: str, found: IndexPlace) -> None:
+def test_index_of_a_file_is_in_the_same_directory(target: str, found: IndexPlace) -> None:
     assert index_of_segment(target) == found
 
 
-def test_what_has_no_index_and_what_shows_something_else_is_refused(home: Path) -> None:
+def test_dump_index_refuses_files_without_an_index_and_other_output_options(home: Path) -> None:
     with pytest.raises(InvalidRequest):
         index_of_segment("data/topics.json")
     for more in (["--batches"], ["--records"], ["--hex"], ["--section", "time"], ["--print"]):

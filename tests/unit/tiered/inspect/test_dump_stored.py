@@ -1,4 +1,4 @@
-"""`tiered dump` of segments as the bucket keeps them: compressed, encrypted, both; sound, damaged, without a key."""
+"""`tiered dump` of encoded segments in a bucket: compressed, encrypted, both; intact, damaged, without the key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from local.errors import Corrupt
 from local.format.compression import Codec, compress
 from local.format.record import Record
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import UnlinkedObject, encode_head
+from remote.manifest.manifest import PendingDelete, encode_manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import parse_key_ring
@@ -42,7 +42,7 @@ RECORDS = [Record(b"k%d" % at, b"value %d" % at + b"." * 40, NOW + at) for at in
 
 @pytest.fixture
 def bucket(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[ObjectStore, str, Path]:
-    """(store, key of a segment of several chunks, the same bucket as a directory)."""
+    """(store, key of a segment with several chunks, the same bucket as a directory)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIERED_KEYS", RING)
     monkeypatch.setattr(upload_and_commit, "copy_segment", partial(upload_and_commit.copy_segment, chunk_bytes=700))
@@ -52,7 +52,7 @@ def bucket(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Ob
         manager.append("t", RECORDS, 0, now_ms=NOW)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-    World.made.remove(world)  # encrypted: its whole check needs the ring, and is done elsewhere
+    World.made.remove(world)  # The check of encrypted buckets needs the key ring. Other tests do it.
     store = open_store(f"memory://{tmp_path.name}{request.param}")
     for info in world.store.list(""):
         body = world.store.get(info.key)
@@ -81,17 +81,19 @@ def offsets(capfd, target: str, code: int = 0) -> list[int]:
 
 
 @every_mode
-def test_the_records_are_those_that_were_appended_from_a_url_and_from_a_copy_of_the_bucket(bucket, capfd) -> None:
+def test_dump_of_an_encoded_segment_shows_the_appended_records(bucket, capfd) -> None:
     store, key, copy = bucket
     for target in (f"{store.url}/{key}", str(copy / key), f"file://{copy / key}"):
         assert offsets(capfd, target) == list(range(40))
         rows = json.loads(run(capfd, "dump", target, "--batches", "-o", "json"))["batches"]
         assert len(rows) > 3
-        assert [row["position"] for row in rows] == sorted({row["position"] for row in rows}), "those of the segment"
+        assert [row["position"] for row in rows] == sorted({row["position"] for row in rows}), (
+            "positions must be those in the plain segment"
+        )
 
 
 @pytest.mark.parametrize("bucket", [".log.zst"], indirect=True)
-def test_a_compressed_segment_alone_is_cut_by_its_frames(bucket, capfd, tmp_path: Path) -> None:
+def test_dump_of_a_compressed_segment_without_its_bucket_reads_frame_by_frame(bucket, capfd, tmp_path: Path) -> None:
     store, key, _ = bucket
     alone = tmp_path / key.rpartition("/")[2]
     alone.write_bytes(store.get(key))
@@ -103,7 +105,7 @@ def test_a_compressed_segment_alone_is_cut_by_its_frames(bucket, capfd, tmp_path
 
 
 @every_mode
-def test_damage_is_told_with_object_range_and_offset_and_what_lies_around_it_is_printed(bucket, capfd) -> None:
+def test_dump_of_a_damaged_segment_names_the_range_and_prints_the_other_records(bucket, capfd) -> None:
     store, key, _ = bucket
     sound = store.get(key)
     seen = set()
@@ -114,7 +116,7 @@ def test_damage_is_told_with_object_range_and_offset_and_what_lies_around_it_is_
         out, err = capfd.readouterr()
         found = [json.loads(line)["offset"] for line in out.splitlines()]
         missing = sorted(set(range(40)) - set(found))
-        assert missing == list(range(missing[0], missing[-1] + 1)), "one chunk"
+        assert missing == list(range(missing[0], missing[-1] + 1)), "only the records of one chunk may be missing"
         assert f"from_offset={missing[0]}" in err
         assert key.rpartition("/")[2] in err
         (start,), (length,) = (
@@ -126,9 +128,7 @@ def test_damage_is_told_with_object_range_and_offset_and_what_lies_around_it_is_
 
 
 @pytest.mark.parametrize("bucket", [".log.enc", ".log.zst.enc"], indirect=True)
-def test_without_its_key_nothing_is_shown_and_the_key_that_is_missing_is_named(
-    bucket, capfd, monkeypatch, tmp_path: Path
-) -> None:
+def test_dump_without_the_key_prints_nothing_and_names_the_key(bucket, capfd, monkeypatch, tmp_path: Path) -> None:
     store, key, _ = bucket
     alone = tmp_path / key.rpartition("/")[2]
     alone.write_bytes(store.get(key))
@@ -142,7 +142,7 @@ def test_without_its_key_nothing_is_shown_and_the_key_that_is_missing_is_named(
 
 
 @pytest.mark.parametrize("bucket", [".log.zst.enc"], indirect=True)
-def test_a_segment_that_left_the_index_is_found_in_an_older_head(bucket, capfd) -> None:
+def test_dump_of_an_unlinked_segment_finds_its_entry_in_an_older_manifest(bucket, capfd) -> None:
     store, key, _ = bucket
     log = MetadataLog(keyed(store, parse_key_ring([RING], "RING")), key.partition("data/")[0])
     head = log.load()
@@ -151,14 +151,14 @@ def test_a_segment_that_left_the_index_is_found_in_an_older_head(bucket, capfd) 
     assert offsets(capfd, f"{store.url}/{key}") == list(range(40))
 
 
-def test_the_columns_of_a_head_are_the_same_whatever_rows_there_are(tmp_path: Path, capfd) -> None:
+def test_dump_of_a_manifest_has_the_same_columns_for_any_number_of_entries(tmp_path: Path, capfd) -> None:
     known: dict[str, str] = {}
     for count in (0, 1):
-        waiting = UnlinkedObject(key=row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2)
+        waiting = PendingDelete(key=row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2)
         unlinked = (waiting,) * count
         path = tmp_path / str(count) / "orders-AAAAAAAAAAAAAAAAAAAAAA" / "2" / "meta" / "head" / f"{7:020}"
         path.parent.mkdir(parents=True)
-        path.write_bytes(encode_head(head(*[row() for _ in range(count)], unlinked=unlinked)))
+        path.write_bytes(encode_manifest(head(*[row() for _ in range(count)], unlinked=unlinked)))
         for name, most in {"segments": 1, "unlinked": 1, "unlinked_pages": 0, "spills": 0}.items():
             header, *lines = run(capfd, "dump", str(path), "-o", "csv", "--section", name).splitlines()
             assert len(lines) == min(count, most)
@@ -168,7 +168,7 @@ def test_the_columns_of_a_head_are_the_same_whatever_rows_there_are(tmp_path: Pa
 
 
 @pytest.mark.parametrize("bucket", [".log.zst.enc"], indirect=True)
-def test_a_sealed_head_is_dumped_with_the_ring_and_names_its_key_without(bucket, capfd, monkeypatch) -> None:
+def test_dump_of_a_sealed_manifest_needs_the_key_and_names_a_missing_one(bucket, capfd, monkeypatch) -> None:
     store, key, _ = bucket
     prefix = key.partition("data/")[0]
     name = max(info.key for info in store.list(prefix + "meta/head/"))
@@ -179,7 +179,7 @@ def test_a_sealed_head_is_dumped_with_the_ring_and_names_its_key_without(bucket,
     assert "key_id=k1" in capfd.readouterr().err
 
 
-def test_names_and_urls() -> None:
+def test_names_and_urls_of_stored_objects_are_parsed() -> None:
     for suffix in MODES:
         assert kind_of(f"x/{0:020d}-{9:020d}-{1:010d}-X{suffix}") is Kind.STORED_LOG
     assert kind_of("a/b.zst") is kind_of("a/b.enc") is None
@@ -191,7 +191,7 @@ def test_names_and_urls() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=3000), min_size=1, max_size=5), st.data())
-def test_frames_are_where_they_were_put_and_damage_is_corrupt_or_another_frame(bodies: list[bytes], data) -> None:
+def test_zstd_frames_are_found_and_damage_raises_corrupt_or_gives_another_frame(bodies: list[bytes], data) -> None:
     made = [bytes(compress(Codec.ZSTD, body, 3)) for body in bodies]
     whole = b"".join(made)
 

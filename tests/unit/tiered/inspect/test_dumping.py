@@ -1,4 +1,4 @@
-"""What `tiered dump` shows of files: sound ones, damaged ones, in a bucket, filtered; and in Kafka's own words."""
+"""`tiered dump` of files: intact, damaged, in a bucket, filtered, and in the format of Kafka's tool."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def batches(count: int = 40, codec: Codec = Codec.NONE, each: int = 3) -> list[b
 
 
 def write(folder: Path, body: bytes, *, interval: int = 300) -> Path:
-    """A segment with the indexes it should have."""
+    """Writes a segment with its correct indexes."""
     path = folder / f"{BASE:020d}.log"
     path.write_bytes(body)
     indexes = build_indexes(kernels.scan_batches(body), BASE, interval)
@@ -93,12 +93,12 @@ def dump_of(path: Path, chosen: Filter | None = None) -> LogDump:
     return LogDump.of_file(open_file(str(path)), chosen or Filter())
 
 
-# -- walking
+# -- iteration over batches
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 1000, 1 << 20])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_a_walk_gives_every_batch_once_whatever_the_chunk(chunk_bytes: int, codec: Codec) -> None:
+def test_batch_runs_return_every_batch_once_for_any_chunk_size(chunk_bytes: int, codec: Codec) -> None:
     parts = batches(codec=codec)
     body = b"".join(parts)
     walk = BatchRuns(lambda start, length: body[start : start + length], len(body), chunk_bytes=chunk_bytes)
@@ -111,7 +111,7 @@ def test_a_walk_gives_every_batch_once_whatever_the_chunk(chunk_bytes: int, code
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 20])
-def test_a_batch_with_a_wrong_checksum_is_given_by_itself_and_the_walk_goes_on(chunk_bytes: int) -> None:
+def test_batch_with_a_wrong_crc_is_a_run_of_its_own_and_iteration_continues(chunk_bytes: int) -> None:
     parts = batches()
     parts[5] = parts[5][:-1] + bytes([parts[5][-1] ^ 1])
     parts[6] = parts[6][:-1] + bytes([parts[6][-1] ^ 1])
@@ -124,7 +124,7 @@ def test_a_batch_with_a_wrong_checksum_is_given_by_itself_and_the_walk_goes_on(c
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 20])
-def test_a_batch_that_goes_back_is_named_and_what_follows_is_given(chunk_bytes: int) -> None:
+def test_batch_with_a_lower_offset_is_reported_and_the_rest_returned(chunk_bytes: int) -> None:
     parts = batches(10)
     body = b"".join([*parts[:6], *parts[3:]])
     runs = list(BatchRuns(lambda start, length: body[start : start + length], len(body), chunk_bytes=chunk_bytes))
@@ -132,7 +132,7 @@ def test_a_batch_that_goes_back_is_named_and_what_follows_is_given(chunk_bytes: 
     assert sum(len(each.table) for each in runs) == 13
 
 
-def test_a_length_that_cannot_be_believed_ends_the_walk() -> None:
+def test_implausible_batch_length_ends_the_iteration() -> None:
     parts = batches(10)
     for length in (48, 2**31 - 1, 200):
         broken = parts[4][:8] + struct.pack(">i", length) + parts[4][12:]
@@ -144,7 +144,7 @@ def test_a_length_that_cannot_be_believed_ends_the_walk() -> None:
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * 200, 7))
-def test_no_flipped_bit_makes_a_walk_raise_or_lose_what_is_before_it(bit: int) -> None:
+def test_flipped_bit_never_raises_or_loses_the_batches_before_it(bit: int) -> None:
     parts = batches(12)
     body = bytearray(b"".join(parts))
     body[len(parts[0]) + bit // 8] ^= 1 << bit % 8
@@ -157,7 +157,7 @@ def test_no_flipped_bit_makes_a_walk_raise_or_lose_what_is_before_it(bit: int) -
 # -- batches and records
 
 
-def test_batches_carry_every_field_of_kafkas_tool_in_its_order(segment: Path, capfd) -> None:
+def test_dump_has_every_batch_field_of_kafkas_tool_in_its_order(segment: Path, capfd) -> None:
     rows = json.loads(run(capfd, "dump", str(segment), "-o", "json"))["batches"]
     assert list(rows[0]) == [
         *("baseOffset", "lastOffset", "count", "baseSequence", "lastSequence", "producerId", "producerEpoch"),
@@ -203,13 +203,13 @@ def test_deep_iteration_prints_the_lines_of_kafkas_tool(home: Path, capfd) -> No
     assert len(run(capfd, "dump", str(path), "--records").splitlines()) == 2
 
 
-def test_sequences_wrap_to_zero() -> None:
+def test_sequence_after_the_maximum_is_zero() -> None:
     assert [sequence_of(2**31 - 2, delta) for delta in range(4)] == [2**31 - 2, 2**31 - 1, 0, 1]
     assert sequence_of(-1, 5) == -1
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_jsonl_has_an_object_for_every_record_with_its_batch(home: Path, capfd, codec: Codec) -> None:
+def test_jsonl_has_one_object_per_record_with_its_batch(home: Path, capfd, codec: Codec) -> None:
     path = write(home / "orders-0", b"".join(batches(codec=codec)))
     rows = [json.loads(line) for line in run(capfd, "dump", str(path), "-o", "jsonl").splitlines()]
     assert [row["offset"] for row in rows] == list(range(BASE, BASE + 120))
@@ -232,7 +232,7 @@ def test_jsonl_has_an_object_for_every_record_with_its_batch(home: Path, capfd, 
     assert rows[4]["batch"]["compresscodec"] == codec.name.lower()
 
 
-def test_every_form_holds_the_same_records(segment: Path, capfd) -> None:
+def test_every_output_format_has_the_same_records(segment: Path, capfd) -> None:
     lines = [json.loads(line) for line in run(capfd, "dump", str(segment), "-o", "jsonl").splitlines()]
     table = csv.DictReader(io.StringIO(run(capfd, "dump", str(segment), "--deep", "-o", "csv")))
     whole = json.loads(run(capfd, "dump", str(segment), "--deep", "-o", "json"))["records"]
@@ -245,7 +245,7 @@ def test_every_form_holds_the_same_records(segment: Path, capfd) -> None:
 @pytest.mark.parametrize(
     ("encoding", "shown"), [("utf8", {"base64": "/w=="}), ("base64", "/w=="), ("hex", "ff")], ids=["utf8", "b64", "hex"]
 )
-def test_bytes_that_are_no_text_are_never_lost_and_null_stays_null(home: Path, capfd, encoding: str, shown) -> None:
+def test_bytes_that_are_not_text_are_encoded_and_null_stays_null(home: Path, capfd, encoding: str, shown) -> None:
     record = (None, b"\xff", T0, (("h", b"\xff"), ("n", None)))
     path = write(home / "orders-0", encode_batch([record, (b"", None, T0)], base_offset=BASE))
     first, second = (
@@ -272,11 +272,11 @@ def test_bytes_that_are_no_text_are_never_lost_and_null_stays_null(home: Path, c
         ("hex", b"\0\xff", "00ff"),
     ],
 )
-def test_decoders_read_what_they_can_and_keep_the_rest(decoder: str, data: bytes, shown: object) -> None:
+def test_decoder_falls_back_to_base64_for_invalid_bytes(decoder: str, data: bytes, shown: object) -> None:
     assert DECODERS[decoder](data) == shown
 
 
-def test_a_damaged_batch_is_shown_as_invalid_its_records_left_out_and_the_rest_printed(home: Path, capfd) -> None:
+def test_damaged_batch_is_marked_invalid_and_only_its_records_are_left_out(home: Path, capfd) -> None:
     parts = batches()
     parts[3] = parts[3][:-1] + bytes([parts[3][-1] ^ 1])
     path = home / "orders-0" / f"{BASE:020d}.log"
@@ -291,9 +291,9 @@ def test_a_damaged_batch_is_shown_as_invalid_its_records_left_out_and_the_rest_p
     assert text.count("\n| ") == 117
 
 
-def test_records_that_do_not_decode_are_named_and_the_others_shown(home: Path, capfd) -> None:
+def test_undecodable_records_are_reported_and_the_others_shown(home: Path, capfd) -> None:
     parts = batches(6)
-    # A batch whose checksum is right and whose records are nonsense: its own length is too long.
+    # A batch with a correct checksum and invalid records: the length of the first record is too large.
     broken = bytearray(parts[2])
     broken[HEADER_BYTES] = 0x7E
     struct.pack_into(">I", broken, 17, kernels.pure_kernels.crc32c_of(memoryview(broken)[21:]))
@@ -305,13 +305,13 @@ def test_records_that_do_not_decode_are_named_and_the_others_shown(home: Path, c
     assert (text.count("baseOffset"), text.count("\n| ")) == (6, 15)
 
 
-def test_a_torn_tail_is_a_finding_and_its_bytes_are_counted(segment: Path, capfd) -> None:
+def test_torn_tail_is_a_finding_with_the_number_of_its_bytes(segment: Path, capfd) -> None:
     segment.write_bytes(segment.read_bytes() + b"\0" * 10)
     run(capfd, "dump", str(segment), code=Exit.FINDINGS)
     assert "found 10 invalid bytes at the end of" in run.err  # type: ignore[attr-defined]
 
 
-def test_gaps_are_told_as_information(home: Path, capfd) -> None:
+def test_offset_gap_is_reported_as_information(home: Path, capfd) -> None:
     parts = batches()
     path = write(home / "orders-0", b"".join(parts[:3] + parts[5:]))
     run(capfd, "dump", str(path), "--deep")
@@ -344,7 +344,9 @@ RECORDS = [(BASE + n, T0 + n // 3 * 10 + n % 3, b"k%d" % (n % 7)) for n in range
     ],
 )
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_a_filter_keeps_what_it_says(home: Path, codec: Codec, chosen: Filter, rule: Callable[..., bool]) -> None:
+def test_filter_returns_only_matching_records_and_their_batches(
+    home: Path, codec: Codec, chosen: Filter, rule: Callable[..., bool]
+) -> None:
     path = write(home / "orders-0", b"".join(batches(codec=codec)))
     expected = [offset for offset, *rest in RECORDS if rule(offset, *rest)]
     assert [row.offset for row in dump_of(path, chosen).records()] == expected
@@ -355,7 +357,7 @@ def test_a_filter_keeps_what_it_says(home: Path, codec: Codec, chosen: Filter, r
     assert [row.base_offset for row in both if not hasattr(row, "offset")] == holding
 
 
-def test_filters_as_they_are_typed(segment: Path, capfd) -> None:
+def test_filter_options_are_parsed(segment: Path, capfd) -> None:
     def offsets(*words: str) -> list[int]:
         out = run(capfd, "dump", str(segment), "-o", "jsonl", *words)
         return [json.loads(line)["offset"] for line in out.splitlines()]
@@ -382,7 +384,7 @@ def test_indexes_are_compared_with_their_log(segment: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_every_wrong_number_in_an_index_is_found(segment: Path, capfd, suffix: str) -> None:
+def test_every_wrong_byte_in_an_index_is_found(segment: Path, capfd, suffix: str) -> None:
     path = segment.with_suffix(suffix)
     body = path.read_bytes()
     for at in range(len(body)):
@@ -391,7 +393,7 @@ def test_every_wrong_number_in_an_index_is_found(segment: Path, capfd, suffix: s
         assert "index entry" in run.err  # type: ignore[attr-defined]
 
 
-def test_zeros_at_the_end_of_an_index_are_told_and_no_damage(segment: Path, capfd) -> None:
+def test_zeros_at_the_end_of_an_index_are_reported_and_no_damage(segment: Path, capfd) -> None:
     for suffix, size in ((".index", 8), (".timeindex", 12)):
         path = segment.with_suffix(suffix)
         rows = json.loads(run(capfd, "dump", str(path), "-o", "json"))["entries"]
@@ -401,11 +403,11 @@ def test_zeros_at_the_end_of_an_index_are_told_and_no_damage(segment: Path, capf
         run(capfd, "dump", str(path), "--index-sanity-check")
 
 
-def test_entries_of_whole_appends_are_legal() -> None:
+def test_index_entries_of_whole_appends_are_valid() -> None:
     body = b"".join(batches(12))
     table = kernels.scan_batches(body)
     places = places_of([(0, table)], len(body))
-    # As a broker of 3.x writes them: the start of an append of three batches, the last offset of the third.
+    # As a broker of version 3.x writes them: the position of an append of three batches, the last offset of the third.
     entries = [(int(table.last_offsets[at + 2]) - BASE, int(table.positions[at])) for at in (3, 6)]
     index = b"".join(struct.pack(">ii", *each) for each in entries)
     assert {each.severity for each in check_offset_index(index, BASE, places, path="x")} == {Severity.INFO}
@@ -415,14 +417,14 @@ def test_entries_of_whole_appends_are_legal() -> None:
     assert check_time_index(times, BASE, places, path="x") == []
 
 
-def test_an_index_without_its_log_is_still_checked(home: Path, capfd) -> None:
+def test_index_without_its_log_is_checked_for_order(home: Path, capfd) -> None:
     path = home / f"{BASE:020d}.index"
     path.write_bytes(struct.pack(">iiii", 5, 100, 4, 200))
     run(capfd, "dump", str(path), code=Exit.CORRUPTION)
     run(capfd, "dump", str(path), "--verify-index-only", code=2)
 
 
-def test_a_sealed_time_index_without_its_last_entry_is_a_finding(segment: Path, capfd) -> None:
+def test_time_index_of_a_closed_segment_without_its_last_entry_is_a_finding(segment: Path, capfd) -> None:
     path = segment.with_suffix(".timeindex")
     path.write_bytes(path.read_bytes()[:-12])
     run(capfd, "dump", str(path))
@@ -434,7 +436,7 @@ def test_a_sealed_time_index_without_its_last_entry_is_a_finding(segment: Path, 
 # -- the other files
 
 
-def test_side_files_are_rows(home: Path, capfd) -> None:
+def test_other_files_of_a_log_directory_are_dumped_as_rows(home: Path, capfd) -> None:
     def rows(path: Path, what: str) -> list[dict[str, object]]:
         return json.loads(run(capfd, "dump", str(path), "-o", "json"))[what]
 
@@ -489,11 +491,11 @@ def test_side_files_are_rows(home: Path, capfd) -> None:
         ("readme.md", None),
     ],
 )
-def test_a_name_tells_what_a_file_is(path: str, kind: Kind | None) -> None:
+def test_kind_of_a_file_follows_from_its_name(path: str, kind: Kind | None) -> None:
     assert kind_of(path) is kind
 
 
-def test_what_is_no_file_of_ours_is_refused(home: Path, capfd) -> None:
+def test_unknown_and_missing_files_are_refused(home: Path, capfd) -> None:
     (home / "notes.txt").write_text("x")
     run(capfd, "dump", "notes.txt", code=2)
     run(capfd, "dump", "file:///x/y.log", code=1)
@@ -508,7 +510,7 @@ def test_what_is_no_file_of_ours_is_refused(home: Path, capfd) -> None:
 STEM = f"t-{'A' * 22}/3/data/{BASE:020d}-{BASE + 119:020d}-0000000001-01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
-def test_objects_are_read_in_ranges(capfd) -> None:
+def test_objects_are_read_in_ranges_of_the_chunk_size(capfd) -> None:
     body = b"".join(batches(400, each=20))
     store = open_store("memory://ranged")
     store.put(STEM + ".log", body)
@@ -535,7 +537,7 @@ def test_objects_are_read_in_ranges(capfd) -> None:
     run(capfd, "dump", f"memory://ranged/{STEM}.log", code=Exit.CORRUPTION)
 
 
-def test_an_indexes_object_is_dumped_section_by_section(capfd) -> None:
+def test_index_bundle_is_dumped_by_section(capfd) -> None:
     body = b"".join(batches())
     indexes = build_indexes(kernels.scan_batches(body), BASE, 300)
     bundle = IndexBundle(
@@ -555,7 +557,9 @@ def test_an_indexes_object_is_dumped_section_by_section(capfd) -> None:
     assert whole["offset"][0]["offset"] >= BASE
     assert json.loads(run(capfd, "dump", url, "-o", "json", "--section", "epochs"))["epochs"] == whole["epochs"]
     assert run(capfd, "dump", url, "-o", "csv", "--section", "epochs") == "epoch,startOffset\n0,0\n"
-    assert run(capfd, "dump", url, "-o", "csv", "--section", "producers").count(",") == 9, "of nobody, the same columns"
+    assert run(capfd, "dump", url, "-o", "csv", "--section", "producers").count(",") == 9, (
+        "an empty section must have the same columns"
+    )
     run(capfd, "dump", url, "-o", "csv", code=2)
     assert "chunks:" in run(capfd, "dump", url)
     lines = [json.loads(line) for line in run(capfd, "dump", url, "-o", "jsonl").splitlines()]
@@ -569,7 +573,7 @@ def text(value: str) -> bytes:
     return struct.pack(">h", len(value)) + value.encode()
 
 
-def test_committed_offsets_are_read_in_every_version() -> None:
+def test_committed_offsets_are_decoded_in_every_version() -> None:
     key = struct.pack(">h", 1) + text("group") + text("topic") + struct.pack(">i", 5)
     for version in range(5):
         value = struct.pack(">hq", version, 77)
@@ -577,7 +581,7 @@ def test_committed_offsets_are_read_in_every_version() -> None:
         value += text("meta") if version < 4 else b"\x05meta"
         value += struct.pack(">q", T0)
         value += struct.pack(">q", T0 + 1) if version == 1 else b""
-        value += b"\x01\x00\x01!" if version == 4 else b""  # one tagged field, tag 0, of one byte
+        value += b"\x01\x00\x01!" if version == 4 else b""  # one tagged field: tag 0, one byte
         head, body = decode_offsets_record(key, value)
         assert head == {"type": 1, "data": {"group": "group", "topic": "topic", "partition": 5}}
         assert body is not None
@@ -590,7 +594,7 @@ def test_committed_offsets_are_read_in_every_version() -> None:
     assert decode_offsets_record(key, None)[1] is None
 
 
-def test_groups_are_read_in_every_version() -> None:
+def test_groups_are_decoded_in_every_version() -> None:
     key = struct.pack(">h", 2) + text("group")
     for version in range(4):
         value = struct.pack(">h", version) + text("consumer") + struct.pack(">i", 3) + text("range") + text("m")
@@ -607,7 +611,7 @@ def test_groups_are_read_in_every_version() -> None:
         assert (member["memberId"], member["subscription"], member["assignment"]) == ("m", "YWI=", "")
 
 
-def test_transactions_are_read_in_both_versions() -> None:
+def test_transactions_are_decoded_in_both_versions() -> None:
     key = struct.pack(">h", 0) + text("txn-1")
     plain = struct.pack(">hqhib", 0, 9, 3, 60_000, 4) + struct.pack(">i", 1) + text("orders")
     plain += struct.pack(">iii", 2, 0, 5) + struct.pack(">qq", T0 + 1, T0)
@@ -627,7 +631,7 @@ def test_transactions_are_read_in_both_versions() -> None:
     assert decode_transaction_record(key, plain)[0] == {"type": 0, "data": {"transactionalId": "txn-1"}}
 
 
-def test_coordinator_records_never_raise_anything_but_corrupt() -> None:
+def test_coordinator_decoders_raise_only_corrupt_for_random_bytes() -> None:
     rng = random.Random(7)
     key = struct.pack(">h", 2) + text("group")
     for _ in range(3000):
@@ -640,7 +644,7 @@ def test_coordinator_records_never_raise_anything_but_corrupt() -> None:
                     continue
 
 
-def test_dump_shows_committed_offsets(home: Path, capfd) -> None:
+def test_dump_with_the_offsets_decoder_shows_committed_offsets(home: Path, capfd) -> None:
     key = struct.pack(">h", 1) + text("group") + text("topic") + struct.pack(">i", 5)
     value = struct.pack(">hqi", 3, 77, 4) + text("") + struct.pack(">q", T0)
     unknown = struct.pack(">h", 9) + b"xyz"
@@ -655,13 +659,13 @@ def test_dump_shows_committed_offsets(home: Path, capfd) -> None:
     assert '"offset":77' in run(capfd, "dump", str(path), "--offsets-decoder")
 
 
-def test_encode_reads_what_is_typed() -> None:
+def test_encode_parses_a_key_in_the_given_encoding() -> None:
     assert encode("é", "utf8") == "é".encode()
     with pytest.raises(InvalidRequest):
         encode("=", "base64")
 
 
-def test_a_table_of_damage_never_raises_out_of_the_tree(home: Path) -> None:
+def test_dump_of_randomly_damaged_segments_never_raises(home: Path) -> None:
     rng = np.random.default_rng(5)
     body = np.frombuffer(b"".join(batches(10)), np.uint8)
     path = home / "orders-0" / f"{BASE:020d}.log"
@@ -674,7 +678,7 @@ def test_a_table_of_damage_never_raises_out_of_the_tree(home: Path) -> None:
         assert dump.problem is not None or dump.invalid_bytes == 0 or dump.problem == TORN
 
 
-def test_messages_of_the_old_formats_have_kafkas_old_lines(home: Path, capfd) -> None:
+def test_old_message_formats_are_printed_with_kafkas_old_lines(home: Path, capfd) -> None:
     def message(magic: int, offset: int) -> bytes:
         body = struct.pack(">bb", magic, 0) + (struct.pack(">q", T0) if magic else b"") + b"\0\0\0\1k\0\0\0\1v"
         return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
@@ -695,12 +699,12 @@ def test_messages_of_the_old_formats_have_kafkas_old_lines(home: Path, capfd) ->
 
 
 @pytest.mark.parametrize("option", ["--verify-index-only", "--index-sanity-check", "--section=offset"])
-def test_an_option_for_other_files_is_refused_and_not_passed_over(home: Path, capfd, option: str) -> None:
+def test_option_for_another_kind_of_file_is_refused(home: Path, capfd, option: str) -> None:
     (path := home / f"{BASE:020d}.log").write_bytes(b"")
     run(capfd, "dump", str(path), option, code=Exit.USAGE)
 
 
-def test_a_table_is_laid_out_in_pieces_that_line_up(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_long_table_is_printed_in_aligned_parts(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     columns = (Column("n", "N", is_number=True), Column("text", "TEXT"), Column("last", "LAST"))
     rows = [{"n": 10 ** (at % 7), "text": "é" * (12 - at % 5), "last": at} for at in range(50)]
     emit("rows", rows, columns, "table")
@@ -708,7 +712,7 @@ def test_a_table_is_laid_out_in_pieces_that_line_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(render, "ROWS_AT_ONCE", 7)
     seen = []
     emit("rows", (seen.append(len(capsys.readouterr().out)) or row for row in rows), columns, "table")
-    assert len([size for size in seen if size]) == 50 // 7, "lines come while rows are still to come"
+    assert len([size for size in seen if size]) == 50 // 7, "lines must be printed before the last row is known"
     capsys.readouterr()
     emit("rows", rows, columns, "table")
     assert capsys.readouterr().out.splitlines() == whole.splitlines()

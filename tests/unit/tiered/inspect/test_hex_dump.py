@@ -1,4 +1,4 @@
-"""``tiered dump --hex``: every byte of a batch is in one field, under Kafka's name, saying what the decoder says."""
+"""``tiered dump --hex``: every byte of a batch is in one field, with Kafka's name and the decoder's value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fields_of(batch: bytes, position: int = 0) -> tuple[list[HexField], Corrupt 
 
 
 def bytes_of(fields: list[HexField], *, inflated: bool) -> bytes:
-    """All bytes, each once and in its place."""
+    """All bytes of the fields. Asserts that each byte appears once and at its position."""
     body, start = b"", None
     for field in (each for each in fields if each.is_inflated == inflated):
         start = field.at if start is None else start
@@ -52,7 +52,7 @@ def bytes_of(fields: list[HexField], *, inflated: bool) -> bytes:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_each_byte_is_in_one_field_and_the_values_are_the_decoders(codec: Codec) -> None:
+def test_hex_dump_has_each_byte_in_one_field_and_the_decoders_values(codec: Codec) -> None:
     batch = sample(codec)
     found, problem = fields_of(batch, 1000)
     assert problem is None
@@ -78,14 +78,14 @@ def test_each_byte_is_in_one_field_and_the_values_are_the_decoders(codec: Codec)
     assert offsets == [str(record.offset) for record in decoded]
 
 
-def test_attributes_are_told_in_words() -> None:
+def test_attributes_are_shown_by_name() -> None:
     batch = sample(Codec.ZSTD, timestamp_type=TimestampType.LOG_APPEND_TIME, append_time_ms=T0, is_transactional=True)
     (told,) = [field.value for field in fields_of(batch)[0] if field.name == "attributes" and field.depth == 0]
     assert told == f"{4 | 8 | 16}: zstd LogAppendTime isTransactional"
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_messages_of_old_formats_are_shown_too(magic: int) -> None:
+def test_hex_dump_shows_messages_of_old_formats(magic: int) -> None:
     batch = kernels.scan_batches(many(magic, 3))
     data = many(magic, 3)
     for at, size in zip(batch.positions.tolist(), batch.sizes.tolist(), strict=True):
@@ -98,7 +98,7 @@ def test_messages_of_old_formats_are_shown_too(magic: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [sample(), sample(Codec.GZIP), many(1, 1)], ids=["plain", "gzip", "magic 1"])
-def test_whatever_a_byte_becomes_every_byte_is_shown_and_nothing_but_corrupt_is_raised(batch: bytes) -> None:
+def test_hex_dump_of_any_damage_shows_every_byte_and_raises_only_corrupt(batch: bytes) -> None:
     rng = random.Random(7)
     damaged = 0
     for at in chain(range(17, len(batch)), rng.choices(range(17, len(batch)), k=300)):
@@ -113,7 +113,7 @@ def test_whatever_a_byte_becomes_every_byte_is_shown_and_nothing_but_corrupt_is_
     assert damaged > 20
 
 
-def test_the_command_shows_files_partitions_and_objects_and_ends_with_4_for_damage(
+def test_dump_hex_reads_files_partitions_and_objects_and_exits_4_for_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -151,7 +151,7 @@ def test_the_command_shows_files_partitions_and_objects_and_ends_with_4_for_dama
     out, said = capfd.readouterr()
     assert ": wrong, its bytes make " in out
     assert "error: dumping a segment, " in said
-    assert out.count("batch at ") > 3, "what follows is shown"
+    assert out.count("batch at ") > 3, "batches after the damaged one must be shown"
     for words, told in (
         (["data/orders-0/00000000000000000000.index"], "leave out --hex"),
         (["orders/0", "--print"], "--hex shows"),
@@ -160,9 +160,9 @@ def test_the_command_shows_files_partitions_and_objects_and_ends_with_4_for_dama
         assert told in capfd.readouterr().err
 
 
-def test_a_record_whose_length_is_not_that_of_its_fields_is_damage() -> None:
+def test_record_length_that_contradicts_its_fields_is_damage() -> None:
     wrong = bytearray(encode_batch([(b"key", b"value", T0), (b"key", b"other", T0)]))
-    wrong[HEADER_BYTES] -= 2  # one byte less, as a varint has it
+    wrong[HEADER_BYTES] -= 2  # one byte less, as a zigzag varint
     found, problem = fields_of(bytes(wrong))
     assert "its length says" in str(problem)
     assert found[-1].name == "damaged"

@@ -1,4 +1,4 @@
-"""The table of what a bucket keeps: every row and object of it once, and what it costs."""
+"""The segment table of a bucket: every entry and object once, with its cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.cost.storage_cost import early_deletion, monthly_storage
 from remote.keys import HEADS
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.cost.topic_cost import all_rows
 from tiered.inspect.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
 from tiered.jobs.view_jobs import build_views, plan_views
@@ -20,8 +20,8 @@ OPTIONS = TableOptions(now_ms=NOW + DAY)
 
 @pytest.fixture
 def world(monkeypatch):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     return World()
 
 
@@ -38,7 +38,7 @@ def filled(world, count=600, storage_class="STANDARD", **properties):
     return manager
 
 
-def test_every_object_of_a_partition_but_its_heads_is_in_the_table_once(world):
+def test_every_object_of_a_partition_except_manifests_is_in_the_table_once(world):
     manager = filled(world, **{"retention.ms": "2d", "remote.log.delete.grace.ms": "9d"})
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     send(manager, 600, start=600)
@@ -58,7 +58,7 @@ def test_every_object_of_a_partition_but_its_heads_is_in_the_table_once(world):
     assert seen == {"log", "view", "page", "waiting"}
 
 
-def test_segments_say_what_their_rows_say(world):
+def test_segment_rows_equal_the_entries_of_the_manifest(world):
     manager = filled(world)
     (held,) = manager.partitions()
     rows = [row for row in table(world) if row["kind"] == "log"]
@@ -73,7 +73,7 @@ def test_segments_say_what_their_rows_say(world):
         assert row["is_readable"] is True
 
 
-def test_what_lies_below_the_log_start_is_not_readable(world):
+def test_segment_below_the_log_start_offset_is_not_readable(world):
     manager = filled(world)
     manager.delete_records({NAME: 300}, now_ms=NOW)
     rows = [row for row in table(world) if row["kind"] == "log"]
@@ -82,7 +82,7 @@ def test_what_lies_below_the_log_start_is_not_readable(world):
     assert all(row["is_readable"] is (row["next_offset"] > 300) for row in rows)
 
 
-def test_a_deleted_topic_is_told_as_such(world):
+def test_rows_of_a_deleted_topic_are_marked_as_deleted(world):
     manager = filled(world, **{"remote.log.delete.grace.ms": "9d"})
     manager.delete_topic("t", now_ms=NOW)
     settle(manager)
@@ -92,7 +92,7 @@ def test_a_deleted_topic_is_told_as_such(world):
     assert all(row["topic_deleted"] is not None for row in rows)
 
 
-def test_dollars_are_those_of_the_class(world):
+def test_costs_of_a_row_follow_from_its_storage_class(world):
     filled(world, storage_class="STANDARD_IA")
     row = next(row for row in table(world) if row["kind"] == "log")
     prices = BUILT_IN.of("STANDARD_IA")
@@ -105,7 +105,7 @@ def test_dollars_are_those_of_the_class(world):
     assert row["dollars_to_read"] > prices.get_per_1000 / 1000
 
 
-def test_columns_come_as_arrow_in_batches_of_bounded_rows(world):
+def test_columns_are_arrow_batches_with_a_bounded_number_of_rows(world):
     filled(world)
     rows = table(world)
     (batch,) = record_batches(iter(rows), tuple(COLUMNS))
