@@ -1,4 +1,4 @@
-"""A server that stands before a real one: passes requests on, or answers itself, or lets the client wait."""
+"""A proxy in front of a real server: it forwards requests, answers them itself, or lets the client wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Asked = Callable[["Request"], tuple[int, str] | None]
 
 
 class Request:
-    """One request, as the client sent it. `what` is its verb and what of the query says which S3 operation it is."""
+    """One request of the client. `what` is its verb and the query names that identify the S3 operation."""
 
     def __init__(self, verb: str, path: str, headers: dict[str, str]) -> None:
         self.verb, self.path, self.headers = verb, path, headers
@@ -26,10 +26,9 @@ class Request:
 
 
 class BetweenServer:
-    """Before the server at `url`. `answer(request)` is what is answered for it, (status, S3's code); None: passed on.
-
-    It may block, which is a server that hangs. `requests` are all of them, in order.
-    """
+    """A proxy in front of the server at `url`.
+    `answer(request)` returns the answer (status, S3 error code), or None to forward the request. It may block, which
+    simulates a server that does not respond. `requests` has all requests in order."""
 
     def __init__(self, url: str, answer: Asked) -> None:
         self.requests: list[Request] = []
@@ -51,7 +50,7 @@ class BetweenServer:
                     else:
                         self._say(refused[0], f"<Error><Code>{refused[1]}</Code></Error>".encode(), {})
                 except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True  # the client did not wait
+                    self.close_connection = True  # the client closed the connection
 
             def _pass_on(self, request: Request, body: bytes) -> None:
                 connection = http.client.HTTPConnection(outer._host, timeout=60)
@@ -98,7 +97,7 @@ class BetweenServer:
         }
 
     def times(self, what: str) -> int:
-        """How often this was asked for, see `Request.what`."""
+        """Number of requests with this `Request.what`."""
         return sum(request.what == what for request in self.requests)
 
     def __enter__(self) -> BetweenServer:

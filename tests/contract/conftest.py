@@ -1,4 +1,4 @@
-"""A real S3 API over HTTP on loopback, once for the whole run, and canned answers for errors it does not make."""
+"""A real S3 API over HTTP on loopback, once per test run, and canned answers for errors that it cannot produce."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def s3_endpoint() -> Iterator[S3Endpoint]:
 
 @pytest.fixture
 def s3_bucket(s3_endpoint: S3Endpoint) -> str:
-    """The name of a fresh bucket."""
+    """The name of a new bucket."""
     name = f"bucket-{next(_numbers)}"
     s3_endpoint.create_bucket(name)
     return name
 
 
 class CannedServer:
-    """Answers every request with the next of `answers`: (status, S3 error code), the last one again and again."""
+    """A server that returns the next of `answers` (status, S3 error code) for every request, and the last one
+    repeatedly."""
 
     def __init__(self, *answers: tuple[int, str]) -> None:
         self.requests: list[str] = []

@@ -1,4 +1,4 @@
-"""The care of a bucket against a server that speaks S3: scrub, orphans with their unfinished uploads, another class."""
+"""Bucket checks and repairs against an S3 server: scrub, orphans, unfinished uploads, storage class change, copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _scrub(store):
     return report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
 
 
-def test_scrub_orphans_another_class_and_a_copy(s3_endpoint, s3_bucket, client):
+def test_scrub_gc_storage_class_change_and_copy_work_on_an_s3_server(s3_endpoint, s3_bucket, client):
     url, options = f"s3://{s3_bucket}/root", s3_endpoint.options()
     store = open_store(url, options)
     world = CareWorld(store, {})

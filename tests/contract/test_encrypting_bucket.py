@@ -1,4 +1,4 @@
-"""A bucket whose policy refuses what does not ask for the server's encryption: everything that writes has to ask."""
+"""A bucket whose policy refuses writes without server-side encryption: every write must request the encryption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = bytes(2 * PART_BYTES + 1)
 
 @pytest.fixture
 def server(s3_endpoint):
-    """Denies each request that creates an object without the header, as a policy with a Null condition on it does."""
+    """Refuses requests that create an object without the header, like a policy with a Null condition on it."""
 
     def deny(asked):
         creates = asked.what in ("PUT", "POST uploads") and asked.path.strip("/").count("/") > 0
@@ -47,7 +47,7 @@ def encryptions(server):
 
 
 @CLIENTS
-def test_every_verb_that_creates_asks_for_it(server, s3_bucket, client):
+def test_every_call_that_creates_an_object_requests_encryption(server, s3_bucket, client):
     options = {**server.options(), "client": client}
     with closing(open_store(f"s3://{s3_bucket}", options)) as plain:
         for write in (
@@ -60,7 +60,9 @@ def test_every_verb_that_creates_asks_for_it(server, s3_bucket, client):
                 write()
     for given, objects in (({"sse": "AES256"}, ObjectSettings()), ({}, ObjectSettings(encryption="AES256"))):
         with closing(open_store(f"s3://{s3_bucket}", {**options, **given}, objects=objects)) as store:
-            assert repr(store).count("Obstore") == (client == "obstore"), "the option makes no other client of it"
+            assert repr(store).count("Obstore") == (client == "obstore"), (
+                "the encryption option must not change the client"
+            )
             store.put("a", b"x")
             store.put_if_absent(f"b{len(given)}", b"x")
             store.upload("c", ranged_source(1, lambda start, length: b"x"))
@@ -69,7 +71,7 @@ def test_every_verb_that_creates_asks_for_it(server, s3_bucket, client):
 
 
 @CLIENTS
-def test_a_reader_that_pins_asks_for_it(server, s3_bucket, client):
+def test_a_reader_that_creates_a_pin_requests_encryption(server, s3_bucket, client):
     options = {**server.options(), "client": client, "sse": "AES256"}
     with closing(open_store(f"s3://{s3_bucket}", options)) as store:
         MetadataLog(store, PREFIX).become_writer("w", 1, topic="orders", topic_id=ID, partition=0)
@@ -83,7 +85,7 @@ def test_a_reader_that_pins_asks_for_it(server, s3_bucket, client):
 
 
 @pytest.mark.parametrize("words", [["-X", "remote.sse=AES256"], []])
-def test_the_commands_that_are_given_an_address_ask_for_it(server, s3_bucket, tmp_path, monkeypatch, words):
+def test_commands_with_a_bucket_url_request_encryption(server, s3_bucket, tmp_path, monkeypatch, words):
     url = f"s3://{s3_bucket}/root"
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -98,7 +100,7 @@ def test_the_commands_that_are_given_an_address_ask_for_it(server, s3_bucket, tm
     assert encryptions(server) == {"AES256"}
 
 
-def test_what_is_no_encryption_is_refused():
+def test_an_invalid_encryption_option_is_refused():
     for options, told in (
         ({"sse": "rot13"}, "not an encryption"),
         ({"sse_kms_key_id": "k"}, "not an encryption"),

@@ -1,4 +1,4 @@
-"""HDFS beside the contract suite: what is aside, whose name it has, what a NameNode answers, how it is found."""
+"""HDFS beyond the common store contract: temporary files, answers of a NameNode, and configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(hdfs_server):
 
 @pytest.fixture
 def root(client):
-    """An empty directory's path."""
+    """The path of an empty directory."""
     root = f"/store-{next(_numbers)}"
     client.mkdirs(root, create_parent=True)
     return root
@@ -76,7 +76,7 @@ class TestFiles:
         with pytest.raises(FileNotFoundError):
             client.get_file_info("/nobody")
 
-    def test_an_upload_shows_nothing_until_it_is_complete(self, store, client, root):
+    def test_an_upload_is_not_visible_until_it_is_complete(self, store, client, root):
         store.put("big", b"old")
         seen = []
 
@@ -90,7 +90,7 @@ class TestFiles:
         assert store.get("big") == LARGE
         assert list(client.list_status(f"{root}/~aside", recursive=False)) == []
 
-    def test_what_a_killed_writer_left_aside_is_in_no_listing_and_no_key(self, store, client, root):
+    def test_temporary_files_of_a_killed_writer_are_neither_listed_nor_readable(self, store, client, root):
         store.put("a", b"x")
         _write(client, f"{root}/~aside/{new_ulid(0)}")
         assert [info.key for info in store.list("")] == ["a"]
@@ -98,7 +98,7 @@ class TestFiles:
         with pytest.raises(InvalidRequest, match="reserved"):
             store.put(f"~aside/{new_ulid(0)}", b"x")
 
-    def test_old_files_aside_are_swept_at_the_first_write_and_only_names_of_ours(self, hdfs_server, client, root):
+    def test_the_first_write_deletes_old_temporary_files_with_a_ulid_name_only(self, hdfs_server, client, root):
         old, young = new_ulid(0), new_ulid(0)
         for name in (old, young, "somebodys-notes"):
             _write(client, f"{root}/~aside/{name}")
@@ -110,18 +110,18 @@ class TestFiles:
         left = {status.path.rpartition("/")[2] for status in client.list_status(f"{root}/~aside", recursive=False)}
         assert left == {young, "somebodys-notes"}
 
-    def test_a_write_goes_on_when_somebody_removed_the_folder_aside(self, store, client, root):
+    def test_a_write_succeeds_after_the_temporary_directory_was_deleted(self, store, client, root):
         store.put("a", b"x")
         client.delete(f"{root}/~aside", recursive=True)
         store.put("b", b"x")
         assert [info.key for info in store.list("")] == ["a", "b"]
 
-    def test_deleting_a_directorys_name_deletes_nothing(self, store):
+    def test_a_delete_of_a_directory_name_deletes_nothing(self, store):
         store.put("a/b", b"x")
         store.delete(["a", "a/b/c"])
         assert store.get("a/b") == b"x"
 
-    def test_a_listing_does_not_enter_directories_it_needs_nothing_of(self, store, monkeypatch):
+    def test_a_listing_does_not_enter_directories_outside_its_prefix_or_range(self, store, monkeypatch):
         for key in ("t/1/x", "t/2/x", "t/20/x", "t/3/x", "u/x"):
             store.put(key, b"x")
         entered, inner = [], store._inner._inner
@@ -130,7 +130,7 @@ class TestFiles:
         assert [info.key for info in store.list("t/2", start_after="t/2/x")] == ["t/20/x"]
         assert entered == ["t/", "t/2/", "t/20/"]
 
-    def test_a_directory_where_an_object_should_go_is_an_error_and_stays(self, store):
+    def test_a_put_to_the_name_of_a_directory_is_an_error_and_the_directory_stays(self, store):
         store.put("a/b", b"x")
         with pytest.raises((InvalidRequest, Unavailable)):
             store.put("a", b"y")
@@ -139,7 +139,7 @@ class TestFiles:
         assert [info.key for info in store.list("")] == ["a/b"]
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
-    def test_a_store_works_in_a_forked_child_too(self, store):
+    def test_a_store_works_in_a_forked_child_process(self, store):
         store.put("a", b"x")
         reading, writing = os.pipe()
         child = os.fork()
@@ -161,8 +161,8 @@ class TestFiles:
 @pytest.mark.server
 @pytest.mark.hdfs
 @pytest.mark.parametrize("verb", ["put", "put_if_absent"])
-def test_a_rename_whose_answer_was_lost_is_settled_by_the_next_try(hdfs_server, root, monkeypatch, verb):
-    """The client repeats the call by itself and finds the source gone."""
+def test_a_rename_whose_answer_was_lost_is_resolved_by_the_retry(hdfs_server, root, monkeypatch, verb):
+    """The client repeats the call, and the source no longer exists."""
     store = open_store(hdfs_server.url + root, policy=TWICE)
     store.put("warm", b"x")
     client = store._inner._inner._client
@@ -186,7 +186,9 @@ def test_a_rename_whose_answer_was_lost_is_settled_by_the_next_try(hdfs_server, 
 
 @pytest.mark.server
 @pytest.mark.hdfs
-def test_a_nameservice_of_two_is_found_by_the_configuration_folder(hdfs_server, root, tmp_path, monkeypatch):
+def test_an_ha_nameservice_is_found_through_the_hadoop_configuration_directory(
+    hdfs_server, root, tmp_path, monkeypatch
+):
     settings = {
         "fs.defaultFS": "hdfs://logical",
         "dfs.nameservices": "logical",
@@ -206,7 +208,7 @@ def test_a_nameservice_of_two_is_found_by_the_configuration_folder(hdfs_server, 
         store.close()
 
 
-def test_a_dead_namenode_is_unavailable_soon(tmp_path, monkeypatch):
+def test_an_unreachable_namenode_is_unavailable_within_seconds(tmp_path, monkeypatch):
     pytest.importorskip("hdfs_native")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     store = open_store("hdfs://127.0.0.1:1/x", policy=ONCE)
@@ -217,7 +219,7 @@ def test_a_dead_namenode_is_unavailable_soon(tmp_path, monkeypatch):
         assert time.monotonic() - begun < 20
 
 
-def test_an_option_that_is_no_setting_is_named_without_its_value():
+def test_an_unknown_hadoop_option_is_named_without_its_value():
     pytest.importorskip("hdfs_native")
     with pytest.raises(InvalidRequest, match=r"not a Hadoop setting.*option=some\.thing") as caught:
         open_store("hdfs://127.0.0.1:1/x", {"some.thing": ["hunter2"]})
@@ -234,12 +236,12 @@ def test_an_option_that_is_no_setting_is_named_without_its_value():
         ("hdfs://user@namenode/x", "credentials"),
     ],
 )
-def test_a_url_that_is_none_is_refused(url, words):
+def test_an_invalid_hdfs_url_is_refused(url, words):
     with pytest.raises(InvalidRequest, match=words):
         open_store(url)
 
 
-def test_without_the_client_the_error_says_how_to_get_it(monkeypatch):
+def test_without_the_hdfs_client_the_error_names_the_install_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match=r"library=hdfs_native install=pip install 'tiered\[hdfs\]'$"):
         open_store("hdfs://namenode/x")
@@ -262,7 +264,7 @@ def test_without_the_client_the_error_says_how_to_get_it(monkeypatch):
         (RuntimeError("DataTransferError(secret)"), Unavailable, "cause=DataTransferError"),
     ],
 )
-def test_an_answer_becomes_the_class_of_what_to_do_and_no_text_of_the_servers_is_passed_on(error, kind, words):
+def test_a_namenodes_error_becomes_the_matching_error_class_without_its_text(error, kind, words):
     if isinstance(error, str):
         name, _, text = error.partition(":")
         error = RuntimeError(f'RPCError("{name}", "{text} secret")')
@@ -273,7 +275,7 @@ def test_an_answer_becomes_the_class_of_what_to_do_and_no_text_of_the_servers_is
 
 
 @pytest.mark.parametrize(("options", "connections"), [({}, (1, 2)), ({"dfs.client.failover.max.attempts": 2}, (3, 6))])
-def test_one_namenode_is_asked_once_and_again_by_the_retry_layer_alone(options, connections):
+def test_calls_to_a_namenode_are_retried_by_the_retry_layer_only(options, connections):
     pytest.importorskip("hdfs_native")
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as server:

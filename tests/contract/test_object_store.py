@@ -1,4 +1,4 @@
-"""One suite over every object store and every wrapper: the text of `remote.store.protocol`, as tests."""
+"""The contract of `remote.store.protocol` as one test suite for every object store and every wrapper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from remote.store.part_uploads import PartSender
 from remote.store.probe import probe_store
 
 ONCE = RetryPolicy(attempts_max=1)
-NUMBERS = itertools.count()  # of buckets: each test has its own, and none of the other files
+NUMBERS = itertools.count()  # of buckets: each test has its own
 LARGE = bytes(os.urandom(1 << 16)) * ((2 * PART_BYTES + PART_BYTES // 2) >> 16)
 
 
@@ -38,32 +38,33 @@ def source_of(body):
 
 
 class ObjectStoreContract:
-    """Subclasses give `store`, whose root is empty."""
+    """Subclasses provide `store`, whose root is empty."""
 
-    begins_with_part = 4  # the first part of an upload that is asked for when the store has something of it; 4: none is
+    # number of the upload part whose read finds an unfinished upload in the store; 4: no part does
+    begins_with_part = 4
 
-    def test_what_is_put_is_got(self, store):
+    def test_get_returns_the_stored_body(self, store):
         store.put("a/b", b"body")
         assert store.get("a/b") == b"body"
 
-    def test_put_replaces(self, store):
+    def test_put_replaces_an_object(self, store):
         store.put("a", b"one")
         store.put("a", b"longer two")
         assert store.get("a") == b"longer two"
 
     @pytest.mark.parametrize("body", [b"bytes", bytearray(b"bytes"), memoryview(b"bytes")])
-    def test_bodies_may_be_any_kind_of_bytes(self, store, body):
+    def test_bodies_may_be_any_bytes_like_object(self, store, body):
         store.put("a", body)
         store.put_if_absent("b", body)
         assert store.get("a") == store.get("b") == b"bytes"
 
-    def test_create_if_absent_creates_once(self, store):
+    def test_a_second_create_if_absent_of_a_key_raises_already_exists(self, store):
         store.put_if_absent("a", b"first")
         with pytest.raises(AlreadyExists, match="key=a"):
             store.put_if_absent("a", b"second")
         assert store.get("a") == b"first"
 
-    def test_eight_racing_creators_have_one_winner(self, store):
+    def test_of_eight_concurrent_creators_exactly_one_succeeds(self, store):
         for round_number in range(5):
             key = f"race/{round_number}"
             start = threading.Barrier(8)
@@ -82,7 +83,7 @@ class ObjectStoreContract:
             assert store.get(key) == b"writer %d" % winners[0]
 
     @pytest.mark.parametrize("verb", ["put", "put_if_absent"])
-    def test_an_empty_body_is_refused_and_changes_nothing(self, store, verb):
+    def test_an_empty_body_is_refused_and_nothing_changes(self, store, verb):
         store.put("a", b"there")
         with pytest.raises(InvalidRequest, match="empty"):
             getattr(store, verb)("a", b"")
@@ -91,12 +92,12 @@ class ObjectStoreContract:
         assert store.get("a") == b"there"
 
     @pytest.mark.parametrize("size_bytes", [1, 1000, PART_BYTES, PART_BYTES + 1, len(LARGE)])
-    def test_an_upload_arrives_whole(self, store, size_bytes):
+    def test_an_uploaded_object_has_all_its_bytes(self, store, size_bytes):
         store.upload("big", source_of(LARGE[:size_bytes]))
         assert store.head("big").size_bytes == size_bytes
         assert store.get("big") == LARGE[:size_bytes]
 
-    def test_an_upload_asks_for_parts_at_part_boundaries_and_for_every_byte(self, store):
+    def test_an_upload_reads_every_byte_in_parts_that_begin_at_part_boundaries(self, store):
         asked = []
 
         def read(start, length):
@@ -109,7 +110,7 @@ class ObjectStoreContract:
             range(0, len(LARGE), 4096)
         )
 
-    def test_an_upload_whose_source_fails_leaves_nothing_and_passes_its_error_on(self, store):
+    def test_an_upload_whose_source_fails_stores_nothing_and_raises_the_sources_error(self, store):
         def read(start, length):
             if start:
                 raise NotFound("reading a local segment, there is none", path="/gone")
@@ -120,11 +121,11 @@ class ObjectStoreContract:
         assert list(store.list("")) == []
 
     def under_way(self, store):
-        """What the store holds of uploads that are not complete, where no listing shows it. Memory holds nothing."""
+        """The unfinished uploads of the store that no listing shows. Memory has none."""
         return []
 
     @pytest.mark.parametrize("failing", [1, 2, 3])
-    def test_a_failed_upload_leaves_no_parts_behind(self, store, failing):
+    def test_a_failed_upload_leaves_no_unfinished_upload(self, store, failing):
         begun = []
 
         def read(start, length):
@@ -136,11 +137,13 @@ class ObjectStoreContract:
         store.put("other", b"stays")
         with pytest.raises(Corrupt, match="reading a segment"):
             store.upload("big", ranged_source(len(LARGE), read))
-        assert begun == [1 if failing >= self.begins_with_part else 0], "else this test shows nothing"
+        assert begun == [1 if failing >= self.begins_with_part else 0], (
+            "the upload must be unfinished at this part, or the test proves nothing"
+        )
         assert self.under_way(store) == []
         assert [info.key for info in store.list("")] == ["other"]
 
-    def test_ranges_are_exact(self, store):
+    def test_ranges_contain_exactly_the_requested_bytes(self, store):
         store.put("a", b"0123456789")
         assert store.get_range("a", 0, 10) == b"0123456789"
         assert store.get_range("a", 3, 4) == b"3456"
@@ -158,12 +161,12 @@ class ObjectStoreContract:
             store.get_ranges("a", [(0, 1), (start, length)])
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 2), (0, -1)])
-    def test_a_range_that_is_none_is_refused(self, store, start, length):
+    def test_an_invalid_range_is_refused(self, store, start, length):
         store.put("a", b"0123456789")
         with pytest.raises(InvalidRequest, match="not a range"):
             store.get_range("a", start, length)
 
-    def test_what_is_missing_is_not_found_and_named(self, store):
+    def test_a_read_of_a_missing_key_raises_not_found_with_the_key(self, store):
         store.put("a/b", b"x")
         for read in (store.get, store.head, lambda key: store.get_range(key, 0, 1)):
             for key in ("none", "a", "a/b/c"):
@@ -180,14 +183,14 @@ class ObjectStoreContract:
         assert [info.key for info in store.list("nothing/")] == []
         assert store.head("b/2").modified_ms is None or store.head("b/2").modified_ms > 1_600_000_000_000
 
-    def test_a_listing_sees_others_changes_at_once(self, store):
+    def test_a_listing_shows_puts_and_deletes_immediately(self, store):
         store.put("a", b"x")
         assert [info.key for info in store.list("")] == ["a"]
         store.put("b", b"x")
         store.delete(["a"])
         assert [info.key for info in store.list("")] == ["b"]
 
-    def test_prefixes_are_the_next_components_with_something_below(self, store):
+    def test_prefixes_are_the_next_path_components_that_contain_objects(self, store):
         for key in ("t-1/0/x", "t-1/10/x", "t-2/0/x", "file"):
             store.put(key, b"x")
         assert store.list_prefixes("") == ["t-1", "t-2"]
@@ -196,7 +199,7 @@ class ObjectStoreContract:
         store.delete(["t-2/0/x"])
         assert store.list_prefixes("") == ["t-1"]
 
-    def test_several_reads_at_once_give_what_is_there_and_none_for_what_is_not(self, store):
+    def test_get_each_returns_the_bodies_and_none_for_missing_keys_and_ranges(self, store):
         store.put("a", b"0123456789")
         store.put("b/c", b"xyz")
         asked = [
@@ -214,7 +217,7 @@ class ObjectStoreContract:
         assert store.get_each([]) == []
         assert [bytes(each) for each in store.get_each(asked[:1])] == expected[:1]
 
-    def test_prefixes_may_be_told_how_they_begin(self, store):
+    def test_list_prefixes_accepts_the_first_characters_of_a_component(self, store):
         for key in ("t-1/0/x", "t-1/10/x", "t-1/11/1/x", "t-12/0/x", "t/0/x", "u-1/0/x", "t-13"):
             store.put(key, b"x")
         assert store.list_prefixes("t-") == ["t-1", "t-12"]
@@ -224,7 +227,7 @@ class ObjectStoreContract:
         assert store.list_prefixes("t-1/11") == ["11"]
         assert store.list_prefixes("v-") == store.list_prefixes("none/t-") == []
 
-    def test_a_delete_takes_what_is_there_and_passes_over_what_is_not(self, store):
+    def test_a_delete_ignores_missing_keys(self, store):
         for number in range(12):
             store.put(f"k/{number:02d}", b"x")
         store.delete([f"k/{number:02d}" for number in range(10)] + ["k/none"])
@@ -232,12 +235,12 @@ class ObjectStoreContract:
         store.delete([])
 
     @pytest.mark.parametrize("key", ["", "/a", "a//b", "a/", "../a", "a/../b", "./a", "a\nb", "a?b", "k" * 1025])
-    def test_a_key_that_some_store_reads_otherwise_is_refused(self, store, key):
+    def test_an_illegal_key_is_refused(self, store, key):
         for verb in (lambda: store.put(key, b"x"), lambda: store.put_if_absent(key, b"x"), lambda: store.get(key)):
             with pytest.raises(InvalidRequest, match="not a legal key"):
                 verb()
 
-    def test_keys_with_odd_characters_are_kept(self, store):
+    def test_keys_with_special_characters_are_stored_unchanged(self, store):
         for key in ("a b", "a+b%20", "ä", "a#b", "a=b&c"):
             store.put_if_absent(key, key.encode())
         for key in ("a b", "a+b%20", "ä", "a#b", "a=b&c"):
@@ -245,7 +248,7 @@ class ObjectStoreContract:
             assert store.head(key).key == key
         assert {info.key for info in store.list("")} == {"a b", "a+b%20", "ä", "a#b", "a=b&c"}
 
-    def test_the_probe_finds_create_if_absent_and_leaves_nothing(self, store):
+    def test_the_probe_detects_create_if_absent_and_leaves_no_object(self, store):
         assert probe_store(store, "p/", is_racing=True).allows_writers
         assert list(store.list("")) == []
 
@@ -271,18 +274,18 @@ class TestFile(ObjectStoreContract):
     def under_way(self, store):
         return os.listdir(f"{store._root}/{ASIDE}")
 
-    def test_where_a_directory_lies_is_looked_up_once_for_a_walk_that_goes_deeper(self, store, tmp_path, monkeypatch):
+    def test_a_listing_resolves_the_real_path_of_a_directory_once(self, store, tmp_path, monkeypatch):
         for key in ("a/1", "a/2", "a/b/3", "a/c/4"):
             store.put(key, b"x")
         asked = []
         real = os.path.realpath
         monkeypatch.setattr(os.path, "realpath", lambda path: asked.append(path) or real(path))
         assert len(list(store.list("a/b/"))) == 1
-        assert not asked, "nothing is below"
+        assert not asked, "a prefix without subdirectories needs no resolution"
         assert len(list(store.list("a/"))) == 4
         assert len(asked) == 1
 
-    def test_links_that_lead_back_or_nowhere_end_no_listing(self, store, tmp_path, tmp_path_factory):
+    def test_a_listing_ends_despite_circular_and_dangling_links(self, store, tmp_path, tmp_path_factory):
         (tmp_path / "b").mkdir()
         for key in ("a/f", "a/c/g", "b/h"):
             store.put(key, b"x")
@@ -305,7 +308,9 @@ class TestFile(ObjectStoreContract):
         assert sorted(set(found)) == found == [*inside, "out/i"]
         assert store.list_prefixes("") == ["a", "b", "out"]
         assert store.list_prefixes("a/") == ["b", "c", "up"]
-        assert {"a/c/g", "a/c/top/b/h"} <= {info.key for info in store.list("a/c/")}, "one that begins inside ends too"
+        assert {"a/c/g", "a/c/top/b/h"} <= {info.key for info in store.list("a/c/")}, (
+            "a listing that begins inside a circle must end too"
+        )
 
 
 class TestRetrying(ObjectStoreContract):
@@ -339,12 +344,12 @@ class TestMetered(ObjectStoreContract):
 
 
 def is_path_of_a_file(name):
-    """A gateway in front of a file system keeps no other objects than files."""
+    """A gateway over a file system stores only objects whose key is a valid file path."""
     return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 class S3Contract(ObjectStoreContract):
-    """Subclasses give `server`, its options and its buckets, and may give another `client`."""
+    """Subclasses provide `server` with its options and buckets, and may set another `client`."""
 
     client = "s3fs"
 
@@ -360,7 +365,7 @@ class S3Contract(ObjectStoreContract):
     begins_with_part = 3  # a body of one part is one PUT
 
     def holds(self, name):
-        """Does this server keep objects of such a name, and list them in the order of its bytes?"""
+        """Whether this server accepts such an object name and lists it in byte order."""
         return True
 
     def under_way(self, store):
@@ -373,7 +378,7 @@ class S3Contract(ObjectStoreContract):
         [(), ("", "00000000000000000007/"), ("/", "//x"), ("./x",), ("a b", "a+b%20", "ä", "x/y")],
         ids=["none", "marks of folders", "empty components", "dots", "odd names"],
     )
-    def test_heads_are_listed_beside_whatever_else_lies_there_by_its_own_name(self, store, foreign):
+    def test_manifests_are_listed_together_with_external_objects_under_their_own_names(self, store, foreign):
         heads = [f"t-1/0/meta/head/{number:020d}" for number in (1, 2, 10)]
         for head in heads:
             store.put(head, b"head")
@@ -392,7 +397,7 @@ class S3Contract(ObjectStoreContract):
         assert list(store.list("t-2/0/meta/head/")) == []
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
-    def test_a_store_works_in_a_forked_child_too(self, store):
+    def test_a_store_works_in_a_forked_child_process(self, store):
         store.put("a", b"x")
         reading, writing = os.pipe()
         child = os.fork()
@@ -412,8 +417,8 @@ class S3Contract(ObjectStoreContract):
 
 
 class S3fsContract(S3Contract):
-    def test_each_verb_is_one_request(self, store):
-        # Counted by moto's own log would be another process; the client's call is what costs.
+    def test_each_call_sends_one_request(self, store):
+        # Counts calls in the client, because moto's log is in another process.
         calls = []
         inner = store._inner._inner
         inner.put("warm", b"x")
@@ -431,10 +436,17 @@ class S3fsContract(S3Contract):
         store.put("other", b"x")
         assert len(list(store.list(""))) == 2
         store.delete(["warm", "other"])
-        assert calls == ["get_object", "get_object", "head_object", "put_object", "list_objects_v2", "delete_objects"]
+        assert calls == [
+            "get_object",
+            "get_object",
+            "head_object",
+            "put_object",
+            "list_objects_v2",
+            "delete_objects",
+        ]
 
     @pytest.mark.parametrize("happened", [True, False])
-    def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
+    def test_an_upload_completion_without_answer_is_resolved_by_reading_the_object(self, store, monkeypatch, happened):
         inner = store._inner._inner
         call = inner._call
 
@@ -455,7 +467,7 @@ class S3fsContract(S3Contract):
                 store.upload("big", source_of(LARGE))
             assert list(store.list("")) == []
 
-    def test_a_part_that_fails_is_sent_again_by_itself(self, store, monkeypatch):
+    def test_a_failed_part_is_sent_again_alone(self, store, monkeypatch):
         inner, sent = store._inner._inner, []
         call = inner._call
 
@@ -472,7 +484,7 @@ class S3fsContract(S3Contract):
         assert sorted(sent) == [1, 2, 2, 3]
         assert store.get("big") == LARGE
 
-    def test_an_upload_holds_no_more_than_its_parts_in_flight(self, store, monkeypatch):
+    def test_an_upload_holds_only_its_parts_in_flight_and_the_next_one(self, store, monkeypatch):
         monkeypatch.setattr(store._inner._inner, "_sender", PartSender(2))
         inner, lock, held, most = store._inner._inner, threading.Lock(), set(), []
         call = inner._call
@@ -492,9 +504,9 @@ class S3fsContract(S3Contract):
 
         monkeypatch.setattr(inner, "_call", watching)
         store.upload("big", ranged_source(len(LARGE), read))
-        assert max(most) <= 2 + 1  # and the one that is made next
+        assert max(most) <= 2 + 1  # plus the part that is read next
 
-    def test_a_listing_of_many_pages_is_whole(self, store):
+    def test_a_listing_of_several_pages_is_complete(self, store):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: store.put(f"many/{number:05d}", b"x"), range(1100)))
         assert [info.key for info in store.list("many/")] == [f"many/{number:05d}" for number in range(1100)]
@@ -512,7 +524,7 @@ class TestS3fsOnMoto(S3fsContract):
 @pytest.mark.server
 @pytest.mark.localstack
 class TestS3fsOnLocalStack(S3fsContract):
-    holds = staticmethod(str.isascii)  # start-after is held against the name as it stands in the address
+    holds = staticmethod(str.isascii)  # its start-after compares with the URL-encoded name
 
     @pytest.fixture
     def server(self, localstack_server):
@@ -532,7 +544,7 @@ class TestS3fsOnVersitygw(S3fsContract):
 class ObstoreContract(S3Contract):
     client = "obstore"
 
-    def test_many_heads_are_whole_pages_and_none_of_them_is_s3fss(self, store):
+    def test_a_listing_of_many_manifests_uses_obstore_unless_a_name_needs_s3fs(self, store):
         names = [f"k/meta/head/{number:020d}" for number in range(1100)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: store.put(name, b"x"), names))
@@ -546,17 +558,17 @@ class ObstoreContract(S3Contract):
         inner._fs.call_s3("put_object", Bucket=inner._bucket, Key=mark, Body=b"")
         listed = [info.key for info in store.list("k/meta/head/")]
         assert listed == sorted([*names, mark.removeprefix("some/root/")]), (
-            "the first page by obstore, the rest by s3fs"
+            "obstore lists the first page and s3fs the rest"
         )
 
-    def test_a_bucket_that_is_not_there_has_no_heads_either(self, server):
+    def test_a_manifest_listing_in_a_missing_bucket_raises_not_found(self, server):
         store = open_store("s3://no-such-bucket-at-all/root", {**server.options(), "client": self.client})
         with pytest.raises(NotFound, match="the bucket does not exist"):
             list(store.list("k/meta/head/"))
         store.close()
 
     @pytest.mark.parametrize("happened", [True, False])
-    def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
+    def test_an_upload_completion_without_answer_is_resolved_by_reading_the_object(self, store, monkeypatch, happened):
         clients = store._inner._inner._obstore()
         put = clients.put
 

@@ -1,4 +1,4 @@
-"""obstore beside the contract suite: what is in memory, what is tried again, what s3fs's options mean to it."""
+"""obstore beyond the common store contract: memory of uploads, retries, and the meaning of s3fs's options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = {"key": "the-key", "secret": "hunter2"}
 
 
 class UploadServer:
-    """Takes uploads in parts. `answer(number)` gives the status of each PUT of a part; it may take its time."""
+    """A server for multipart uploads. `answer(number)` returns the status of each part's PUT and may block."""
 
     def __init__(self, answer):
         self.parts, self.calls = [], []
@@ -96,7 +96,7 @@ def test_an_upload_holds_the_parts_in_flight_and_one_more():
 
     def answer(number):
         if number <= UPLOAD_PARTS:
-            all_in_flight.wait(60)  # nobody is answered before as many as may be are here
+            all_in_flight.wait(60)  # no part is answered before all parts that may be in flight have arrived
         with lock:
             answered.append(number)
         return 200
@@ -117,7 +117,7 @@ def test_an_upload_holds_the_parts_in_flight_and_one_more():
 
 @pytest.mark.server
 @pytest.mark.parametrize(("failures", "tries"), [(1, 2), (2, 3), (3, 3)])
-def test_a_part_that_fails_is_sent_again_by_itself_as_often_as_the_policy_says(failures, tries):
+def test_a_failed_part_is_sent_again_alone_within_the_retry_policy(failures, tries):
     left = {2: failures}
 
     def answer(number):
@@ -133,7 +133,7 @@ def test_a_part_that_fails_is_sent_again_by_itself_as_often_as_the_policy_says(f
         else:
             with pytest.raises(Unavailable, match=r"busy or in trouble.*attempts=3$"):
                 store.upload("big", source)
-            assert server.calls == ["begin", "abort"], "the whole is not begun anew"
+            assert server.calls == ["begin", "abort"], "the whole upload must not start again"
         assert server.parts.count(2) == tries
 
 
@@ -149,7 +149,7 @@ def test_a_part_that_fails_is_sent_again_by_itself_as_often_as_the_policy_says(f
          "http://logs.s3.local:9", True),
     ],
 )  # fmt: skip
-def test_obstore_goes_where_botocore_would_go(bucket, options, endpoint, is_virtual):
+def test_obstore_uses_the_same_endpoint_as_botocore(bucket, options, endpoint, is_virtual):
     found = settings(bucket, {**KEYS, **options})
     assert (found.endpoint, found.config["endpoint"]) == (endpoint, endpoint)
     assert found.config["virtual_hosted_style_request"] is is_virtual
@@ -158,7 +158,7 @@ def test_obstore_goes_where_botocore_would_go(bucket, options, endpoint, is_virt
     assert "hunter2" not in repr(found)
 
 
-def test_credentials_are_found_where_botocore_finds_them(monkeypatch, tmp_path):
+def test_credentials_are_found_in_the_same_places_as_by_botocore(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "credentials").write_text("[logs]\naws_access_key_id = of-the-file\naws_secret_access_key = hunter2\n")
@@ -175,7 +175,7 @@ def test_credentials_are_found_where_botocore_finds_them(monkeypatch, tmp_path):
     assert settings("logs", {**REGION, **KEYS, "token": "t"}).config["session_token"] == "t"
 
 
-def test_credentials_that_end_are_asked_for_again_in_time():
+def test_expiring_credentials_are_requested_again_before_they_expire():
     frozen = SimpleNamespace(access_key="a", secret_key="b", token="c")
     ending = SimpleNamespace(get_frozen_credentials=lambda: frozen, refresh_needed=lambda: True)
     expires = _Provider(ending)()["expires_at"]

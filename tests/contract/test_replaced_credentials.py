@@ -1,4 +1,4 @@
-"""Credentials that expire while a process runs, and are replaced where they came from: a shared file, a profile."""
+"""Credentials that expire while a process runs and are replaced at their source: a shared file or a profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENT = RetryPolicy(wait_first_s=0.01, wait_max_s=0.01)
 
 
 class Place:
-    """A server that takes one key id alone, and a file of credentials."""
+    """A server that accepts one key id, and a credentials file."""
 
     def __init__(self, home: Path, client: str) -> None:
         self.file = home / "credentials"
@@ -69,7 +69,7 @@ def store(place: Place, server: BetweenServer) -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize("code", [(403, "InvalidAccessKeyId"), (400, "ExpiredToken"), (403, "")])
-def test_replaced_credentials_are_read_again_and_no_caller_notices(
+def test_replaced_credentials_are_loaded_without_an_error_for_the_caller(
     place: Place, store: ObjectStore, code: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_store, "CLIENT_AGE_MIN_S", 0.0)
@@ -78,17 +78,17 @@ def test_replaced_credentials_are_read_again_and_no_caller_notices(
     assert b"body" in store.get("k")
     place.good = "NEWER"
     place.write("NEWER")
-    assert b"body" in store.get("k"), "and again"
+    assert b"body" in store.get("k"), "a second replacement must be loaded too"
 
 
-def test_those_that_stay_refused_are_refused_after_one_more_look(
+def test_credentials_that_stay_invalid_are_refused_after_one_reload(
     place: Place, store: ObjectStore, server: BetweenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.good = "NEW"
     before = len(server.requests)
     with pytest.raises(AccessDenied):
         store.get("k")
-    assert len(server.requests) == before + 1, "a young client: asked once, as at the start of a command"
+    assert len(server.requests) == before + 1, "a new client must not reload its credentials"
     inner = store._inner._inner
     inner._made_s -= s3_store.CLIENT_AGE_MIN_S
     with pytest.raises(AccessDenied):
@@ -102,7 +102,7 @@ def test_those_that_stay_refused_are_refused_after_one_more_look(
 
 
 @pytest.mark.parametrize("code", ["RequestTimeTooSkewed", "NotSignedUp"])
-def test_what_other_credentials_do_not_mend_is_refused_at_once(
+def test_errors_that_new_credentials_cannot_fix_are_raised_without_a_reload(
     place: Place, store: ObjectStore, server: BetweenServer, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_store, "CLIENT_AGE_MIN_S", 0.0)
@@ -113,7 +113,7 @@ def test_what_other_credentials_do_not_mend_is_refused_at_once(
     assert len(server.requests) == before + 1
 
 
-def test_many_who_are_refused_at_once_share_one_new_client(place: Place, store: ObjectStore) -> None:
+def test_threads_that_are_refused_at_the_same_time_share_one_new_client(place: Place, store: ObjectStore) -> None:
     store._inner._inner._made_s -= s3_store.CLIENT_AGE_MIN_S
     place.good = "NEW"
     place.write("NEW")
@@ -135,7 +135,7 @@ def test_many_who_are_refused_at_once_share_one_new_client(place: Place, store: 
     assert store._inner._inner._clients_made == 1
 
 
-def test_a_file_that_is_gone_for_a_while_and_back(
+def test_a_credentials_file_that_was_missing_is_loaded_when_it_exists_again(
     place: Place, server: BetweenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

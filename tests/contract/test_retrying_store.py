@@ -1,4 +1,4 @@
-"""The retry layer and the request counts: what is tried again, how often, and what a person sees of it."""
+"""The retry layer and the request counts: which errors are retried, how often, and what is logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def source_of(body):
 
 
 class TestRetryPolicy:
-    def test_only_unavailable_is_tried_again(self):
+    def test_only_unavailable_is_retried(self):
         for error in (NotFound("x"), AccessDenied("x"), AlreadyExists("x"), Corrupt("x"), InvalidRequest("x")):
             calls = []
 
@@ -36,7 +36,7 @@ class TestRetryPolicy:
                 RetryPolicy(sleep=lambda _: None).call(fail)
             assert len(calls) == 1
 
-    def test_layers_do_not_multiply(self):
+    def test_nested_retry_layers_do_not_multiply_attempts(self):
         calls = []
 
         def fail():
@@ -48,7 +48,7 @@ class TestRetryPolicy:
             policy.call(lambda: policy.call(fail))
         assert len(calls) == 4
 
-    def test_the_first_try_counts_towards_the_deadline_too(self, monkeypatch):
+    def test_the_duration_of_the_first_attempt_counts_towards_the_deadline(self, monkeypatch):
         now, calls = [100.0], []
         monkeypatch.setattr("time.monotonic", lambda: now[0])
         policy = RetryPolicy(attempts_max=1000, deadline_s=30.0, sleep=lambda _: None)
@@ -62,12 +62,12 @@ class TestRetryPolicy:
             policy.call(hang)
         assert len(calls) == 2
 
-    def test_a_call_that_goes_well_loads_nothing_for_those_that_do_not(self):
+    def test_a_call_without_an_error_does_not_import_tenacity(self):
         code = "import sys; from remote.store.middleware.retrying_store import RetryPolicy; RetryPolicy().call(list); "
         code += "assert 'tenacity' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)
 
-    def test_no_try_begins_after_the_deadline(self):
+    def test_no_attempt_begins_after_the_deadline(self):
         policy = RetryPolicy(attempts_max=1000, deadline_s=0.0, sleep=lambda _: None)
         calls = []
 
@@ -79,7 +79,7 @@ class TestRetryPolicy:
             policy.call(fail)
         assert len(calls) == 1
 
-    def test_a_listing_that_breaks_off_goes_on_behind_its_last_key(self):
+    def test_a_listing_that_fails_continues_after_its_last_key(self):
         memory = MemoryStore()
         for number in range(10):
             memory.put(f"k{number}", b"x")
@@ -98,7 +98,7 @@ class TestRetryPolicy:
         assert [info.key for info in store.list("")] == [f"k{number}" for number in range(10)]
 
     @pytest.mark.parametrize("whole_pages", [0, 1])
-    def test_a_listing_is_tried_as_often_as_any_other_call(self, whole_pages):
+    def test_a_listing_is_retried_as_often_as_any_other_call(self, whole_pages):
         tries = []
 
         class Down(MemoryStore):
@@ -115,7 +115,7 @@ class TestRetryPolicy:
         assert len(tries) == 3
         assert len(set(tries)) == (2 if whole_pages else 1)
 
-    def test_waiting_is_told_once_a_call_with_what_is_waited_for(self, caplog):
+    def test_a_wait_for_the_store_is_logged_once_per_call_with_its_cause(self, caplog):
         policy = RetryPolicy(attempts_max=5, tell_after_s=0.0, sleep=lambda _: None)
 
         class Down(MemoryStore):
@@ -129,7 +129,7 @@ class TestRetryPolicy:
         told = [record.getMessage() for record in caplog.records]
         assert told == ["waiting for the store: verb=get key=a/b attempts=1 cause=SlowDown"] * 2
 
-    def test_a_call_that_is_soon_served_tells_nothing(self, caplog):
+    def test_a_call_that_succeeds_soon_logs_nothing(self, caplog):
         failures = [Unavailable("x"), Unavailable("x")]
 
         def attempt():
@@ -142,7 +142,7 @@ class TestRetryPolicy:
 
 
 class TestMeteredCounts:
-    def test_requests_and_bytes_are_counted_by_class(self):
+    def test_requests_and_bytes_are_counted_by_kind(self):
         store = MeteredStore(MemoryStore())
         store.put("a", b"12345")
         store.put_if_absent("b", b"123")
@@ -165,7 +165,7 @@ class TestRetryBudget:
 
         return fail
 
-    def test_an_outage_is_asked_once_for_each_call_when_the_budget_is_spent(self):
+    def test_with_a_spent_budget_every_call_makes_one_attempt(self):
         policy = RetryPolicy(attempts_max=4, sleep=lambda _: None, budget=RetryBudget(5))
         tries = []
         for _ in range(10):
@@ -175,7 +175,7 @@ class TestRetryBudget:
             tries.append(len(calls))
         assert tries == [4, 3, 1, 1, 1, 1, 1, 1, 1, 1]
 
-    def test_successes_earn_tries_up_to_the_capacity(self):
+    def test_successful_calls_earn_retries_up_to_the_capacity(self):
         policy = RetryPolicy(attempts_max=9, sleep=lambda _: None, budget=RetryBudget(2, earned=0.5))
         for successes, tries in ((0, 3), (0, 1), (1, 1), (1, 2), (100, 3)):
             for _ in range(successes):
@@ -185,7 +185,7 @@ class TestRetryBudget:
                 policy.call(self.failing(calls))
             assert len(calls) == tries
 
-    def test_a_call_that_stops_for_another_reason_spends_nothing(self):
+    def test_a_call_that_stops_for_another_reason_spends_no_budget(self):
         budget = RetryBudget(1)
         for _ in range(5):
             with pytest.raises(Unavailable):
@@ -198,7 +198,7 @@ class TestRetryBudget:
         raise NotFound("x")
 
 
-def test_many_keys_are_deleted_in_pages_and_only_the_page_that_failed_is_sent_again() -> None:
+def test_deletes_are_sent_in_pages_and_only_a_failed_page_is_retried() -> None:
     sent: list[int] = []
 
     class Flaky(MemoryStore):

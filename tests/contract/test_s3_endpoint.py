@@ -1,4 +1,4 @@
-"""The S3 server on loopback: it comes up on a port of its own choosing and never outlives who started it."""
+"""The S3 server on loopback: it chooses a free port and always ends with its parent process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 
 @pytest.mark.server
-def test_two_servers_live_side_by_side_and_keep_things_apart(s3_endpoint):
+def test_two_servers_run_at_the_same_time_with_separate_buckets(s3_endpoint):
     with S3Endpoint() as other:
         assert other.url != s3_endpoint.url
         other.create_bucket("only-here")
@@ -51,14 +51,14 @@ def test_two_servers_live_side_by_side_and_keep_things_apart(s3_endpoint):
 
 
 @pytest.mark.server
-def test_a_bucket_name_that_is_none_is_refused_and_named(s3_endpoint):
+def test_an_invalid_bucket_name_is_refused_and_named(s3_endpoint):
     with pytest.raises(InvalidRequest, match=r"creating a bucket, refused: bucket=x "):
         s3_endpoint.create_bucket("x")
 
 
 @pytest.mark.server
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_server_dies_with_its_parent_however_that_ends(end):
+def test_the_server_ends_with_its_parent_process(end):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ def test_the_server_dies_with_its_parent_however_that_ends(end):
     assert ready
 
 
-def test_without_moto_the_error_says_how_to_get_it(monkeypatch):
+def test_without_moto_the_error_names_the_install_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match=r"library=moto install=pip install 'tiered\[demo\]'$"):
         S3Endpoint()
@@ -84,7 +84,7 @@ def test_without_moto_the_error_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("size_bytes", [1000, 2 * PART_BYTES + 1])
-def test_storage_class_and_encryption_are_those_of_the_settings(s3_endpoint, s3_bucket, size_bytes, client):
+def test_objects_get_the_storage_class_and_the_encryption_of_the_settings(s3_endpoint, s3_bucket, size_bytes, client):
     objects = ObjectSettings(storage_class="STANDARD_IA", encryption="aws:kms", kms_key_id="the-key")
     options = {**s3_endpoint.options(), "client": client}
     with closing(open_store(f"s3://{s3_bucket}", options, objects=objects)) as store:

@@ -1,4 +1,4 @@
-"""The S3 door: what servers answer and what clients refuse, each as the class of what a caller would do."""
+"""S3 errors: every answer of a server and every refusal of a client becomes the matching error class."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def source_of(body):
 
 @pytest.fixture(params=["s3fs", "obstore"])
 def client(request):
-    """Both clients of S3 are held to the same answers."""
+    """Both S3 clients must give the same errors."""
     return request.param
 
 
-def test_a_missing_bucket_is_not_found_and_named(s3_endpoint, client):
+def test_a_missing_bucket_raises_not_found_with_its_name(s3_endpoint, client):
     store = open_store("s3://no-such-bucket/root", {**s3_endpoint.options(), "client": client})
     for verb in (
         lambda: store.put("a", b"x"),
@@ -48,7 +48,7 @@ def test_a_missing_bucket_is_not_found_and_named(s3_endpoint, client):
     store.close()
 
 
-def test_a_wrong_endpoint_is_unavailable_and_named(canned):
+def test_a_wrong_endpoint_is_unavailable_with_its_url(canned):
     with canned((200, "")) as gone:
         options = gone.options()
     store = open_store("s3://bucket", options, policy=ONCE)
@@ -77,7 +77,7 @@ def test_a_wrong_endpoint_is_unavailable_and_named(canned):
         (503, "", Unavailable),
     ],
 )
-def test_an_answer_becomes_the_class_of_what_to_do(canned, status, code, kind, client):
+def test_an_error_answer_becomes_the_matching_error_class(canned, status, code, kind, client):
     with canned((status, code)) as server:
         store = open_store("s3://bucket/x", {**server.options(), "client": client}, policy=ONCE)
         for verb in (lambda: store.get("a"), lambda: store.put_if_absent("a", b"x"), lambda: list(store.list(""))):
@@ -92,7 +92,7 @@ def test_an_answer_becomes_the_class_of_what_to_do(canned, status, code, kind, c
         store.close()
 
 
-def test_trouble_that_passes_is_tried_again_by_one_layer_only(canned, client):
+def test_temporary_errors_are_retried_by_one_layer_only(canned, client):
     waits = []
     policy = RetryPolicy(attempts_max=3, sleep=waits.append)
     with canned((503, "SlowDown"), (500, "InternalError"), (200, "")) as server:
@@ -109,7 +109,7 @@ def test_trouble_that_passes_is_tried_again_by_one_layer_only(canned, client):
     assert len(waits) == 4
 
 
-def test_no_credentials_is_access_denied(canned, monkeypatch, tmp_path):
+def test_missing_credentials_raise_access_denied(canned, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -123,7 +123,7 @@ def test_no_credentials_is_access_denied(canned, monkeypatch, tmp_path):
         store.close()
 
 
-def test_an_option_the_client_refuses_is_named_without_its_value():
+def test_an_option_that_the_client_refuses_is_named_without_its_value():
     store = open_store("s3://bucket", {"max_concurrency": 0, "secret": "hunter2"})
     with pytest.raises(InvalidRequest, match="max_concurrency") as caught:
         store.get("a")
@@ -154,10 +154,10 @@ def test_an_option_the_client_refuses_is_named_without_its_value():
     ],
     ids=repr,
 )
-def test_wrong_options_are_an_invalid_request_at_once_and_show_no_value(canned, wrong, client):
+def test_wrong_options_are_an_invalid_request_without_retries_and_without_values(canned, wrong, client):
     waits = []
     with canned((200, "")) as server:
-        taken = "auto" if client == "obstore" else client  # which leaves to s3fs what obstore has no counterpart of
+        taken = "auto" if client == "obstore" else client  # "auto" uses s3fs for options that obstore does not have
         options = {**server.options(), "client": taken, **wrong}
         store = open_store("s3://bucket", options, policy=RetryPolicy(sleep=waits.append))
         for verb in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: list(store.list(""))):
@@ -180,7 +180,7 @@ def test_wrong_options_are_an_invalid_request_at_once_and_show_no_value(canned, 
         ({"config_kwargs": "hunter2"}, "config_kwargs"),
     ],
 )
-def test_what_obstore_has_no_counterpart_of_is_left_to_s3fs_and_refused_where_obstore_is_asked_for(options, named):
+def test_options_that_obstore_lacks_select_s3fs_or_are_refused_for_obstore(options, named):
     options = {"endpoint_url": "http://127.0.0.1:1", **options}
     with pytest.raises(InvalidRequest, match=rf"take s3fs.*options={named}$") as caught:
         open_store("s3://bucket", {**options, "client": "obstore"})
@@ -189,7 +189,7 @@ def test_what_obstore_has_no_counterpart_of_is_left_to_s3fs_and_refused_where_ob
         assert type(open_store("s3://bucket", options)._inner._inner).__name__ == "S3Store"
 
 
-def test_the_client_is_the_faster_one_that_is_installed_and_a_wrong_name_is_refused(monkeypatch):
+def test_the_default_client_is_obstore_if_installed_and_unknown_names_are_refused(monkeypatch):
     options = {"endpoint_url": "http://127.0.0.1:1", "client_kwargs": {"region_name": "eu-central-1"}}
     chosen = {
         name: type(open_store("s3://bucket", {**options, "client": name})._inner._inner).__name__ for name in CLIENTS
@@ -203,21 +203,21 @@ def test_the_client_is_the_faster_one_that_is_installed_and_a_wrong_name_is_refu
         open_store("s3://bucket", {**options, "client": "obstore"})
 
 
-def test_a_bucket_that_wants_sessions_of_its_own_or_is_an_arn_is_left_to_s3fs():
+def test_express_buckets_and_access_point_arns_use_s3fs():
     for bucket in ("logs--euc1-az1--x-s3", "arn:aws:s3:eu-central-1:1:accesspoint"):
         store = open_store(f"s3://{bucket}/x", {"endpoint_url": "http://127.0.0.1:1"})
         assert type(store._inner._inner).__name__ == "S3Store"
 
 
-def test_an_option_that_fails_only_in_the_client_is_among_those_named(canned):
+def test_an_option_that_fails_inside_the_client_is_named_in_the_error(canned):
     with canned((200, "")) as server:
         store = open_store("s3://bucket", {**server.options(), "nosuchopt": 1}, policy=ONCE)
         with pytest.raises(InvalidRequest, match=r"refuses its options.*options=\S*\bnosuchopt\b.*cause=TypeError"):
             store.get("a")
 
 
-def test_an_answer_that_is_not_s3s_is_no_foreign_error(canned, client):
-    with canned((200, "")) as server:  # the body is "ok", which is no listing
+def test_an_answer_that_is_not_from_s3_is_unavailable(canned, client):
+    with canned((200, "")) as server:  # the body "ok" is not a listing
         store = open_store("s3://bucket", {**server.options(), "client": client}, policy=ONCE)
         with pytest.raises(Unavailable, match="listing objects"):
             list(store.list(""))
@@ -237,7 +237,7 @@ def test_an_answer_that_is_not_s3s_is_no_foreign_error(canned, client):
         (["Whatever"], InvalidRequest, r"keys=k0 refused=1 cause=Whatever$"),
     ],
 )
-def test_keys_that_a_delete_refuses_are_counted_named_and_say_what_to_do(codes, kind, told):
+def test_refused_keys_of_a_delete_are_counted_and_named_with_their_cause(codes, kind, told):
     store, sent = _refusing_deletes(codes)
     with pytest.raises(LogError, match=told) as caught:
         store.delete([f"k{number}" for number in range(9)])
@@ -245,12 +245,12 @@ def test_keys_that_a_delete_refuses_are_counted_named_and_say_what_to_do(codes, 
     assert len(sent) == (2 if kind is Unavailable else 1)
 
 
-def test_a_missing_key_that_a_delete_names_is_no_error():
+def test_a_missing_key_in_a_delete_is_not_an_error():
     store, _ = _refusing_deletes(["NoSuchKey"])
     store.delete(["k0"])
 
 
-def test_every_body_goes_up_with_a_checksum_that_the_server_can_check(s3_endpoint, s3_bucket):
+def test_every_body_is_sent_with_a_crc32_checksum(s3_endpoint, s3_bucket):
     store = open_store(f"s3://{s3_bucket}/root", {**s3_endpoint.options(), "client": "s3fs"})
     store.put("warm", b"x")
     sent, inner = [], store._inner._inner
@@ -271,7 +271,7 @@ def test_every_body_goes_up_with_a_checksum_that_the_server_can_check(s3_endpoin
 
 
 def _refusing_deletes(codes):
-    """(a store whose DeleteObjects answers 200 and refuses the first keys with `codes`, the calls it got)."""
+    """(a store whose DeleteObjects returns 200 and refuses the first keys with `codes`, its calls)"""
     sent = []
 
     class Client:
@@ -285,7 +285,7 @@ def _refusing_deletes(codes):
     return store, sent
 
 
-def test_another_region_is_said_so():
+def test_a_bucket_in_another_region_is_named_as_the_cause():
     from botocore.exceptions import ClientError
 
     answer = {"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": {"HTTPStatusCode": 301}}
@@ -294,7 +294,7 @@ def test_another_region_is_said_so():
     assert str(error).startswith("reading an object, the bucket is in another region")
 
 
-def test_an_object_that_was_archived_is_not_blamed_on_credentials() -> None:
+def test_an_archived_object_is_not_reported_as_a_credentials_error() -> None:
     error = of_answer("InvalidObjectState", 403, "reading an object", {"key": "a"})
     assert isinstance(error, AccessDenied)
     assert "has to be restored first" in str(error)

@@ -1,4 +1,4 @@
-"""Unfinished uploads against a server over HTTP: found by their keys, counted, given up; objects stay as they are."""
+"""Unfinished uploads on an S3 server: listed by key, measured and aborted. Completed objects do not change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _begin(client, bucket, key, parts=1):
     return upload_id
 
 
-def test_they_are_found_below_the_root_counted_and_given_up(s3_endpoint, s3_bucket, client):
+def test_unfinished_uploads_below_the_root_are_listed_measured_and_aborted(s3_endpoint, s3_bucket, client):
     mine = _begin(client, s3_bucket, "root/t/0/data/a.log", 2)
     _begin(client, s3_bucket, "root/t/1/data/b.log")
     _begin(client, s3_bucket, "elsewhere/c.log")
@@ -43,7 +43,7 @@ def test_they_are_found_below_the_root_counted_and_given_up(s3_endpoint, s3_buck
     assert [each.key for each in uploads.list()] == ["t/0/data/a.log", "t/1/data/b.log"]
     (found,) = uploads.list("t/0/")
     assert (found.upload_id, uploads.size_bytes(found)) == (mine, 2 * len(PART))
-    assert found.begun_ms > 1_000_000_000_000  # moto says 2010
+    assert found.begun_ms > 1_000_000_000_000  # moto reports 2010
     uploads.abort(found)
     uploads.abort(found)
     assert uploads.size_bytes(found) == 0
@@ -52,7 +52,7 @@ def test_they_are_found_below_the_root_counted_and_given_up(s3_endpoint, s3_buck
     assert len(uploads.list()) == 1
 
 
-def test_a_bucket_that_is_not_there_and_a_store_without_such_uploads(s3_endpoint):
+def test_a_missing_bucket_raises_not_found_and_other_stores_are_refused(s3_endpoint):
     with pytest.raises(NotFound):
         UnfinishedUploads("s3://no-such-bucket-here", s3_endpoint.options()).list()
     with pytest.raises(InvalidRequest, match="only S3 has any"):
@@ -67,7 +67,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("what", VERBS)
-def test_a_request_that_the_store_was_too_busy_for_is_asked_again(s3_endpoint, s3_bucket, client, what):
+def test_a_request_that_a_busy_store_refused_is_retried(s3_endpoint, s3_bucket, client, what):
     _begin(client, s3_bucket, "root/a.log")
     (found,) = UnfinishedUploads(f"s3://{s3_bucket}/root", s3_endpoint.options()).list()
     left = [(503, "SlowDown")] * 2
@@ -80,11 +80,11 @@ def test_a_request_that_the_store_was_too_busy_for_is_asked_again(s3_endpoint, s
     with BetweenServer(s3_endpoint.url, lambda asked: (503, "SlowDown")) as server:
         with pytest.raises(Unavailable, match=r"cause=SlowDown attempts=3"):
             VERBS[what](UnfinishedUploads(f"s3://{s3_bucket}/root", server.options(), policy=few), found)
-        assert len(server.requests) == 3, "the client tries nothing again by itself"
+        assert len(server.requests) == 3, "the client itself must not retry"
 
 
 @pytest.mark.parametrize("what", VERBS)
-def test_a_store_that_hangs_is_left_at_the_deadline(s3_endpoint, s3_bucket, client, what):
+def test_a_store_that_does_not_answer_is_unavailable_at_the_deadline(s3_endpoint, s3_bucket, client, what):
     _begin(client, s3_bucket, "root/a.log")
     (found,) = UnfinishedUploads(f"s3://{s3_bucket}/root", s3_endpoint.options()).list()
     let_go = threading.Event()
@@ -104,9 +104,9 @@ def test_a_store_that_hangs_is_left_at_the_deadline(s3_endpoint, s3_bucket, clie
         let_go.set()
 
 
-def test_a_listing_of_many_pages_and_many_parts_is_whole():
+def test_a_listing_of_several_pages_of_uploads_and_of_parts_is_complete():
     class Client:
-        """Answers two at a time, as a server does a thousand."""
+        """A client that returns two entries per page, instead of a server's thousand."""
 
         def list_multipart_uploads(self, *, KeyMarker="", UploadIdMarker="", **_):  # noqa: N803
             keys = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]

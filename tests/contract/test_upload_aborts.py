@@ -1,4 +1,4 @@
-"""Giving up an upload in parts is tried as stubbornly as sending its parts: what stays costs money and is not seen."""
+"""Aborts of multipart uploads are retried like parts: parts of an unfinished upload cost money and are not listed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def failing_at_the_third():
 
 
 def failed_upload(server, bucket, client, parts=failing_at_the_third, tries=8):
-    """What an upload through `server` ends with."""
+    """The error of an upload through `server`."""
     policy = RetryPolicy(attempts_max=tries, wait_first_s=0.001, wait_max_s=0.01)
     options = {**server.options(), "client": client}
     with closing(open_store(f"s3://{bucket}", options, policy=policy)) as store, pytest.raises(LogError) as raised:
         store.upload("big", UploadSource(parts=parts))
-    assert server.times("POST uploads") == 1, "it had begun"
+    assert server.times("POST uploads") == 1, "the upload must begin once"
     return raised.value
 
 
@@ -42,7 +42,7 @@ def unfinished(bucket, endpoint):
 
 @CLIENTS
 @pytest.mark.parametrize("refusals", [1, 3])
-def test_an_abort_that_is_refused_is_tried_again(s3_endpoint, s3_bucket, client, refusals):
+def test_a_refused_abort_is_retried(s3_endpoint, s3_bucket, client, refusals):
     left = [(503, "SlowDown")] * refusals
     with BetweenServer(s3_endpoint.url, lambda asked: left.pop() if asked.what == ABORT and left else None) as server:
         assert isinstance(failed_upload(server, s3_bucket, client), Corrupt)
@@ -51,17 +51,17 @@ def test_an_abort_that_is_refused_is_tried_again(s3_endpoint, s3_bucket, client,
 
 
 @CLIENTS
-def test_an_abort_whose_answer_was_lost_is_done(s3_endpoint, s3_bucket, client, caplog):
+def test_an_abort_whose_answer_was_lost_counts_as_done(s3_endpoint, s3_bucket, client, caplog):
     answers = [(503, "SlowDown"), (404, "NoSuchUpload")]
     with BetweenServer(s3_endpoint.url, lambda asked: answers.pop(0) if asked.what == ABORT else None) as server:
         error = failed_upload(server, s3_bucket, client)
-    assert isinstance(error, Corrupt), "what the source said, not what came of the abort"
+    assert isinstance(error, Corrupt), "the source's error must be raised, not an error of the abort"
     assert answers == []
     assert not caplog.records
 
 
 @CLIENTS
-def test_parts_that_the_store_refuses_for_good_leave_none_behind(s3_endpoint, s3_bucket, client):
+def test_an_upload_whose_parts_are_refused_leaves_no_unfinished_upload(s3_endpoint, s3_bucket, client):
     def refuse(asked):
         return (503, "SlowDown") if asked.what == PARTS and "partNumber=2" in asked.path else None
 

@@ -1,4 +1,4 @@
-"""Answers that are no answer to what was asked: tried again where that mends it, and named for what they are."""
+"""Wrong answers of a store: retried if a retry can help, and reported with the right error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENT = RetryPolicy(attempts_max=4, wait_first_s=0.0, wait_max_s=0.0, sleep=la
 
 
 class Server:
-    """Objects by name, as S3 serves them; the first `wrongs` answers to `verb` are made by `wrong`."""
+    """A server for objects like S3. `wrong` changes the first `wrongs` answers to `verb`."""
 
     def __init__(self, verb, wrong, wrongs):
         self.objects, self.asked, self._left = {}, Counter(), wrongs
@@ -115,7 +115,7 @@ WRONG_RANGES = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_RANGES)
-def test_a_ranged_get_answered_wrongly_is_tried_again(served, client, wrong):
+def test_a_ranged_get_with_a_wrong_answer_is_retried(served, client, wrong):
     server = served("GET", WRONG_RANGES[wrong], 2)
     store = server.store(client, PATIENT)
     store.put("a", BODY)
@@ -125,7 +125,7 @@ def test_a_ranged_get_answered_wrongly_is_tried_again(served, client, wrong):
 
 
 @pytest.mark.parametrize("wrong", WRONG_RANGES)
-def test_a_store_that_always_answers_another_range_is_named_as_that(served, client, wrong):
+def test_a_store_that_always_returns_another_range_is_unavailable_with_that_cause(served, client, wrong):
     store = served("GET", WRONG_RANGES[wrong], 100).store(client, PATIENT)
     store.put("a", BODY)
     with pytest.raises(Unavailable, match=r"answered another range than was asked for.*attempts=4"):
@@ -133,7 +133,7 @@ def test_a_store_that_always_answers_another_range_is_named_as_that(served, clie
     store.close()
 
 
-def test_a_short_answer_is_corrupt_and_says_that_the_object_ends(served, client):
+def test_a_short_answer_is_corrupt_because_the_object_ends_too_early(served, client):
     store = served("GET", lambda status, body, headers: (status, body[:-3], headers), 100).store(client, PATIENT)
     store.put("a", BODY)
     with pytest.raises(Corrupt, match="it ends before"):
@@ -152,7 +152,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_a_put_that_won_and_was_answered_with_412_is_done(served, client, verb):
+def test_a_put_answered_with_412_succeeds_if_the_object_has_its_bytes(served, client, verb):
     server = served("PUT", refused, 1)
     store = server.store(client, PATIENT)
     WRITES[verb](store, BODY)
@@ -162,7 +162,7 @@ def test_a_put_that_won_and_was_answered_with_412_is_done(served, client, verb):
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_a_put_refused_with_412_while_other_bytes_are_there_is_a_conflict(served, client, verb):
+def test_a_put_answered_with_412_while_other_bytes_are_stored_is_already_exists(served, client, verb):
     server = served("PUT", refused, 100)
     server.answer = lambda verb, name, headers, sent: (200, b"others" if verb == "GET" else b"", {})
     store = server.store(client, PATIENT)
@@ -172,7 +172,7 @@ def test_a_put_refused_with_412_while_other_bytes_are_there_is_a_conflict(served
 
 
 @pytest.mark.parametrize("verb", WRITES)
-def test_a_put_refused_with_412_that_left_nothing_is_tried_again(served, client, verb):
+def test_a_put_answered_with_412_without_an_object_is_retried(served, client, verb):
     server = served("PUT", refused, 2)
     kept = server.answer
     server.answer = lambda *asked: (412, b"", {}) if asked[0] == "PUT" and server.asked["PUT"] < 3 else kept(*asked)
@@ -183,7 +183,7 @@ def test_a_put_refused_with_412_that_left_nothing_is_tried_again(served, client,
     store.close()
 
 
-def test_a_create_refused_with_412_is_told_as_taken(served, client):
+def test_a_create_answered_with_412_raises_already_exists(served, client):
     store = served("PUT", refused, 1).store(client, PATIENT)
     with pytest.raises(AlreadyExists):
         store.put_if_absent("a", BODY)

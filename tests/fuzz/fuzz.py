@@ -3,10 +3,11 @@
     python tests/fuzz/fuzz.py TARGET --seconds 600 [--corpus DIR]     guided by coverage (atheris)
     python tests/fuzz/fuzz.py all --mutate 20000 [--seed N] [--memory-mib 512]
 
-The first form needs atheris (`pip install -e '.[dev]'`); it stops at the first finding and writes the input beside it.
-The second is what the suite runs for a few seconds: mutants of the seeds, the same for the same seed, under a limit of
-address space above what the process had before. A finding's input is printed in hex. TARGET: one of
-tests/fuzz/targets.py, or `all` (each in turn, an equal share of the seconds).
+The first form needs atheris (`pip install -e '.[dev]'`). It stops at the first finding and writes the input to a file
+in the current directory. The test suite runs the second form for a few seconds. It derives mutants from the seed
+inputs, always the same for one seed, and limits the address space above the use at the start. It prints the input of
+a finding in hex. TARGET is one of tests/fuzz/targets.py, or `all`: every target, each with an equal share of the
+seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> int:
 
 
 def _targets(*, is_guided: bool) -> Any:
-    """tests/fuzz/targets.py, with the parsers instrumented where coverage is to guide."""
+    """tests/fuzz/targets.py; for a guided campaign the parsers are instrumented for coverage."""
     if not is_guided:
         import targets
 

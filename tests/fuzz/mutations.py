@@ -1,4 +1,4 @@
-"""Mutations without a fuzzer's feedback: seeds cut, repeated, crossed and peppered, the same ones for the same seed."""
+"""Mutations without feedback of a fuzzer: seed inputs are cut, repeated, combined and changed, repeatably per seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WORDS = [b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00" * 8, b"
 
 
 def mutations(seeds: Sequence[bytes], *, seed: int) -> Iterator[bytes]:
-    """The seeds themselves, then mutants of them without end."""
+    """The seed inputs, then an endless sequence of their mutants."""
     yield from seeds
     draw = random.Random(seed)
     while True:
