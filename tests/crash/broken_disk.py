@@ -1,4 +1,4 @@
-"""A storage of which single directories fail: every call on a path below a broken root, open files with it."""
+"""A storage in which single log directories fail: every call below a broken root and on files open there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local.storage import Space
 
 
 class BrokenDisk:
-    """A `ModelDisk` with more than one spindle. `break_after` lets some more calls through before a root breaks."""
+    """A `ModelDisk` with several roots. `break_after` names the call of each root at which the root breaks."""
 
     def __init__(self, inner: ModelDisk | None = None) -> None:
         self.inner = inner or ModelDisk()
@@ -34,11 +34,11 @@ class BrokenDisk:
                 raise DiskFailed("injected", path=path, cause=self.broken[root])
 
     def fail_once(self, root: str, call: int, cause: str) -> None:
-        """The `call`-th call below `root` fails, and the next ones do not."""
+        """Make the `call`-th call below `root` fail; later calls succeed."""
         self.failing_once[root, call] = cause
 
     def root(self, path: object) -> str:
-        """``./a`` for ``./a/t-0/x.log``"""
+        """The root of a path: ``./a`` for ``./a/t-0/x.log``."""
         return "/".join(str(path).split("/")[:2])
 
     def space(self, path: str) -> Space | None:

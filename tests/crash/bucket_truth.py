@@ -1,4 +1,4 @@
-"""What every test that has a bucket asks of it in the end: decoded whole, it holds no damage."""
+"""The last check of every test that has a bucket: decoded completely, the bucket holds no damage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tiered.health.bucket_check import check_bucket, damage
 def assert_sound(
     store: ObjectStore, *, keys: KeyRing = NO_KEYS, half_made: frozenset[str] = frozenset()
 ) -> list[BucketReport]:
-    """Fails, naming the first few, when anything in the bucket is damaged or not ours. The partitions `half_made`, by
-    their prefixes, may lack objects: forks that nobody was told of."""
+    """Fail when any object in the bucket is damaged or unknown; the message names the first few.
+
+    The partitions `half_made`, named by their prefixes, may lack objects: forks whose creation did not return.
+    """
     reports = check_bucket(store, keys=keys)
     found = [f"{each.path}: {each.what}" for each in damage([each for each in reports if each.prefix not in half_made])]
     assert not found, f"{len(found)} damaged: " + "; ".join(found[:4])
@@ -22,7 +24,7 @@ def assert_sound(
 
 
 def sound_roots(bucket_url: str, options: dict[str, object]) -> list[str]:
-    """The stores that lie in a bucket, each by its prefix; fails when one of them holds damage."""
+    """Check every store below the bucket URL and return their prefixes; fail when one of them holds damage."""
     with_all = open_store(bucket_url, options)
     keys = [info.key for info in with_all.list("") if HEADS in info.key]
     with_all.close()

@@ -1,12 +1,15 @@
-"""The long run of the crash tests: distinct crash states by the hundred thousand, over as many processes as asked for.
+"""The long run of the crash tests: hundreds of thousands of distinct crash states, in several processes.
 
     python tests/crash/campaign.py --states 1000000 --jobs 2 [--first-seed 1000] [--resume DIR]
 
-Work is cut into numbered seeds: seed n explores every fixed program with other ways of forgetting, and a few drawn
-programs that no other seed has. A seed's result depends on nothing but its number. Each finished seed is one line and
-one file of digests below ``--resume DIR``, so a run that was ended goes on where it was; equal states of different
-seeds are counted once. A broken promise is told at once with the note of the state, the other seeds go on, and the
-exit code is 1; its seed is run again by the next ``--resume``.
+Work is divided into numbered seeds. Seed n explores every fixed program with its own choice of lost writes, and some
+drawn programs that no other seed has. The result of a seed depends on its number alone.
+
+Each finished seed writes one line and one file of digests below ``--resume DIR``. A run that was stopped continues from
+there. Equal states of different seeds are counted once.
+
+A broken promise is printed at once with the note of its state. The other seeds continue, and the exit code is 1. The
+next ``--resume`` runs the broken seed again.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ STATES_OF_A_CASE = 1_000
 
 
 def run_seed(seed: int) -> dict[str, object]:
-    """Explore one seed; its figures and digests, or its failure."""
+    """Explore one seed; return its figures and digests, or its failure."""
     tally, began, programs = Tally(), time.monotonic(), 0
     failures = []
     for case in [*CASES, *(drawn(seed * DRAWN_PER_SEED + at) for at in range(DRAWN_PER_SEED))]:
@@ -57,7 +60,7 @@ def run_seed(seed: int) -> dict[str, object]:
 
 
 class Ledger:
-    """What finished seeds found; on disk when a folder is given."""
+    """The results of finished seeds; also stored on disk when a folder is given."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder

@@ -1,7 +1,7 @@
-"""Buckets to scrub, to repair and to rewrite: a partition for each way of keeping segments and rows.
+"""Buckets to scrub, repair and rewrite: a partition for each object encoding and each form of a manifest.
 
-The segments are made as the manager makes them (indexes, epochs, facts taken from the bytes), without a manager in
-between, so that a thousand buckets are made in a moment.
+The segments are built as the manager builds them: indexes, leader epochs and facts come from the bytes. No manager
+runs, so a thousand buckets take a moment.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from local.records.batch import encode_batch
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import Change, add_segments, expire_segments
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.manifest.view import CompactedView, ViewRun
 from remote.manifest.view_changes import switch_view
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
-from remote.segments.object_encoding import AS_IT_IS, AtRest
+from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 
 NOW = 1_800_000_000_000
 TOPIC_ID = "B" * 22
 KEYS = KeyRing({"a": bytes(range(32)), "b": bytes(range(32, 64))})
 MODES = {
-    "raw": AS_IT_IS,
-    "zstd": AtRest(codec=ZSTD),
-    "encrypted": AtRest(key_id="a", keys=KEYS),
-    "both": AtRest(codec=ZSTD, key_id="a", keys=KEYS),
+    "raw": PLAIN_ENCODING,
+    "zstd": ObjectEncoding(codec=ZSTD),
+    "encrypted": ObjectEncoding(key_id="a", keys=KEYS),
+    "both": ObjectEncoding(codec=ZSTD, key_id="a", keys=KEYS),
 }
-SMALL_PAGES = SpillRule(head_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
 
 
 def named(topic: str, topic_id: str = TOPIC_ID) -> RemotePartitionName:
@@ -44,7 +44,7 @@ def named(topic: str, topic_id: str = TOPIC_ID) -> RemotePartitionName:
 
 
 def batches(base: int, counts: Sequence[int], *, epoch: int = 0, seed: int = 0) -> list[bytes]:
-    """Batches of that many records from `base`; values tell the offset."""
+    """Batches with these counts of records from offset `base`; each value contains its offset."""
     made, at = [], base
     for count in counts:
         records = [
@@ -59,7 +59,7 @@ def batches(base: int, counts: Sequence[int], *, epoch: int = 0, seed: int = 0) 
 def to_copy(
     data: bytes, next_offset: int, epochs: tuple[tuple[int, int], ...] = (), *, base: int | None = None, **more: object
 ) -> SegmentToCopy:
-    """What the manager would say of a segment with these bytes."""
+    """The description that the manager would give of a segment with these bytes."""
     table = kernels.scan_batches(data)
     base = int(table.base_offsets[0]) if base is None else base
     indexes = build_indexes(table, base, 200)
@@ -74,7 +74,7 @@ def to_copy(
         time_index=told[1],
         leader_epochs=b"0\n%d\n" % len(lineage) + b"".join(b"%d %d\n" % each for each in lineage),
         read=lambda start, length: data[start : start + length],
-        inspect=lambda: SegmentWatch("memory", base, next_offset, lineage, told),
+        inspect=lambda: SegmentInspector("memory", base, next_offset, lineage, told),
         **more,  # type: ignore[arg-type]
     )
 
@@ -91,13 +91,13 @@ class CareWorld:
         return cls(MemoryStore("memory://b", now_ms=lambda: NOW), {})
 
     def copied(self) -> CareWorld:
-        """The same objects in another store; nobody is a writer there."""
+        """The same objects in another store, in which no process is the writer."""
         assert isinstance(self.store, MemoryStore)
         other = MemoryStore("memory://b", now_ms=lambda: NOW)
         other._objects = dict(self.store._objects)
         return CareWorld(other, {})
 
-    def writer(self, topic: str, rule: SpillRule | None = None) -> MetadataLog:
+    def writer(self, topic: str, rule: PageRule | None = None) -> MetadataLog:
         if topic not in self.logs:
             log = MetadataLog(self.store, named(topic).prefix, rule=rule)
             log.become_writer("w", NOW, topic=topic, topic_id=TOPIC_ID, partition=0)
@@ -110,11 +110,11 @@ class CareWorld:
         data: bytes,
         next_offset: int,
         *,
-        at_rest: AtRest = AS_IT_IS,
+        object_encoding: ObjectEncoding = PLAIN_ENCODING,
         commit: bool = True,
         **more: object,
-    ) -> RemoteSegment:
-        """One more segment of a topic."""
+    ) -> SegmentEntry:
+        """Copy one more segment of a topic."""
         log = self.writer(topic)
         view = more.pop("view", None)
         source = to_copy(data, next_offset, **more)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class CareWorld:
             source,
             epoch=log.epoch,
             now_ms=NOW,
-            at_rest=at_rest,
+            object_encoding=object_encoding,
             chunk_bytes=512,
             view=view,  # type: ignore[arg-type]
         )
@@ -136,20 +136,24 @@ class CareWorld:
         self.writer(topic).commit(change, NOW, **more)
 
 
-def fill(world: CareWorld, topic: str, at_rest: AtRest, segments: int = 5, rule: SpillRule | None = None) -> None:
-    """Segments of three batches, a hole in the offsets after each, two leader epochs, one segment given up."""
+def fill(
+    world: CareWorld, topic: str, object_encoding: ObjectEncoding, segments: int = 5, rule: PageRule | None = None
+) -> None:
+    """Copy segments of three batches; offsets are missing after each. There are two leader epochs and one unlinked
+    segment.
+    """
     world.writer(topic, rule)
     for number in range(segments):
         base = 100 * number
         data = b"".join(batches(base, (5, 9, 7), epoch=number // 3, seed=number))
         cleaned = base if number % 2 else None
-        world.add(topic, data, base + 100, at_rest=at_rest, cleaned_through=cleaned)
+        world.add(topic, data, base + 100, object_encoding=object_encoding, cleaned_through=cleaned)
     first = next(iter(world.logs[topic].index(world.logs[topic].refresh()).rows()))
     world.commit(topic, expire_segments([first.ulid], now_ms=NOW, log_start_offset=100), touches=(0, 100))
 
 
 def with_view(world: CareWorld, topic: str) -> None:
-    fill(world, topic, AS_IT_IS)
+    fill(world, topic, PLAIN_ENCODING)
     rows = tuple(
         replace(world.add(topic, batches(base, (3, 2))[0], base + 50, commit=False, view="compacted"), committed_ms=NOW)
         for base in (100, 200)
@@ -161,10 +165,10 @@ def with_view(world: CareWorld, topic: str) -> None:
 
 
 def all_kinds() -> CareWorld:
-    """One topic for each way of keeping segments, one whose rows lie in pages, one with a view."""
+    """One topic for each object encoding, one whose entries are in manifest pages, and one with a compacted view."""
     world = CareWorld.empty()
-    for topic, at_rest in MODES.items():
-        fill(world, topic, at_rest)
+    for topic, object_encoding in MODES.items():
+        fill(world, topic, object_encoding)
     fill(world, "paged", MODES["both"], 12, SMALL_PAGES)
     with_view(world, "viewed")
     return world

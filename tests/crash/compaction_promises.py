@@ -1,8 +1,11 @@
-"""What a compacted log promises after any crash, told from what was sent and acknowledged (`log_script.Story`).
+"""The promises of a compacted log after any crash, derived from what was sent and acknowledged (`log_script.Story`).
 
-The newest value of a key stays. A key whose newest record is a tombstone has that tombstone or, once that was there for
-long enough, nothing: never an older value. Records of open transactions stay, those of aborted ones are not shown under
-read_committed, and everything else that is left is. What a recovery did not find does not come back.
+1. The newest value of a key stays.
+2. A key whose newest record is a tombstone has this tombstone or, after the tombstone's retention, no record. It never
+   has an older value.
+3. Records of open transactions stay.
+4. A `read_committed` reader sees no records of aborted transactions, and sees every other record that is left.
+5. A record that one recovery did not find does not come back.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from local.records.isolation import Isolation
 
 @dataclass
 class Decided:
-    """The offsets whose records are decided and count, and those whose transaction was aborted."""
+    """Offsets of decided records that count, and offsets of records whose transaction was aborted."""
 
     counting: set[int]
     aborted: set[int]
@@ -44,7 +47,7 @@ def decided(story: Story, kept: dict[int, int], next_offset: int, stable: int) -
 
 
 def check_compacted(log: Log, kept: dict[int, int], story: Story) -> None:
-    """See the module text."""
+    """Check the promises of the module docstring."""
     back = set(kept) & story.lost
     assert not back, f"records came back: {sorted(back)}"
     for offset, serial in kept.items():

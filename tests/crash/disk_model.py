@@ -1,20 +1,23 @@
-"""A disk that forgets: an in-memory `Storage` which knows what was synced, and can crash at any call.
+"""A disk model that loses unsynced data: an in-memory `Storage` that can crash at any call.
 
-What survives a crash (any state that POSIX allows, and more than most file systems do):
+What survives a crash (any state that POSIX allows, and more than most file systems produce):
 
-* A file: its bytes as of the last `sync`. Of the writes and cuts since, any subset: all, none, a prefix torn at a byte
-  or at a boundary of 512 or 4096, a later one without an earlier one, single sectors in any order. What is missing
-  below the length found reads as zeros or as garbage.
-* A directory: its entries as of the last `sync_directory`. Of the changes since a prefix (an ordered journal, as in
-  ext4) or any subset; each is whole, a rename is never half done.
+* A file has the bytes of its last `sync`. Of the later writes and truncations any subset survives: all, none, a prefix
+  torn at a byte or at a boundary of 512 or 4096, a later write without an earlier one, single sectors in any order.
+  Missing bytes below the length found read as zeros or as garbage.
+* A directory has the entries of its last `sync_directory`. Of the later changes a prefix survives (an ordered journal,
+  as in ext4) or any subset. Each change is whole: a rename is never half done.
 
-A file whose name survives without its bytes has length 0 and up: what a rename before a sync leaves. A sector that
-holds synced bytes is never damaged by a torn write behind them (disks write sectors whole). `make_directory` is durable
-as its contract says; of `make_directories` the names are changes like others until the last sync. Nothing that was
-synced is lost.
+Further rules:
 
-`watch` is called after every effect: an explorer takes crash states there with `crash`, so that a workload runs once
-however many states are looked at. File contents are shared between states until they are written to.
+* A file whose name survives without its bytes has any length from 0: the result of a rename before a sync.
+* A sector with synced bytes is never damaged by a torn write behind them (disks write sectors whole).
+* `make_directory` is durable, as its contract says. `make_directories` makes names that are durable after the last
+  sync.
+* Nothing that was synced is lost.
+
+`watch` is called after every effect. An explorer takes crash states there with `crash`, so a workload runs once for any
+number of states. States share file contents until one of them is written.
 """
 
 from __future__ import annotations
@@ -35,19 +38,19 @@ class PowerCut(BaseException):
 
 
 class Inode:
-    """One file's bytes: `synced` for certain, `unsynced` what was done since, `live` what a reader sees now."""
+    """The bytes of one file: `synced` is durable, `unsynced` lists later changes, `live` is what a reader sees now."""
 
     __slots__ = ("live", "modified_ms", "synced", "unsynced")
 
     def __init__(self, found: bytes = b"") -> None:
         self.synced = found
         self.live: bytes | bytearray = found
-        self.modified_ms = 0  # what it was set to; no write changes it
-        self.unsynced: list[tuple[int, bytes | None]] = []  # (position, bytes written) or (size cut or grown to, None)
+        self.modified_ms = 0  # last value set; no write changes it
+        self.unsynced: list[tuple[int, bytes | None]] = []  # (position, bytes written) or (new size, None)
 
     @property
     def data(self) -> bytearray:
-        """The live bytes, to look at and to damage."""
+        """The live bytes, for inspection and for damage."""
         if not isinstance(self.live, bytearray):
             self.live = bytearray(self.live)
         return self.live
@@ -71,7 +74,7 @@ class Inode:
 
 @dataclass(eq=False)
 class Directory:
-    """`durable` names what the disk knows for certain to be in it."""
+    """A directory; `durable` holds the entries that survive any crash."""
 
     durable: dict[str, Inode | Directory] = field(default_factory=dict)
 
@@ -81,7 +84,7 @@ Change = tuple[Entry, ...]
 
 
 class ModelDisk:
-    """Counts every effect; `cut_at` makes the n-th the last, `fail_at` makes it fail (before it, or after it)."""
+    """Counts every effect. `cut_at` makes the n-th the last; `fail_at` makes the n-th fail, before or after it."""
 
     def __init__(self) -> None:
         self.names: dict[str, Inode] = {}
@@ -94,9 +97,9 @@ class ModelDisk:
         self.fail_at: int | None = None
         self.journal: list[str] = []
         self.watch: Callable[[], None] | None = None
-        self.is_gone = False  # for whoever has it open: their process is dead, and has no effect any more
+        self.is_gone = False  # the process that has it open is dead and has no further effects
 
-    # -- cutting -------------------------------------------------------------------------------------------------
+    # --- power cuts -------------------------------------------------------------------------------------------------
 
     def _effect(self, what: str, act: Callable[[], None]) -> None:
         if self.is_gone:
@@ -116,7 +119,7 @@ class ModelDisk:
             self.watch()
 
     def crash(self, rng: random.Random) -> ModelDisk:
-        """A disk as it may be found after the power came back."""
+        """A disk in a state that may be found after the power returns."""
         entries = {id(each): dict(each.durable) for each in self.directories.values()}
         for change in _surviving_changes(self.pending, rng):
             for directory, name, node in change:
@@ -130,7 +133,7 @@ class ModelDisk:
         return found
 
     def digest(self) -> bytes:
-        """Equal for equal contents; a log directory's own random id does not count."""
+        """A digest that is equal for equal contents; the random id of a log directory does not count."""
         state = hashlib.blake2b(digest_size=8)
         for path in sorted(self.directories):
             state.update(path.encode() + b"/")
@@ -224,7 +227,7 @@ class ModelDisk:
             self.sync_directory(each)
 
     def _made(self, path: str) -> None:
-        """Its name is durable only after its parent's sync."""
+        """Make a directory whose name is durable only after the sync of its parent."""
         made = self.directories[path] = Directory()
         self._change(self._entry(path, made))
 
@@ -331,7 +334,7 @@ class ModelFile:
 
 
 def _name(above: str, path: str) -> str:
-    """An entry's name in its directory; at the top the whole path, which may be written with or without ``./``."""
+    """The name of an entry in its directory; at the top the whole path, with or without ``./``."""
     return path if above == "." else path[len(above) + 1 :]
 
 
@@ -391,7 +394,7 @@ def _surviving_changes(changes: list[Change], rng: random.Random) -> Iterable[Ch
 
 
 def _survivor(inode: Inode, rng: random.Random) -> bytes:
-    """Synced bytes for certain, and of what was done since as much as the disk happened to write."""
+    """The synced bytes, and a random choice of the later writes."""
     steps = inode.unsynced
     if not steps:
         return inode.synced
@@ -428,7 +431,7 @@ def _replayed(start: bytes, steps: Iterable[tuple[int, bytes | None]]) -> bytes:
 
 
 def _torn(body: bytes, sure: int, rng: random.Random) -> bytes:
-    """Cut at a byte or at a sector, never below what was there before."""
+    """Truncate at a byte or at a sector, never below the synced size."""
     if len(body) <= sure:
         return body
     cut = rng.randrange(sure, len(body) + 1)
@@ -437,17 +440,17 @@ def _torn(body: bytes, sure: int, rng: random.Random) -> bytes:
 
 
 def _unwritten(body: bytes, sure: int, rng: random.Random) -> bytes:
-    """The length is on the disk, of the bytes only some: zeros behind them, or what lay there before."""
+    """Keep the full length, but only some of the bytes: the rest are zeros or the earlier contents of the sectors."""
     cut = rng.randrange(min(sure, len(body)), len(body) + 1)
     size = len(body) - cut
     return body[:cut] + (bytes(size) if rng.random() < 0.5 else rng.randbytes(size))
 
 
 def _scattered(synced: bytes, body: bytes, rng: random.Random) -> bytes:
-    """Sectors arrived in any order: each one new, or as it was before (zeros where nothing was)."""
+    """Apply sectors in any order: each one is new, or as it was before (zeros beyond the old end)."""
     found = bytearray(body)
     sector = rng.choice((64, 512))
-    # A sector that holds the last synced bytes is there whole; one cut off and written again may be either.
+    # The sector with the last synced bytes survives whole. A sector that was truncated and rewritten may be old or new.
     first = len(synced) if body.startswith(synced) else 0
     start = first
     while start < len(body):

@@ -1,16 +1,17 @@
-"""The process of a job is killed (SIGKILL) before or after any of its effects on a bucket, and the job run again.
+"""Kill the process of a job (SIGKILL) before or after each of its effects on a bucket, and run the job again.
 
-python tests/crash/driver_kills.py                              every flow, every effect, before and after: a campaign
-python tests/crash/driver_kills.py --flow merge --step 5        every fifth point of one flow
-python tests/crash/driver_kills.py --spark local[2] --step 7    the jobs in tasks of Spark; a JVM for each point
+    python tests/crash/driver_kills.py                              all flows and effects, before and after: a campaign
+    python tests/crash/driver_kills.py --flow merge --step 5        every fifth point of one flow
+    python tests/crash/driver_kills.py --spark local[2] --step 7    the jobs as Spark tasks; a JVM for each point
 
-A point is a number and a side: effect N (a put, a create, an upload, a deletion) did not happen any more, or was the
-last one. For each the prepared folder is laid down afresh and the job begun in a process of its own, which kills
-itself there. Another process then looks: the bucket is sound to the last record, and shows what it may show in between.
-It runs the job again, which must end, with what the job makes when nobody dies. Nothing is faked: the store is a
-folder.
+A point is a number and a side: effect N (a put, a create, an upload, a deletion) is the first one that does not happen,
+or the last one that happens. The store is a real folder. For each point:
 
-On Spark the effects of the driver's process are counted; those of tasks are others' (tests/spark/faulty_job.py).
+1. The prepared folder is copied again, and the job starts in a process of its own, which kills itself at the point.
+2. Another process checks that the bucket is undamaged down to the last record, and that readers see an allowed state.
+3. This process runs the job again. The job must finish with the same result as a run that was not killed.
+
+On Spark only the effects of the driver's process are counted; tests/spark/faulty_job.py covers the effects of tasks.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Records = dict[tuple[str, int], dict[int, tuple[bytes | None, bytes | None]]]
 
 
 class Count:
-    """Effects of this process so far; where it says so the process ends."""
+    """Counts the effects of this process; the process ends at the chosen effect."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()  # threads may share it
@@ -58,7 +59,7 @@ class Count:
 
     @property
     def done(self) -> int:
-        """Asked once, in the end."""
+        """The number of effects; call it once, at the end."""
         return next(self._numbers)
 
     def around(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +69,7 @@ class Count:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 return real(*words, **more)
-            finally:  # also where it is refused: a name that is taken
+            finally:  # also when the call is refused because the name exists
                 if number == self.at:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -84,7 +85,7 @@ def count_effects() -> None:
 
 
 def records(url: str) -> Records:
-    """What readers of a bucket see, by partition and offset."""
+    """The records that readers of a bucket see, by partition and offset."""
     found: Records = {}
     store = open_store(url)
     with RemoteLog(store) as log:
@@ -101,7 +102,10 @@ def records(url: str) -> Records:
 
 @dataclass(frozen=True)
 class Flow:
-    """`prepare` and `run` are told the folder and, for `run`, the Spark session or None. `buckets` are to be sound."""
+    """A job under test. `prepare` and `run` get the folder; `run` also gets the Spark session or None.
+
+    `buckets` are the buckets that must stay undamaged.
+    """
 
     prepare: Callable[[Path], None]
     run: Callable[[Path, Any], None]
@@ -115,7 +119,7 @@ def _url(home: Path, name: str = "bucket") -> str:
 
 
 def _topic(home: Path) -> None:
-    """Two partitions of ten segments, six keys."""
+    """Create two partitions of ten segments with six keys."""
     (home / "bucket").mkdir(parents=True)
     store = open_store(_url(home))
     bucket = SampleBucket(store)
@@ -128,7 +132,7 @@ def _topic(home: Path) -> None:
 
 
 def _compact(home: Path, spark: Any) -> None:
-    """In rounds of four rows, so that a partition has heads of its own in between."""
+    """Compact in rounds of four segments, so that each partition gets manifests between the rounds."""
     if spark is not None:
         from tiered.spark.jobs.compaction import compact
 
@@ -155,7 +159,7 @@ def _compact(home: Path, spark: Any) -> None:
 
 
 def _ingest(home: Path, spark: Any) -> None:
-    """Two tasks, two partitions, beside what is there."""
+    """Ingest with two tasks into two partitions that already hold records."""
     import pyarrow as pa
 
     from local.records.record_columns import of_arrow
@@ -190,7 +194,7 @@ def _rewritten(home: Path, spark: Any, planned: Callable[[ObjectStore, Any], Any
         rewrite(spark, Bucket(url=_url(home)), plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
     else:
         for plan in plans:
-            run_rewrite(store, plan, now_ms=lambda: NOW_MS, groups_a_head=2)
+            run_rewrite(store, plan, now_ms=lambda: NOW_MS, groups_a_manifest=2)
     store.close()
 
 
@@ -223,14 +227,14 @@ def _copy(home: Path, spark: Any) -> None:
         buckets = Bucket(url=_url(home)), Bucket(url=_url(home, "copy"))
         outcomes = copy(spark, *buckets, plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
     else:
-        outcomes = [run_copy(store, target, plan, now_ms=lambda: NOW_MS, rows_a_head=3) for plan in plans]
+        outcomes = [run_copy(store, target, plan, now_ms=lambda: NOW_MS, entries_a_manifest=3) for plan in plans]
     assert not [each for outcome in outcomes for each in outcome.differences]
     store.close()
     target.close()
 
 
 def _fleet(home: Path) -> None:
-    """A node with something to clean and tier, and a topic of an ingest whose rows expired a week ago."""
+    """Prepare a node with segments to clean and to copy, and an ingested topic whose segments expired a week ago."""
     import pyarrow as pa
     from pipeline_world import NOW, FleetWorld
 
@@ -285,7 +289,7 @@ def _pipeline(home: Path, spark: Any) -> None:
 
 
 def _between(before: Records, after: Records, now: Records) -> bool:
-    """All that stays is there, and nothing that never was."""
+    """Readers see every record that stays, and no record that neither state holds."""
     return all(
         after[name].items() <= found.items() and found.items() <= {**before[name], **after[name]}.items()
         for name, found in now.items()
@@ -297,13 +301,13 @@ def _all_or_none(before: Records, after: Records, now: Records) -> bool:
 
 
 def _growing(before: Records, after: Records, now: Records) -> bool:
-    """A copy: what is there is what is to be there."""
+    """A copy grows: every record that is there belongs to the final state."""
     del before
     return all(found.items() <= after[name].items() for name, found in now.items())
 
 
 def _anything(before: Records, after: Records, now: Records) -> bool:
-    """Nodes tier and retention expires: records come and go."""
+    """Any state is allowed: nodes copy segments, and retention expires others."""
     del before, after, now
     return True
 
@@ -322,8 +326,10 @@ FLOWS = {
 
 
 class Sweep:
-    """One flow in one folder. Whatever touches a store does so in a process of its own: threads do not live through a
-    fork."""
+    """One flow in one folder.
+
+    Each use of a store happens in a process of its own, because threads do not survive a fork.
+    """
 
     def __init__(self, name: str, home: Path, spark: str | None, *, counts_here: bool) -> None:
         self.counts_here = counts_here or spark is None
@@ -341,7 +347,7 @@ class Sweep:
         return every[phase % step :: step]
 
     def kill_at(self, number: int, *, is_after: bool) -> None:
-        """Raises AssertionError for what must not be."""
+        """Kill the job at one point and run it again; raise AssertionError for a broken promise."""
         self._lay_down()
         status = self._killed(number, is_after)
         assert status == -signal.SIGKILL, f"{self.name} {number} {is_after}: not killed but {status}"
@@ -362,7 +368,7 @@ class Sweep:
             store.close()
 
     def _lay_down(self) -> None:
-        """The same folder each time: configurations name it."""
+        """Copy the prepared folder to the same path each time, because configurations name the path."""
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self.template, self.home)
 
@@ -398,7 +404,7 @@ class Sweep:
 
 
 def _in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
-    """(exit code, what it gave or said)."""
+    """Run `work` in another process; return (exit code, its result or its error text)."""
     import pickle
     import traceback
 
@@ -422,7 +428,7 @@ def _in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def careless() -> None:
-    """Break the rule by hand: what is replaced is deleted before the head that replaces it."""
+    """Break the rule by hand: delete the replaced segments before the manifest that replaces them is committed."""
     from tiered.jobs import rewriting
 
     real = rewriting.commit_groups
@@ -443,7 +449,7 @@ def sweep(
     spark: str | None = None,
     asked: Sequence[tuple[int, bool]] = (),
 ) -> dict[str, Any]:
-    """By flow: how many effects it has, how many points were tried, and what went wrong at which."""
+    """For each flow: the number of effects, the number of points tried, and the failure of each failed point."""
     found: dict[str, Any] = {}
     for name in names:
         if spark is not None and name == "ingest":
@@ -461,7 +467,7 @@ def sweep(
 
 
 def _only(words: list[str]) -> None:
-    """A flow on Spark that ends in the midst of it."""
+    """Run one flow on Spark that ends at the chosen effect."""
     from tiered.spark.session import spark_session
 
     name, home, number, is_after, master = words

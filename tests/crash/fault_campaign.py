@@ -1,9 +1,9 @@
-"""Every flow, every call, every kind of store fault; then drawn ones, several in a flow, by seeds.
+"""Every flow with every store fault at every call; then drawn faults by seed, several in one flow.
 
     python tests/crash/fault_campaign.py [--seeds 1000] [--first-seed 0] [--jobs 2] [--only NAME] [--mode RAW]
 
-In every mode of keeping segments, unless one is asked for. Exit code 1 and the case when a promise is broken;
-`run_case(name, call, kind, mode)` and `run_drawn(name, seed, mode)` of `fault_flows` repeat it.
+All object encodings are tried unless `--mode` selects one. When a promise is broken, the case is printed and the exit
+code is 1. `run_case(name, call, kind, mode)` and `run_drawn(name, seed, mode)` of `fault_flows` repeat the case.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from fault_flows import SCENES, Mode, cases, run_case, run_drawn  # noqa: E402
 from fault_kinds import Kind  # noqa: E402
 
-Job = tuple[str, int, str | None, str]  # scene, call or seed, kind; None: drawn; mode
+Job = tuple[str, int, str | None, str]  # scene; call or seed; kind, or None when drawn; mode
 
 
 def attempt(job: Job) -> tuple[Job, bool, str | None]:
-    """The job, whether its fault was met, and its failure."""
+    """Return the job, whether its fault was met, and its failure."""
     logging.disable(logging.CRITICAL)
     name, number, kind, mode = job
     try:

@@ -1,13 +1,13 @@
-"""An object store that fails one chosen call in one chosen way, and lets others in between any two calls.
+"""An object store that fails one chosen call in one chosen way, and runs a callback before each call.
 
-| fault | the call's effect | its answer |
+| fault | effect of the call | its answer |
 |---|---|---|
 | BEFORE | none | Unavailable |
 | AFTER | happens | Unavailable |
-| EXISTS | happens (creates only; others as AFTER) | AlreadyExists, as a client that tried again by itself would say |
-| LATE_1, LATE_3 | happens one, three calls later, as a request held up in the network | Unavailable |
-| OUTAGE | none, nor that of any of the next calls | Unavailable |
-| KILL_BEFORE, KILL_AFTER | none, happens | the process is gone: `Killed` |
+| EXISTS | happens (creates only; others as AFTER) | AlreadyExists, as from a client that retried internally |
+| LATE_1, LATE_3 | happens one or three calls later, as a request delayed in the network | Unavailable |
+| OUTAGE | none, and none for each of the next calls | Unavailable |
+| KILL_BEFORE, KILL_AFTER | none; happens | the process ends: `Killed` |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTAGE_CALLS = 12
 
 
 class Killed(BaseException):
-    """The process ended here. No handler of the product may stop it."""
+    """The process ended here. No handler of the product may catch it."""
 
 
 class Fault(Enum):
@@ -43,9 +43,9 @@ KILLS = {Fault.KILL_BEFORE, Fault.KILL_AFTER}
 
 
 class FaultStore:
-    """Wraps a store; call `at` (from 0) meets `fault`. `before_call(n)` runs before each call that goes through.
+    """Wraps a store; call `at` (from 0) meets `fault`. `before_call(n)` runs before each call.
 
-    `calls` names all calls so far, so a clean run tells how many there are to fail.
+    `calls` lists all calls so far, so the length after a clean run is the number of calls that can fail.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FaultStore:
                 raise Killed
 
     def deliver(self, up_to: int) -> None:
-        """Let requests that were held up until call `up_to` arrive. Nobody hears their answers."""
+        """Apply the delayed requests that are due by call `up_to`. Their answers are discarded."""
         due = [effect for when, effect in self._held_up if when <= up_to]
         self._held_up = [each for each in self._held_up if each[0] > up_to]
         for effect in due:

@@ -1,4 +1,4 @@
-"""A modelled disk that has no room from some effect on."""
+"""A modelled disk that becomes full at a chosen effect."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ NEEDS_ROOM = ("append", "create", "mkdir")
 
 
 class FillingDisk(ModelDisk):
-    """From its effect `full_from` on it has no room, until `is_empty`; half of what is appended fits. A rename fits
-    where a file has, or had, the new name: ext4 gives a directory another block for a name, and takes none back."""
+    """A disk without free space from its effect `full_from` until `is_empty`; half of each append fits.
+
+    A rename needs no space where a file has, or had, the new name: ext4 adds a block to a directory for a name and
+    never takes it back.
+    """
 
     full_from: int | None = None
     refused = 0

@@ -1,5 +1,4 @@
-"""Attacks on a deployment through its commands: damaged files and objects, forged manifests, dead, lying and lost
-stores, two owners, kills.
+"""Attacks on a deployment through its commands: damage, forged manifests, faulty and lost stores, two writers, kills.
 
     python tests/crash/hostile_campaign.py [--store file|moto|versitygw|localstack|hdfs] [--seeds 200] [--first-seed 0]
 
@@ -7,12 +6,13 @@ Every seed restores the deployment, attacks it once, and runs commands that read
 seed is broken when a command
 
 1. prints a traceback or an internal error, ends with an undocumented exit code, or fails without a line on stderr;
-2. reads with exit code 0 something else than the truth, while no command that checks has reported a problem;
-3. loses a record that can be read before it runs;
+2. reads with exit code 0 something else than the truth, although no check command reported a problem;
+3. loses a record that was readable before the command;
 4. deletes a data object that the manifest before the attack names;
 5. reads with exit code 0 without a record that was acknowledged during the attack.
 
-Exit code 1 and the seeds when one is broken; a seed repeats exactly, kills by time excepted.
+The exit code is 1 when a seed is broken, and the broken seeds are listed. A seed repeats exactly, except for kills by
+time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NEW = "".join(f"k{n}:new {n}\n" for n in range(5))
 
 
 def attacked(world: HostileWorld, seed: int) -> tuple[Attack, list[str], Counter[str]]:
-    """Attack the world once and judge every command; the complaints and what was counted."""
+    """Attack the world once and judge every command; return the attack, the complaints and the counts."""
     rng = random.Random(f"hostile {seed}")
     world.restore(is_clean=rng.random() < 0.5)
     weights, attacks = zip(*ATTACKS, strict=True)
@@ -111,7 +111,7 @@ def _misbehaviour(answer: Answer) -> list[str]:
 
 
 def _untruth(truth: list[str], answer: Answer, attack: Attack, *, is_remote: bool) -> list[str]:
-    """Compare what was read with the truth; the remote tier alone may lack the active segment."""
+    """Compare the records read with the truth; a read of the remote tier alone may lack the active segment."""
     found = answer.out.splitlines()
     if found == truth or ((is_remote or attack.may_cut) and found == truth[: len(found)] and found):
         return []
@@ -150,7 +150,7 @@ def _newest(records: list[str]) -> dict[str, str]:
 
 
 def _deleted(world: HostileWorld, attack: Attack) -> list[str]:
-    """Data objects that nothing allowed to be deleted: retention is unlimited in this deployment."""
+    """Data objects that were deleted without a permission: retention is unlimited in this deployment."""
     if attack.what.startswith(("empty", "delete")):
         return []
     there = {each.key for each in world.store.list("")}

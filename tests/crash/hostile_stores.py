@@ -1,17 +1,17 @@
 """Attacks on a deployment by its store and by a second writer.
 
-Each attack runs commands while the trouble lasts and returns their answers with what it saw. `LyingGate` stands between
+Each attack runs commands during the fault and returns their answers with its observations. `LyingGate` stands between
 the commands and a server; a bucket that is a folder is renamed instead.
 
-| trouble | the commands meet |
+| fault | the commands meet |
 |---|---|
 | dead, refused | no connection, or no folder |
 | dead, busy | 503 for each request (S3 alone) |
-| lies: lost | the request takes effect, and its reply is cut, at times |
-| lies: flip | a bit of a reply's body is another, at times (S3 alone) |
-| lies: missing | 404 for what is there, at times (S3 alone) |
+| lies: lost | the request takes effect, and its reply is sometimes cut |
+| lies: flip | a bit of a reply's body is sometimes flipped (S3 alone) |
+| lies: missing | sometimes 404 for an existing object (S3 alone) |
 | lost bucket | the bucket or its folder does not exist any more |
-| two owners | a copy of the data directory is at work on the same bucket |
+| two owners | a process with a copy of the data directory works on the same bucket |
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Lie(Enum):
 
 
 class LyingGate(Gate):
-    """A gate whose connections begun while a lie is told get changed replies."""
+    """A gate that changes replies of connections opened while a lie is set."""
 
     def __init__(self, port: int) -> None:
         self._lie: Lie | None = None
@@ -90,7 +90,7 @@ class LyingGate(Gate):
                 each.shutdown(socket.SHUT_RDWR)
 
     def _changed(self, data: bytes, lie: Lie) -> bytes:
-        """What the client gets of a piece; empty cuts the connection."""
+        """The bytes that the client gets for a piece; empty cuts the connection."""
         if self._rng.random() > LIE_SHARE:
             return data
         match lie:
@@ -107,7 +107,7 @@ class LyingGate(Gate):
 
 
 def dead_bucket(world: HostileWorld, rng: random.Random) -> Attack:
-    """Run commands while the store does not answer; then it answers again."""
+    """Run commands while the store does not answer; then let it answer again."""
     way = rng.choice((Way.REFUSED, Way.BUSY)) if world.is_s3 else Way.REFUSED
     with world.dead(way):
         answers, told = _at_work(world, rng, shuffled=3)
@@ -115,7 +115,7 @@ def dead_bucket(world: HostileWorld, rng: random.Random) -> Attack:
 
 
 def lying_store(world: HostileWorld, rng: random.Random) -> Attack:
-    """Run commands while the store lies; then it is honest again. A folder does not lie: it is dead instead."""
+    """Run commands while the store returns false replies; then it works again. A bucket in a folder is dead instead."""
     if world.gate is None:
         return dead_bucket(world, rng)
     lie = rng.choice(tuple(Lie)) if world.is_s3 else Lie.LOST
@@ -165,13 +165,13 @@ ATTACKS: tuple[tuple[int, Callable[[HostileWorld, random.Random], Attack]], ...]
 
 
 def owned(world: HostileWorld, home: Path | None = None) -> Answer:
-    """The records of kept/0 that this directory gives: of a diverged log those of the local tier, which are kept."""
+    """The records of kept/0 in this directory. Of a diverged log, the records of the local tier."""
     answer = world.run(*READS[0], home=home)
     return world.run(*READS[0], "--local", home=home) if answer.code == CONFLICT else answer
 
 
 def unread(answer: Answer, told: list[str]) -> list[str]:
-    """A complaint when acknowledged values are not among what a command with exit code 0 read."""
+    """A complaint when a command with exit code 0 did not read every acknowledged value."""
     values = {json.loads(line)["value"] for line in answer.out.splitlines()}
     lost = [each for each in told if each not in values]
     return [f"{' '.join(answer.words)}: {len(lost)} acknowledged records lost, first {lost[0]!r}"] if lost else []
@@ -180,7 +180,7 @@ def unread(answer: Answer, told: list[str]) -> list[str]:
 def _at_work(
     world: HostileWorld, rng: random.Random, *, shuffled: int, home: Path | None = None, name: str = "a"
 ) -> tuple[list[Answer], list[str]]:
-    """Answers of a drawn mix of commands, and the values whose append was acknowledged."""
+    """Run a drawn mix of commands; return their answers and the acknowledged values."""
     answers, told = [], []
     for at, words in enumerate(
         [*rng.sample((*READS, *LOOKS), 3), *rng.sample((*WORK, ("append",), ("append",)), shuffled)]

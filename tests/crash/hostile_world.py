@@ -1,8 +1,8 @@
 """A deployment under attack: its data directory and its bucket are damaged, forged or emptied, and then restored.
 
-`HostileWorld` makes the deployment once, by commands. `restore` brings both tiers back to that state. `ATTACKS` are
-functions of (world, random generator) that change one thing and return an `Attack`, which says what a command may then
-print. Commands run through `command_server`, one process each.
+`HostileWorld` makes the deployment once, by commands. `restore` returns both tiers to that state. `ATTACKS` are
+functions of (world, random generator) that change one thing and return an `Attack`. An `Attack` states which results of
+a command are allowed. Commands run through `command_server`, one process each.
 """
 
 from __future__ import annotations
@@ -56,11 +56,14 @@ ABSURD = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """What was changed. `may_cut`: a prefix of a log is a right answer (a torn tail of a process that was killed).
+    """One change to a deployment, and the results that it allows.
 
-    `may_grow`: records may follow the truth, and compaction may have run. `is_forged`: the bucket says something else
-    with a valid checksum, so what is read may differ from the truth. `answers` are of commands that ran during the
-    attack, `acknowledged` the values that they appended to kept/0, and `complaints` what the attack itself saw.
+    * `may_cut`: a prefix of a log is a right answer (the torn tail of a killed process).
+    * `may_grow`: records may follow the truth, and compaction may have run.
+    * `is_forged`: the bucket holds other facts with a valid checksum, so a read may differ from the truth.
+    * `answers`: answers of commands that ran during the attack.
+    * `acknowledged`: the values that these commands appended to kept/0.
+    * `complaints`: complaints that the attack itself found.
     """
 
     what: str
@@ -74,7 +77,7 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a command did."""
+    """The result of a command."""
 
     words: tuple[str, ...]
     code: int
@@ -83,7 +86,7 @@ class Answer:
 
 
 class HostileWorld:
-    """A deployment in `home` over a bucket of `server` (None: a folder), and the state that `restore` puts back."""
+    """A deployment in `home` over a bucket of `server` (None: a folder), and the state that `restore` returns to."""
 
     def __init__(self, home: Path, commands: Commands, server: RunningServer | None, name: str) -> None:
         self.home, self.data = home, home / "data"
@@ -116,7 +119,7 @@ class HostileWorld:
         return Answer(words=words, code=done.returncode, out=done.stdout, err=done.stderr)
 
     def kill(self, *words: str, stdin: str, after_s: float) -> None:
-        """Start a command in a process of its own and kill it after `after_s` seconds, wherever it is."""
+        """Start a command in a process of its own and kill it after `after_s` seconds, at any step."""
         import sys
 
         child = subprocess.Popen(
@@ -140,7 +143,7 @@ class HostileWorld:
         return answer.out.splitlines()
 
     def restore(self, *, is_clean: bool) -> None:
-        """Both tiers as they were; without the clean marker the last process counts as killed."""
+        """Restore both tiers; without the clean marker the last process counts as killed."""
         self._make_bucket()
         (self.home / "gc-list.json").unlink(missing_ok=True)
         shutil.rmtree(self.data)
@@ -166,12 +169,12 @@ class HostileWorld:
         return sorted(newest.values())
 
     def told_remote(self) -> list[str]:
-        """The words that lead a command to the bucket: the url for ``--remote``, and its options."""
+        """The arguments that name the bucket: the url for ``--remote``, and its options."""
         return [self.url, *(word for key, value in self.options_told for word in ("--option", f"{key}={value}"))]
 
     @contextmanager
     def dead(self, way: Way) -> Iterator[None]:
-        """The store does not answer; a bucket that is a folder has another name."""
+        """Stop the store from answering; a bucket that is a folder is renamed."""
         if self.gate is None:
             (self.home / "bucket").rename(self.home / "away")
         else:

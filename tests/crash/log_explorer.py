@@ -1,9 +1,11 @@
-"""Crash states of a log: taken while a program runs, each recovered and compared with what was promised.
+"""Crash states of a log: taken while a program runs; each is recovered and compared with the promises.
 
-A program runs once. After each effect and each promise the disk is asked, `draws` times, what a crash right there might
-leave (`ModelDisk.crash`). A state that was met before (equal contents, equal promises) is not looked at again; every
-other one goes through the **aftermath**: recover, compare, append, compare, close, reopen, compare. The power goes in
-the aftermath too: of its own effects some are drawn for nested states, which go through an aftermath of their own.
+1. A program runs once.
+2. After each effect and each promise, `draws` crash states of the disk are drawn (`ModelDisk.crash`).
+3. A state with the same contents and the same promises as an earlier state is skipped.
+4. Every other state goes through the **aftermath**: recover, compare, append, compare, close, reopen, compare.
+5. Crashes also happen in the aftermath: some of its effects are drawn for nested states, with an aftermath of their
+   own.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ NESTED_ODDS = 0.05
 
 @dataclass
 class Tally:
-    """What an exploration did: `checked` holds a digest of every distinct state that went through the aftermath.
+    """Figures of an exploration: `checked` holds a digest of every distinct state that went through the aftermath.
 
-    `seen` also holds those that were taken and not looked at, because enough others were.
+    `seen` also holds the states that were drawn and skipped because enough others were checked.
     """
 
     drawn: int = 0
@@ -60,8 +62,10 @@ class _State:
 
 
 def explore(case: Case, *, draws: int, seed: int = 0, tally: Tally | None = None, states_max: int = 1 << 60) -> Tally:
-    """Every cut of `case`, `draws` ways of forgetting each. Raises what the first state that breaks a promise raises,
-    with a note of how to come back to it."""
+    """Check the crash states after each effect of `case`, `draws` for each.
+
+    Raises the exception of the first state that breaks a promise, with a note that says how to reproduce the state.
+    """
     tally = Tally() if tally is None else tally
     rng = random.Random(f"{case.name} {seed}")
     disk, story = ModelDisk(), Story(keys=case.keys)
@@ -69,10 +73,10 @@ def explore(case: Case, *, draws: int, seed: int = 0, tally: Tally | None = None
     with _quiet():
         _collect(disk, story, waiting, tally, rng, draws=lambda: draws, depth=0)
         play(case.program, disk, case.settings, story)
-        # Taken from all over the program, should `states_max` end it early.
+        # If `states_max` ends the run early, the states come from all over the program.
         rng.shuffle(waiting)
         while waiting and tally.distinct < states_max:
-            # The program's own states come first, then those inside their recoveries.
+            # The program's own states come first, then the states inside their recoveries.
             state = waiting.popleft()
             _look_at(state, case, waiting, tally, rng, seed)
             tally.checked.add(state.key)
@@ -90,7 +94,7 @@ def _collect(
     draws: Callable[[], int],
     depth: int,
 ) -> None:
-    """Have crash states of `disk` put on the list after each of its effects and each promise of `story`."""
+    """Append crash states of `disk` to `waiting` after each of its effects and each promise of `story`."""
 
     def watch() -> None:
         count = draws()
@@ -136,7 +140,7 @@ def _aftermath(disk: ModelDisk, case: Case, story: Story, rng: random.Random) ->
 
 
 def _sweep_out(world: World, disk: ModelDisk, case: Case) -> None:
-    """Two more passes, far enough from each other that what was deleted before the first is gone after the second."""
+    """Run two more passes, so far apart that the second removes all that was deleted before the first."""
     world.sweep(RETENTION_MS)
     swept_to = world.log.cleaner_offset or 0
     check(world.log, disk, world.story, case)
@@ -144,18 +148,19 @@ def _sweep_out(world: World, disk: ModelDisk, case: Case) -> None:
     world.sweep(RETENTION_MS)
     kept = check(world.log, disk, world.story, case)
     if (world.log.cleaner_offset or 0) == swept_to:
-        return  # an open transaction keeps all that is new from being looked at, and without that there is no pass
+        return  # an open transaction excludes all new records from the pass, so no second pass runs
     left = [at for at, serial in kept.items() if at < swept_to and world.story.records[serial].value is None]
-    assert not left, f"tombstones stay for ever: {left}"
+    assert not left, f"tombstones are never removed: {left}"
 
 
-# -- what must hold ----------------------------------------------------------------------------------------------------
+# -- invariants
+# ----------------------------------------------------------------------------------------------------------
 
 
 def check(log: Log, disk: ModelDisk, story: Story, case: Case) -> dict[int, int]:
-    """Every promise against what is in the log; the serial found at each offset."""
+    """Check every promise against the records in the log; return the serial found at each offset."""
     start, end = log.log_start_offset, log.next_offset
-    assert story.start_promised <= start <= story.start_allowed, "the log start went back, or ahead by itself"
+    assert story.start_promised <= start <= story.start_allowed, "the log start offset fell, or rose without a request"
     assert end > max(story.acked, default=-1), "an acknowledged offset would be given again"
     kept = _contents(log, story)
     if case.settings.is_compacted:
@@ -172,7 +177,7 @@ def check(log: Log, disk: ModelDisk, story: Story, case: Case) -> dict[int, int]
 
 
 def _contents(log: Log, story: Story) -> dict[int, int]:
-    """Serial by offset, each record whole and sent to that very offset. Records below the log start are left out."""
+    """The serial at each offset from the log start: every record is whole and was sent to this offset."""
     kept: dict[int, int] = {}
     offset = start = log.local_log_start_offset
     while data := log.read(offset):
@@ -180,32 +185,34 @@ def _contents(log: Log, story: Story) -> dict[int, int]:
         for at, key, value, timestamp_ms, told in records:
             assert at not in kept, "an offset was read twice"
             serial = int(told) if told.isdigit() else struct.unpack(">hi", told)[1]
-            assert story.records[serial][:3] == (key, value, timestamp_ms), "a record was made up"
+            assert story.records[serial][:3] == (key, value, timestamp_ms), "a record was read that no producer sent"
             if at >= start:
-                assert serial in story.sent.get(at, ()), f"at offset {at} a record of another"
+                assert serial in story.sent.get(at, ()), f"offset {at} holds a record that was sent to another offset"
                 kept[at] = serial
         assert next_offset > offset
         offset = next_offset
     assert list(kept) == sorted(kept)
-    assert story.skipped.issuperset(range(offset, log.next_offset)), "the log ends before its end"
+    assert story.skipped.issuperset(range(offset, log.next_offset)), "the batches end before the log end offset"
     return kept
 
 
 def _check_whole(kept: dict[int, int], story: Story, start: int, end: int) -> None:
-    assert story.skipped.issuperset(set(range(start, end)) - kept.keys()), "a hole"
+    assert story.skipped.issuperset(set(range(start, end)) - kept.keys()), (
+        "offsets are missing between the log start and the log end"
+    )
     for offset, serial in story.acked.items():
-        assert offset < start or kept[offset] == serial, f"acknowledged offset {offset} is gone or changed"
+        assert offset < start or kept[offset] == serial, f"acknowledged offset {offset} is lost or changed"
     for offset, serial in kept.items():
         is_first = offset == start or (offset - 1 in story.skipped and offset - 1 not in kept)
-        assert is_first or story.before[serial] == kept.get(offset - 1, 0), "two histories were mixed"
+        assert is_first or story.before[serial] == kept.get(offset - 1, 0), "records of two histories are mixed"
 
 
 @lru_cache(20_000)
 def _decoded(data: bytes) -> tuple[list[tuple[int, bytes | None, bytes | None, int, bytes]], int]:
-    """(offset, key, value, time, what tells the serial) of every record, and the next offset.
+    """(offset, key, value, time, field with the serial) of every record, and the next offset.
 
-    Remembered, for most states share most bytes. A value tells it behind its v, a tombstone in its header, and of a
-    marker its value is what tells it.
+    Cached, because most states share most bytes. A value has the serial behind its v, a tombstone has it in its header,
+    and a marker has it in its value.
     """
     columns = kernels.decode_columns(data, include_control=True)
     records = []
@@ -220,14 +227,14 @@ class _Batch(NamedTuple):
     last_offset: int
     position: int
     epoch: int
-    largest_ms: int  # of this batch and those before it in the segment
+    largest_ms: int  # of this batch and the earlier ones in the segment
 
 
 @lru_cache(20_000)
 def _batches(data: bytes) -> list[_Batch]:
-    """The batches of one ``.log``; remembered as well."""
+    """The batches of one ``.log``; cached as well."""
     table = kernels.scan_batches(data)
-    assert table.problem is None, "a recovered segment ends in bytes that are no batch"
+    assert table.problem is None, "a recovered segment ends in bytes that are not a batch"
     columns = (table.base_offsets, table.last_offsets, table.positions, table.leader_epochs, table.max_timestamps)
     found, largest = list[_Batch](), -1
     for base, last, position, epoch, timestamp in zip(*(column.tolist() for column in columns), strict=True):
@@ -237,7 +244,7 @@ def _batches(data: bytes) -> list[_Batch]:
 
 
 def _check_indexes(disk: ModelDisk, segments: dict[int, list[_Batch]]) -> None:
-    """Every entry names a batch of the log, in order; a time entry names the largest timestamp up to its offset."""
+    """Every entry names a batch of the log, in order; a time entry has the largest timestamp up to its offset."""
     for base, batches in segments.items():
         path = f"{ROOT}/{NAME.directory}/{base:020d}"
         offsets, times = disk.read(path + OFFSET_INDEX), disk.read(path + TIME_INDEX)
@@ -256,7 +263,7 @@ def _check_indexes(disk: ModelDisk, segments: dict[int, list[_Batch]]) -> None:
 def _check_epochs(log: Log, segments: dict[int, list[_Batch]]) -> None:
     entries = log.epochs.entries
     assert all(a < b and s < t for (a, s), (b, t) in pairwise(entries)), "epochs out of order"
-    assert not entries or entries[-1][1] <= log.next_offset, "an epoch begins past the log end"
+    assert not entries or entries[-1][1] <= log.next_offset, "an epoch begins past the log end offset"
     for batches in segments.values():
         for batch in batches:
             known = [epoch for epoch, start in entries if start <= batch.base_offset]
@@ -272,14 +279,14 @@ def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
 
 
 def remembered(log: Log) -> dict[int, tuple[int, bool]]:
-    """The last offset of every producer that the log knows, and whether a transaction of it is open."""
+    """The last offset of every producer that the log knows, and whether the producer has an open transaction."""
     return {
         each.producer_id: (each.last_offset, each.transaction_first_offset >= 0) for each in log._producers.entries()
     }
 
 
 def _check_producers(log: Log, story: Story, kept: dict[int, int], *, is_compacted: bool) -> None:
-    """Sequences, epochs, open and aborted transactions are those of the records that are left."""
+    """Sequences, epochs, open and aborted transactions are exactly the ones of the remaining records."""
     entries = log._producers.entries()
     if not kept and log.next_offset == log.log_start_offset:
         story = story.copy()
@@ -287,23 +294,24 @@ def _check_producers(log: Log, story: Story, kept: dict[int, int], *, is_compact
     known, aborted = story.producers(kept, log.next_offset)
     found = {e.producer_id: (e.producer_epoch, e.last_sequence, e.last_offset) for e in entries}
     wanted = {producer_id: (each.epoch, each.last_sequence, each.last_offset) for producer_id, each in known.items()}
-    assert found == wanted, "a producer was forgotten, or remembered as somebody else"
+    assert found == wanted, "the producer state is not the one of the remaining records"
     begun = [each.first_open for each in known.values() if each.first_open >= 0]
     stable = max(min(begun, default=log.next_offset), log.log_start_offset)
-    assert log.last_stable_offset == stable, "another last stable offset"
+    assert log.last_stable_offset == stable, "the last stable offset is wrong"
     start = log.local_log_start_offset
     told = {(e.producer_id, e.first_offset, e.last_offset) for e in log.aborted_transactions(start, stable)}
     wanted_entries = {each for each in aborted if each[2] >= start and each[1] < stable}
     if is_compacted:
-        # The cleaner takes an entry with the last of its records; that none of these is shown is looked at there.
-        assert told <= wanted_entries, "an aborted transaction was made up"
+        # The cleaner removes an entry with the last of its records. `check_compacted` proves that none of them is
+        # shown.
+        assert told <= wanted_entries, "a transaction is listed as aborted that no producer aborted"
     else:
-        assert told == wanted_entries, "other aborted transactions"
+        assert told == wanted_entries, "the list of aborted transactions is wrong"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Recovery warns of every tail it cuts; here that is most of the work."""
+    """Silence the warnings of recovery: it logs every tail that it truncates, and here that is most of the work."""
     logger = logging.getLogger("local")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The programs of the crash tests: fixed ones, and drawn ones from the same language (`log_script`)."""
+"""The programs of the crash tests: fixed ones and drawn ones, in the language of `log_script`."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ _ODDS: dict[str, int] = {
 
 
 def drawn(seed: int) -> Case:
-    """A random program; one in four on a compacted log. The same seed gives the same one."""
+    """A random program; one in four runs on a compacted log. A seed always gives the same program."""
     rng = random.Random(f"program {seed}")
     is_compacted = rng.random() < 0.25
     odds = {**_ODDS, "clean": 4, "sweep": 8, "delete": 10, "drop": 0, "start": 0} if is_compacted else _ODDS

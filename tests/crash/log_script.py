@@ -1,12 +1,15 @@
-"""What is done to a log before the power goes, as a small language, and what was promised while it was done.
+"""A small language of operations on a log before a power loss, and a record of their promises.
 
-A program is a list of operations (`Op`); `play` runs it once on a `ModelDisk`. The `Story` keeps two kinds of facts:
-what was **promised** (an acknowledged record, a log start, a truncation) holds after any crash from then on, what was
-**begun** may or may not be found. A call is told to the story before it starts and after it returned, and each telling
-is a point at which the power may go.
+A program is a list of operations (`Op`); `play` runs it once on a `ModelDisk`. The `Story` holds two kinds of facts:
 
-Each record holds a serial number that is never used twice, so a record at the wrong place, of a truncated past or made
-up is noticed; the serial of the record before it is kept, so that two histories are never mixed.
+* **Promised**: an acknowledged record, a log start offset, a truncation. It holds after any later crash.
+* **Begun**: a call that has not returned. Its effect may or may not be found.
+
+The story is updated before each call starts and after it returned. Each update is a point at which the power may fail.
+
+Each record holds a serial number that is never used twice. The checks thus detect a record at a wrong offset, a record
+from before a truncation, and a record that no producer sent. The story also stores the serial of the preceding record,
+so the checks detect a mix of two histories.
 """
 
 from __future__ import annotations
@@ -31,20 +34,20 @@ ROOT = "./data"
 SMALL = LogSettings(segment_bytes=700, index_interval_bytes=150, batch_bytes=200)
 COMPACTED = replace(SMALL, is_compacted=True)
 MEMORY, FLUSHED = 0, 1
-RETENTION_MS = 100  # delete.retention.ms of the passes; the story's clock goes on by 10 with every append
+RETENTION_MS = 100  # delete.retention.ms of the passes; each append advances the story's clock by 10
 Op = tuple[str, *tuple[int, ...]]
 
 
 class Sent(NamedTuple):
-    """What a producer sent as one batch; known by the serial of its first record."""
+    """One batch as a producer sent it; identified by the serial of its first record."""
 
     producer: Producer
     count: int
-    marker: bool | None = None  # of a marker: is it a commit?
+    marker: bool | None = None  # for a marker: whether it commits
 
 
 class Known(NamedTuple):
-    """What a log has to know of one producer."""
+    """The state of one producer that a log must know."""
 
     epoch: int
     last_sequence: int = -1
@@ -55,7 +58,7 @@ class Known(NamedTuple):
 
 @dataclass
 class Story:
-    """What was begun and what was promised, as it went along; offsets are int, records are known by their serial."""
+    """The begun and the promised facts so far; offsets are int, and records are identified by their serial."""
 
     sent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
@@ -67,9 +70,9 @@ class Story:
     clock: int = 1_000
     keys: int = 1 << 30
     serial: int = 0
-    passes: list[tuple[int, int]] = field(default_factory=list)  # of each cleaning begun: its clock, where it ended
+    passes: list[tuple[int, int]] = field(default_factory=list)  # of each cleaner pass: its clock and its end
     lost: set[int] = field(default_factory=set)  # offsets that a recovery did not find: they must not come back
-    skipped: set[int] = field(default_factory=set)  # between the last batch and the end that a truncation asked for
+    skipped: set[int] = field(default_factory=set)  # offsets between the last batch and a truncation point
     watch: Callable[[], None] | None = None
 
     def copy(self) -> Story:
@@ -79,7 +82,7 @@ class Story:
         )
 
     def position(self) -> tuple[object, ...]:
-        """Equal when the same was begun and promised."""
+        """Equal when the same operations were begun and promised."""
         return (tuple(self.sent.items()), tuple(self.acked.items()), self.start_allowed, self.start_promised)
 
     def told(self) -> None:
@@ -89,7 +92,7 @@ class Story:
     def begin_append(
         self, first: int, count: int, producer: Producer | None = None, *, is_deletion: bool = False
     ) -> list[Record]:
-        """`count` new records for the offsets from `first` on; timestamps go up and down a little."""
+        """`count` new records for the offsets from `first`; timestamps rise and fall a little."""
         made = []
         for offset in range(first, first + count):
             serial = self._next_serial(offset)
@@ -106,7 +109,7 @@ class Story:
         return made
 
     def begin_marker(self, offset: int, producer: Producer, *, commit: bool) -> int:
-        """Its coordinator epoch, which is its serial."""
+        """Return the coordinator epoch of the marker, which is its serial."""
         serial = self._next_serial(offset)
         key, value = struct.pack(">hh", 0, commit), struct.pack(">hi", 0, serial)
         self.records[serial] = Record(key, value, self.clock)
@@ -122,7 +125,7 @@ class Story:
         return self.serial
 
     def promise_all_below(self, next_offset: int) -> None:
-        """Everything sent so far below `next_offset` has been acknowledged as durable."""
+        """Every record sent so far below `next_offset` is acknowledged as durable."""
         below = {offset for offset in self.sent if offset < next_offset} - self.skipped
         self.acked = {offset: self.sent[offset][-1] for offset in sorted(below)}
         self.told()
@@ -136,31 +139,34 @@ class Story:
         self.told()
 
     def begin_pass(self, next_offset: int) -> None:
-        """From here on a pass of the cleaner may have looked at everything below `next_offset`."""
+        """From now on a cleaner pass may have read every record below `next_offset`."""
         self.passes.append((self.clock, next_offset))
         self.told()
 
     def may_have_left(self, offset: int) -> bool:
-        """Whether a tombstone was there for `RETENTION_MS` after a first pass, when another pass came."""
+        """Whether another pass came at least `RETENTION_MS` after the first pass that read the tombstone."""
         clocks = [clock for clock, upto in self.passes if offset < upto]
         return bool(clocks) and clocks[-1] >= clocks[0] + RETENTION_MS
 
     def begin_truncate(self, offset: int) -> None:
-        """Records at or above `offset` may go from here on."""
+        """Records at or above `offset` may be truncated from now on."""
         self.acked = {at: serial for at, serial in self.acked.items() if at < offset}
         self.told()
 
     def promise_truncated(self, offset: int) -> None:
-        """Records at or above `offset` are gone for good."""
+        """Records at or above `offset` are truncated for ever."""
         self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
         self.passes = [(clock, min(upto, offset)) for clock, upto in self.passes]
         self.lost = {at for at in self.lost if at < offset}
         self.told()
 
     def begun_anew(self, remembered: Mapping[int, tuple[int, bool]]) -> None:
-        """A log that is empty begins at its start: batches below it that nobody was promised may have gone with the
-        power, unless a snapshot remembers them (`remembered`: a producer's last offset, and whether a transaction of
-        it is open; a marker leaves the last offset as it is)."""
+        """Account for an empty log, which begins at its start offset.
+
+        Batches below the start that were never promised may be lost with the power, unless a producer snapshot holds
+        them. `remembered` has the last offset of each producer, and whether the producer has an open transaction. A
+        marker does not change the last offset.
+        """
         staying = set(self.acked)
         for offset, serials in self.sent.items():
             batch = self.batches.get(serials[-1])
@@ -174,7 +180,7 @@ class Story:
     def found(
         self, kept: dict[int, int], log_start: int, next_offset: int, remembered: Mapping[int, tuple[int, bool]]
     ) -> None:
-        """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
+        """After a recovery: the records found are durable from now on, the others are lost for ever."""
         if not kept and next_offset == log_start:
             self.begun_anew(remembered)
         self.sent = {at: (kept.get(at, serials[-1]),) for at, serials in self.sent.items() if at < next_offset}
@@ -186,15 +192,17 @@ class Story:
         self.told()
 
     def producers(self, kept: dict[int, int], next_offset: int) -> tuple[dict[int, Known], set[tuple[int, int, int]]]:
-        """What the batches below `next_offset` make of each producer, and (producer, first, last) of what they aborted.
+        """The producer states after the batches below `next_offset`, and (producer, first, last) of aborted
+        transactions.
 
-        `kept` says which of several records sent to one offset it is; what retention or compaction took counts too.
+        `kept` decides between several records that were sent to one offset. Records that retention or compaction
+        removed count too.
         """
         known: dict[int, Known] = {}
         aborted: set[tuple[int, int, int]] = set()
         for offset in sorted(offset for offset in self.sent if offset < next_offset):
             if offset in self.skipped and offset not in kept:
-                continue  # truncated, and the end lies above it
+                continue  # truncated, and the log end offset is above it
             batch = self.batches.get(kept.get(offset, self.sent[offset][-1]))
             if batch is None:
                 continue
@@ -232,7 +240,9 @@ class World:
         first = self.log.next_offset
         records = self.story.begin_append(first, count)
         result = self.log.append(records, now_ms=self.story.clock, durability=durability)
-        assert result[:2] == (first, first + count), "an offset was given twice, or not the next one"
+        assert result[:2] == (first, first + count), (
+            "an append did not get the next offset, or an offset was given twice"
+        )
         if flushed:
             self.story.promise_all_below(result.next_offset)
 
@@ -242,12 +252,14 @@ class World:
         records = self.story.begin_append(first, count, is_deletion=True)
         durability = Durability.FLUSHED if flushed else Durability.MEMORY
         result = self.log.append(records, now_ms=self.story.clock, durability=durability)
-        assert result[:2] == (first, first + count), "an offset was given twice, or not the next one"
+        assert result[:2] == (first, first + count), (
+            "an append did not get the next offset, or an offset was given twice"
+        )
         if flushed:
             self.story.promise_all_below(result.next_offset)
 
     def send(self, producer_id: int, count: int, transactional: int, flushed: int) -> None:
-        """A producer's next batch; within its transaction when one is open."""
+        """Send the next batch of a producer; within its transaction when one is open."""
         first = self.log.next_offset
         known = self.story.producers({}, first)[0].get(producer_id, Known(0))
         producer = Producer(
@@ -259,12 +271,12 @@ class World:
         records = self.story.begin_append(first, count, producer)
         durability = Durability.FLUSHED if flushed else Durability.MEMORY
         result = self.log.append(records, now_ms=self.story.clock, durability=durability, producer=producer)
-        assert result == (first, first + count, False), "a new batch was taken for a repeated one"
+        assert result == (first, first + count, False), "a new batch was taken for a duplicate"
         if flushed:
             self.story.promise_all_below(result.next_offset)
 
     def end(self, producer_id: int, commit: int, bump: int, flushed: int) -> None:
-        """The marker that ends the producer's transaction, if one is open; the producer may get a new epoch with it."""
+        """Write the marker that ends the open transaction of a producer, if any; it may raise the producer epoch."""
         first = self.log.next_offset
         known = self.story.producers({}, first)[0].get(producer_id)
         if known is None or known.first_open < 0:
@@ -285,18 +297,18 @@ class World:
             self.story.promise_all_below(result.next_offset)
 
     def repeat(self) -> None:
-        """Every producer sends its last batch once more: answered with the offsets it has, nothing added."""
+        """Every producer repeats its last batch: the answer has the existing offsets, and the log does not grow."""
         end = self.log.next_offset
         for known in self.story.producers({}, end)[0].values():
             if known.last_batch is not None:
                 base = known.last_offset - known.last_batch.count + 1
                 records = [self.story.records[self.story.sent[at][-1]] for at in range(base, known.last_offset + 1)]
                 result = self.log.append(records, now_ms=self.story.clock, producer=known.last_batch.producer)
-                assert result == (base, known.last_offset + 1, True), "a repeated batch was taken once more"
+                assert result == (base, known.last_offset + 1, True), "a repeated batch was appended again"
         assert self.log.next_offset == end
 
     def truncate(self, percent: int) -> None:
-        """Where the cut will lie is asked before: a batch goes whole. What decided over older ones stays."""
+        """Truncate at a batch boundary, which is looked up first. Decisions of earlier cleaner passes stay valid."""
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
         cut = truncation.find(self.disk, self.log._view.segments, offset)
@@ -324,7 +336,7 @@ class World:
         self.log.begin_epoch(self.log.leader_epoch + 1)
 
     def drop(self, count: int) -> None:
-        """Retention takes the `count` oldest segments."""
+        """Retention drops the `count` oldest segments."""
         segments = self.log.segments()
         boundary = segments[min(count, len(segments) - 1)].base_offset
         if boundary > segments[0].base_offset:
@@ -336,7 +348,7 @@ class World:
         self.log.remove_deleted(self.story.clock)
 
     def start(self, percent: int) -> None:
-        """Delete-records: the log start is written down, then readers are told."""
+        """Delete records: the new log start offset is written to disk before readers see it."""
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
         self.story.begin_start(offset)
@@ -345,11 +357,11 @@ class World:
         self.story.promise_start(offset)
 
     def clean(self) -> None:
-        """A pass that leaves tombstones and markers, as above a tier that needs them."""
+        """Run a pass that leaves tombstones and markers, as in a log above a tier that needs them."""
         self._clean(tombstones_below=0)
 
     def sweep(self, wait_ms: int) -> None:
-        """`wait_ms` later, a pass that may take tombstones, markers and aborted data; then its checkpoint."""
+        """After `wait_ms`, run a pass that may remove tombstones, markers and aborted data; write its checkpoint."""
         self.story.clock += wait_ms
         self._clean(tombstones_below=None)
 
@@ -361,18 +373,18 @@ class World:
         self.directory.write_cleaner_offsets()
 
     def reopen(self) -> None:
-        """A clean shutdown and start."""
+        """Close cleanly and open again."""
         self.directory.close()
         self.story.promise_all_below(self.log.next_offset)
         self.directory, self.log = self._open()
         assert self.directory.was_clean
 
     def kill(self) -> None:
-        """The process ends, the page cache stays; what the next start reads it must vouch for."""
+        """Kill the process; the page cache survives. The next open must promise all that it reads."""
         known = self.log.next_offset
         self.directory.abandon()
         self.directory, self.log = self._open()
-        assert self.log.next_offset == known, "a kill lost records that the page cache held"
+        assert self.log.next_offset == known, "a killed process lost records that the page cache held"
         self.story.promise_all_below(known)
 
 

@@ -1,12 +1,17 @@
-"""A real daemon whose bucket is gone for an hour, or for as many minutes as asked, while records come in all the time.
+"""A real daemon without its bucket for an hour, or for a given number of minutes, under constant appends.
 
     python tests/crash/outage_campaign.py [--minutes 60] [--way REFUSED] [--before 3] [--after 3] [--home DIR]
 
-`tiered run` on its own schedules, with somebody inside who appends to five topics, against an S3 server behind a gate
-(`outage_gate`) that is shut for so long. Every ten seconds it is looked at: memory, threads, files, CPU-seconds, lines
-of its log, requests, /health, how far the bucket is behind. Then the gate opens, and nobody helps: it has to copy
-everything and to be well. In the end every acknowledged record has to be there, in both tiers and in the bucket alone,
-nothing may be left behind, and memory, threads and files must be back. Exit code 1 and what is wrong otherwise.
+1. `tiered run` works on its own schedules, and a thread inside it appends to five topics. The bucket is on an S3 server
+   behind a gate (`outage_gate`), which is shut for the given time.
+2. Every ten seconds the daemon is measured: memory, threads, files, CPU-seconds, log lines, requests, /health, copy
+   lag.
+3. The gate opens. Without help the daemon must copy every closed segment and become healthy.
+4. At the end every acknowledged record must be readable in both tiers together and in the bucket alone. No orphan and
+   no
+   pending delete may be left. Memory, threads and open files must have fallen to their earlier level.
+
+Otherwise the exit code is 1, and the failed expectations are printed.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ RETENTION_MS = 15 * 60_000
 KEYS = 40
 SMALL = {"segment.bytes": "64KiB"}
 TIERED = {"remote.storage.enable": "true", "local.retention.ms": "5m"}
-# What it is told, and of each append: records, bytes of one.
+# Settings of the topic, and for each append: number of records, bytes of one record.
 TOPICS: dict[str, tuple[dict[str, str], int, int]] = {
     "orders": (TIERED | SMALL, 20, 100),
     "short": (TIERED | SMALL | {"retention.ms": str(RETENTION_MS)}, 20, 100),
@@ -48,12 +53,12 @@ TOPICS: dict[str, tuple[dict[str, str], int, int]] = {
         20,
         100,
     ),
-    "large": (TIERED | {"segment.bytes": "9MiB"}, 40, 1500),  # goes up in parts
+    "large": (TIERED | {"segment.bytes": "9MiB"}, 40, 1500),  # uploaded in parts
     "here": (SMALL, 20, 100),
 }
 COPIED = [name for name, (told, _, _) in TOPICS.items() if "remote.storage.enable" in told]
 DEFAULTS = {"retention.ms": "-1", "remote.log.delete.grace.ms": "2m"}
-# The daemon as it is; a line on stdin ends the appends. An acknowledgement is a line in the environment's file.
+# The unchanged daemon; a line on stdin ends the appends. Each acknowledgement is a line in the file of the environment.
 PROGRAM = f"""
 import os, sys, threading, time
 from local.log.log import Durability
@@ -97,9 +102,9 @@ run(sys.argv[1:])
 
 @dataclass(slots=True)
 class Appends:
-    """What the daemon said of each append, topic by topic."""
+    """The outcome of each append in the daemon, by topic."""
 
-    acked: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))  # number: when it was sent
+    acked: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))  # number: time of the append
     took_us: list[tuple[int, int]] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -116,8 +121,10 @@ class Appends:
         return told
 
     def missing(self, topic: str, values: list[bytes | None], upto: int | None = None) -> str | None:
-        """What is wrong with the records that were found, of those below `upto`: a compacted log's tail goes up once it
-        was cleaned."""
+        """The failed expectation about the records found, if any; with `upto`, only about records below it.
+
+        The tail of a compacted log is copied only after it was cleaned.
+        """
         found = [int((value or b"").split()[1]) for value in values]
         due = {number: at_ms for number, at_ms in self.acked[topic].items() if upto is None or number < upto}
         if topic == "latest":
@@ -154,7 +161,7 @@ def main() -> int:
 def outage(
     home: Path, gate: Gate, endpoint: S3Endpoint, way: Way, minutes: float, before: float, after: float
 ) -> list[str]:
-    """What is wrong with it."""
+    """Run the outage; return the failed expectations."""
     node = Node(home, gate.url)
     node.defaults = dict(DEFAULTS)
     node.configure()
@@ -215,7 +222,7 @@ def tell(watch: Watch, appends: Appends, gate: Gate, shut_ms: int, open_ms: int,
 
 
 def judge(watch: Watch, appends: Appends, minutes: float) -> list[str]:
-    """What the looks say that must not be."""
+    """Failed expectations about the measurements."""
     before, gone, last = watch.of("before")[-1], watch.of("gone"), watch.looks[-1]
     wrong = [f"appends were refused: {dict(appends.refused)}"] if appends.refused else []
     lines = {level: count - gone[0].lines.get(level, 0) for level, count in gone[-1].lines.items()}
@@ -236,7 +243,7 @@ def judge(watch: Watch, appends: Appends, minutes: float) -> list[str]:
 
 
 def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
-    """What is wrong with what is left: everything is rolled and copied once more, by another process."""
+    """Failed expectations about the final state, after another process rolled and copied everything once more."""
     now_ms = time.time_ns() // 1_000_000
     wrong: list[str] = []
     with node.manager() as manager:
@@ -256,7 +263,7 @@ def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
         for topic in COPIED:
             name = TopicPartition(topic, 0)
             values = [record.value for record in bucket.reader().records(name, start(bucket, topic))]
-            told = appends.missing(topic, values, bucket.head(name).taken_upto if topic == "latest" else None)
+            told = appends.missing(topic, values, bucket.head(name).allocated_end_offset if topic == "latest" else None)
             if told is not None:
                 wrong.append(f"in the bucket alone, {told}")
     sound_roots(f"s3://{node.bucket}", endpoint.options())
@@ -271,7 +278,7 @@ def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
 
 
 def start(tiers: object, topic: str) -> int:
-    """The offset that a partition begins with."""
+    """The log start offset of a partition."""
     offset: int = tiers.reader().offsets(TopicPartition(topic, 0))[0]  # type: ignore[attr-defined]
     return offset
 

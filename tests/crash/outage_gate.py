@@ -1,4 +1,4 @@
-"""A gate on loopback before a server: connections pass through, or the server is as if it were gone, in three ways."""
+"""A gate on loopback in front of a server: it passes connections on, or simulates an outage in one of three ways."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from contextlib import suppress
 from enum import Enum, auto
 
 HOST = "127.0.0.1"
-PORTS = range(20_000, 30_000)  # below those that the system gives away: nobody else gets this one while it is shut
+PORTS = range(20_000, 30_000)  # below the ports that the system assigns: no other process gets a shut one
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 ANSWER = b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
 class Way(Enum):
-    """What a client meets. `OPEN`: the server."""
+    """The behaviour that a client meets. `OPEN`: the server."""
 
     OPEN = auto()
-    REFUSED = auto()  # nobody listens, connections are cut
-    HANGS = auto()  # connections are accepted, nothing is answered
+    REFUSED = auto()  # no process listens, connections are cut
+    HANGS = auto()  # connections are accepted, no request is answered
     BUSY = auto()  # each request is answered with 503, SlowDown
 
 
 class Gate:
-    """Before the server at `port`. A context manager; `met` counts connections while it hangs, requests while busy."""
+    """In front of the server at `port`; a context manager. `met` counts connections while it hangs, requests while
+    busy.
+    """
 
     def __init__(self, port: int) -> None:
         self._server, self._way, self.met = port, Way.OPEN, 0
@@ -41,7 +43,7 @@ class Gate:
         return f"http://{HOST}:{self.port}"
 
     def turn(self, way: Way) -> None:
-        """From now on; whatever is connected is cut, but by a server that begins to hang."""
+        """Change the behaviour. Open connections are cut, except when the server begins to hang."""
         self._way = way
         if way is not Way.HANGS:
             self._cut()
@@ -52,7 +54,7 @@ class Gate:
             self._listen()
 
     def _bound(self, port: int | None) -> socket.socket:
-        """The port is ours; nobody listens on it yet."""
+        """Bind the port without listening on it."""
         for each in [port] if port is not None else random.sample(PORTS, 100):
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +70,7 @@ class Gate:
 
     def _shut(self) -> None:
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -89,10 +91,10 @@ class Gate:
                 self._refuse(client)
             else:
                 self.met += 1
-                while client.recv(1 << 16):  # until the client has enough of it
+                while client.recv(1 << 16):  # until the client closes the connection
                     pass
         except OSError:
-            pass  # cut
+            pass  # the connection was cut
         finally:
             self._close(client)
 
@@ -107,7 +109,7 @@ class Gate:
             self._close(server)
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        """Until one of them ends; what comes while the server hangs goes nowhere."""
+        """Copy until one side closes; bytes that arrive while the server hangs are discarded."""
         try:
             while data := source.recv(1 << 16):
                 if self._way is Way.OPEN:
@@ -118,7 +120,7 @@ class Gate:
             sink.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, client: socket.socket) -> None:
-        """One request, its body too, as a server does that answers before it closes."""
+        """Read one request with its body, as a server does that answers before it closes."""
         data = b""
         while b"\r\n\r\n" not in data:
             if not (more := client.recv(1 << 16)):

@@ -1,4 +1,4 @@
-"""What a daemon takes and says of itself, looked at every ten seconds from outside."""
+"""Measurements of a daemon from outside, every ten seconds: its resources, its log and its status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from real_daemon import Daemon
 
-EVERY_S = 10.0  # a look
+EVERY_S = 10.0  # interval of the measurements
 BACK_LIMIT_S = 900.0
 LEVEL = re.compile(r"^\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ", re.MULTILINE)
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(slots=True, kw_only=True)
 class Look:
-    """What is seen of the daemon at one moment; counts are since its start."""
+    """One measurement of the daemon; counts are since its start."""
 
     at_s: float
     phase: str
@@ -44,7 +44,7 @@ class Look:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at a daemon; every look is a line of `place`."""
+    """Measures a daemon; each measurement is a line of `place`."""
 
     daemon: Daemon
     place: Path
@@ -104,7 +104,7 @@ class Watch:
             time.sleep(min(EVERY_S, left))
 
     def until_well(self, phase: str) -> float:
-        """Seconds until everything that is closed is in the bucket and nothing is wrong."""
+        """Seconds until every closed segment is in the bucket and /health is 200."""
         begun = time.monotonic()
         while time.monotonic() - begun < BACK_LIMIT_S:
             found = self.look(phase)

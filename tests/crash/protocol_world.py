@@ -1,4 +1,4 @@
-"""One partition's writer as a manager would be, and what must hold of the store at any moment."""
+"""One writer of a partition that acts like a manager, and the invariants of the store at any moment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from remote.check.partition_check import check_partition
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import HEADS
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, decode_head
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import Head, decode_manifest
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 
@@ -44,19 +44,19 @@ def segment_of(base: int) -> SegmentToCopy:
 
 @dataclass
 class Writer:
-    """What a manager does with one partition, and what it may take as promised."""
+    """The actions of a manager on one partition, and the facts that it may take as promised."""
 
     store: ObjectStore
     name: str = "a"
     log: MetadataLog = field(init=False)
-    acknowledged: list[int] = field(default_factory=list)  # bases whose commit returned
-    expired: list[int] = field(default_factory=list)  # bases that an expiry was begun for
+    acknowledged: list[int] = field(default_factory=list)  # bases with a commit that returned
+    expired: list[int] = field(default_factory=list)  # bases with an expiry that was begun
 
     def __post_init__(self) -> None:
         self.log = MetadataLog(self.store, PREFIX)
 
     def use(self, store: ObjectStore) -> None:
-        """Go on with another store from here."""
+        """Continue with another store."""
         self.store = self.log._store = self.log._chain._store = self.log._pages._store = store
 
     def open(self) -> None:
@@ -64,7 +64,7 @@ class Writer:
             self.log.become_writer(self.name, 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0, properties={"a": "b"})
 
     def copy(self, base: int) -> None:
-        head = self.log.cached  # as a manager does; it may lag behind a commit whose answer was lost
+        head = self.log.cached  # the cached manifest, as in a manager: it may lag behind a commit with a lost answer
         if base >= head.next_offset:
             row = copy_segment(
                 self.store, PREFIX, segment_of(base), epoch=self.log.epoch, now_ms=base, chunk_bytes=CHUNK
@@ -73,26 +73,26 @@ class Writer:
         self.acknowledged.append(base)
 
     def expire(self, base: int) -> None:
-        ulids = {row.ulid for row in rows_of(self.log, self.log.refresh()) if row.base_offset == base}
+        ulids = {row.ulid for row in entries_of(self.log, self.log.refresh()) if row.base_offset == base}
         self.expired.append(base)
         change = expire_segments(ulids, now_ms=3, log_start_offset=base + 10)
         self.log.commit(change, now_ms=3, touches=(base, base + 10))
 
-    def delete_unlinked(self) -> None:
+    def delete_pending(self) -> None:
         head = self.log.check_still_writer()
         keys = [each.key for each in head.unlinked]
         self.store.delete([PREFIX + key for key in keys])
-        self.log.commit(forget_unlinked(keys), now_ms=4)
+        self.log.commit(remove_pending_deletes(keys), now_ms=4)
 
 
-def rows_of(log: MetadataLog, head: Head) -> list[RemoteSegment]:
-    """All rows of a head, those of its pages too."""
-    return list(log.index(head).rows_with_dead(0, 1 << 60))
+def entries_of(log: MetadataLog, head: Head) -> list[SegmentEntry]:
+    """All entries of a manifest, including the ones in its manifest pages."""
+    return list(log.index(head).entries_with_dead(0, 1 << 60))
 
 
 def chain(store: ObjectStore) -> list[Head]:
-    """All heads, after checking that they are one chain."""
-    heads = [decode_head(store.get(info.key)) for info in store.list(PREFIX + HEADS)]
+    """All manifests, after a check that they form one chain."""
+    heads = [decode_manifest(store.get(info.key)) for info in store.list(PREFIX + HEADS)]
     assert [head.sequence for head in heads] == list(range(1, len(heads) + 1))
     for before, after in pairwise(heads):
         assert after.parent_id == before.commit_id
@@ -103,7 +103,7 @@ def chain(store: ObjectStore) -> list[Head]:
 
 
 def check(store: ObjectStore, *writers: Writer) -> Head | None:
-    """What must hold at any moment, seen by a reader who comes fresh."""
+    """Check the invariants that hold at any moment, as a fresh reader sees the store."""
     heads = chain(store)
     log = MetadataLog(store, PREFIX)
     latest = log.load()
@@ -113,7 +113,7 @@ def check(store: ObjectStore, *writers: Writer) -> Head | None:
     if latest is None:
         assert not any(writer.acknowledged for writer in writers)
         return None
-    reader, rows = RemotePartition(store, PREFIX), rows_of(log, latest)
+    reader, rows = RemotePartition(store, PREFIX), entries_of(log, latest)
     for row in rows:
         assert bytes(reader.read(row, 0, row.size_bytes)) == body_of(row.base_offset)
     bases = [row.base_offset for row in rows]

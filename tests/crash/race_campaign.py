@@ -1,8 +1,9 @@
-"""Races of two and three managers by the thousand; every seed is a story of its own and repeats exactly.
+"""Thousands of races of two and three managers; every seed is a race of its own and repeats exactly.
 
     python tests/crash/race_campaign.py [--seeds 10000] [--first-seed 0] [--jobs 2]
 
-Exit code 1 and the last steps of the story when a promise is broken; `race_once(seed)` of `racing` repeats it.
+When a promise is broken, the last steps of the race are printed and the exit code is 1. `race_once(seed)` of `racing`
+repeats the race.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from racing import race_once  # noqa: E402
 
 
 def attempt(seed: int) -> tuple[Counter[str], str | None]:
-    """What happened in one race, and its failure."""
+    """The events of one race, and its failure."""
     try:
         race = race_once(seed)
     except AssertionError as error:

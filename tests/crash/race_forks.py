@@ -1,7 +1,7 @@
-"""A fork in a race: somebody makes it, again until it is whole; then managers and readers race for it as well.
+"""A fork in a race: a process creates it and retries until it is whole; then managers and readers race for it too.
 
-The truth of a fork is one of its own (`race_truth`): its first records are its source's, and from the moment that
-somebody was told that it is whole nothing that it names leaves the bucket, whatever becomes of the source.
+A fork has a truth of its own (`race_truth`). Its first records are the records of its source. From the return of a
+successful creation on, no object that the fork names may be deleted, whatever happens to the source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from race_truth import Truth
 
 from local.errors import LogError
 from local.names import TopicPartition
-from remote.keys import parse_head_key, partition_prefix
+from remote.keys import parse_manifest_key, partition_prefix
 from remote.manifest.catalog import list_partitions
 from remote.store import Body, ObjectStore
 from tiered.migrate.fork import PartitionFork, plan_fork, run_fork
@@ -28,7 +28,7 @@ FORK = TopicPartition("f", 0)
 
 
 def make_fork(actor: Actor, machines: list[Machine]) -> None:
-    """A process that forks the topic, and dies, and is run again; it ends when it was told that the fork is whole."""
+    """A process that forks the topic, dies and runs again; it ends when a call returned that the fork is whole."""
     race = actor.race
     while not race.is_ending:
         actor.frozen_until = race.steps + actor.rng.randrange(race.scene.steps // 5)
@@ -42,10 +42,10 @@ def make_fork(actor: Actor, machines: list[Machine]) -> None:
 
 
 class _SleepyStore(GatedStore):
-    """Of a process that sleeps, where the scene wants it, between having told of a fork and naming what it needs."""
+    """A store whose process may sleep between the announcement of a fork and the manifest that names its objects."""
 
     def put_if_absent(self, key: str, body: Body) -> None:
-        if self.race.scene.forker_sleeps and parse_head_key(key.rpartition("/0/")[2]) is not None:
+        if self.race.scene.forker_sleeps and parse_manifest_key(key.rpartition("/0/")[2]) is not None:
             self.actor.frozen_until = self.race.steps + self.actor.rng.randrange(self.race.scene.forker_sleeps)
             self.actor.step("asleep before a head")
         super().put_if_absent(key, body)
@@ -67,7 +67,7 @@ def _fork_once(race: Race, store: ObjectStore) -> PartitionFork:
 
 
 def begin(race: Race, prefix: str) -> Truth:
-    """The truth of a fork that nobody was told of yet."""
+    """The truth of a fork before its creation has returned."""
     truth = Truth(race.inner, lambda: race.now_ms, race.scene)
     truth.source, truth.is_told = race.truth, False
     truth.begin(prefix, FORK)
@@ -80,7 +80,7 @@ def _full(truth: Truth, key: str) -> str:
 
 
 def _let_in(race: Race, truth: Truth, machines: list[Machine]) -> None:
-    """The fork's managers and readers: the first machine of `machines` is for the peace."""
+    """Start the managers and readers of the fork; the first of `machines` is for the final phase without races."""
     topic_id = truth.prefix.split("/")[0].removeprefix("f-")
     settings = {**race.scene.topic, **race.scene.fork_topic}
     topic = Topic(name=FORK.topic, topic_id=topic_id, partition_count=1, properties=settings, was_tiered=True)

@@ -1,4 +1,4 @@
-"""Machines in a race: a disk that outlives any number of managers, which write, tier, compact, expire and delete."""
+"""Machines in a race: a disk with a sequence of managers, which append, copy, compact, expire and delete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = {
     "file.delete.delay.ms": "0",
     "min.cleanable.dirty.ratio": "0",
 }
-DELETES_AFTER = 0.7  # of the steps, where a scene has a topic deleted
+DELETES_AFTER = 0.7  # share of the steps, in scenes that delete a topic
 
 
 def config() -> Config:
@@ -39,7 +39,9 @@ def config() -> Config:
 
 @dataclass
 class Machine:
-    """A disk, over any number of managers, and what it acknowledged: (offset, record) until its disk was replaced."""
+    """A disk with a sequence of managers, and the records that they acknowledged until the disk was replaced, by
+    offset.
+    """
 
     name: str
     disk: ModelDisk
@@ -47,16 +49,16 @@ class Machine:
     truth: Truth
     acked: dict[int, Record] = field(default_factory=dict)
     sent: dict[int, set[Record]] = field(default_factory=dict)
-    seen: dict[bytes, int] = field(default_factory=dict)  # the newest offset of a key that this disk ever held
+    seen: dict[bytes, int] = field(default_factory=dict)  # the newest offset of each key that this disk ever held
     count: int = 0
-    is_paused: bool | None = False  # None: it died while it changed that
+    is_paused: bool | None = False  # None: the process died during the change
 
     @property
     def partition(self) -> TopicPartition:
         return self.truth.name
 
     def holds(self) -> dict[int, Record]:
-        """Every record in the segment files, by offset; those that are on their way in count."""
+        """Every record in the segment files, by offset; records of a segment that is being put in place count too."""
         found: dict[int, Record] = {}
         for path, inode in sorted(self.disk.names.items(), reverse=True):
             if f"/{self.truth.name.directory}/" in path and path.endswith((".log", ".log.swap")):
@@ -67,7 +69,7 @@ class Machine:
         truth = self.truth
         held, start = self.holds(), truth.log_start
         newest: dict[bytes, int] = {}
-        for offset, record in held.items():  # also those of an append that was killed: they may have replaced others
+        for offset, record in held.items():  # also records of a killed append: they may have replaced others
             self.seen[record.key or b""] = max(offset, self.seen.get(record.key or b"", offset))
         for offset, record in (*truth.committed.items(), *self.acked.items()):
             newest[record.key or b""] = max(offset, newest.get(record.key or b"", offset))
@@ -78,11 +80,14 @@ class Machine:
             last = newest[record.key or b""]
             is_superseded = offset < last or self._may_be_gone(offset, record, held)
             is_kept = self.scene.is_compacted and is_superseded
-            assert is_kept, f"{self.name} let go of offset {offset}, which nobody else holds"
+            assert is_kept, f"{self.name} deleted offset {offset}, and no other tier holds it"
 
     def lose_power(self, rng: random.Random) -> None:
-        """What had made place for a tombstone is not asked for any more, once that has left, too. A newer record that
-        the disk still held, and loses now, was no reason to let go of an older one."""
+        """Crash the disk.
+
+        1. An older record that a tombstone had replaced is no longer expected, even after the tombstone was removed.
+        2. A newer record that the disk held and loses now was no reason to remove an older one.
+        """
         before = self.holds()
         for offset, record in list(self.acked.items()):
             last = self.seen.get(record.key or b"", offset)
@@ -91,12 +96,12 @@ class Machine:
         self.disk, self.seen = self.disk.crash(rng), {}
 
     def _may_be_gone(self, offset: int, record: Record, held: dict[int, Record]) -> bool:
-        """A tombstone, of whose key nothing older is left on this disk."""
+        """Whether the record is a tombstone and this disk holds no older record of its key."""
         return record.value is None and not any(at < offset and each.key == record.key for at, each in held.items())
 
 
 def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
-    """As many disks, which know of the race's topic and hold no log of it."""
+    """`count` disks that know the race's topic and hold no log of it."""
     first = ModelDisk()
     with LogManager.open(config(), now_ms=NOW, storage=first, store=MemoryStore("memory://b")) as manager:
         topic = manager.create_topic("t", 1, race.scene.topic, now_ms=NOW)
@@ -105,7 +110,7 @@ def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
 
 
 def fresh_disk(like: ModelDisk) -> ModelDisk:
-    """Another machine's disk, which knows the topics and holds no log."""
+    """The disk of another machine, which knows the topics and holds no log."""
     fresh = ModelDisk()
     fresh.make_directory("./data")
     file = fresh.create("./data/topics.json")
@@ -116,7 +121,7 @@ def fresh_disk(like: ModelDisk) -> ModelDisk:
 
 
 def manage(machine: Machine, actor: Actor) -> None:
-    """A process that opens the partition again and again, works, and ends or is killed as the seed has it."""
+    """A process that opens the partition repeatedly, works, and ends or is killed as the seed decides."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
         life = Life(actor, machine.disk, lambda: machine.is_paused is True)
@@ -128,7 +133,7 @@ def manage(machine: Machine, actor: Actor) -> None:
         except LogError as error:
             race.events.append(f"{machine.name} {type(error).__name__}")
         except (ProcessDied, PowerCut):
-            assert life.is_dead, "a cut that nobody asked for"
+            assert life.is_dead, "a power cut happened outside the plan of the race"
         machine.disk.watch = None
         if manager is not None:
             with suppress(ProcessDied, PowerCut):
@@ -151,7 +156,9 @@ def open_manager(machine: Machine, life: Life) -> LogManager:
 
 
 def _replace_disk(machine: Machine, *, is_killed: bool) -> None:
-    """An operator's decision, which a killed process is no reason for: what only this disk held is given up."""
+    """Replace the disk by an operator's decision, which never follows a kill: records that only this disk held are
+    lost.
+    """
     if not is_killed:
         machine.disk, machine.acked, machine.sent, machine.seen = fresh_disk(machine.disk), {}, {}, {}
         machine.is_paused = False
@@ -182,7 +189,7 @@ def _deeds(machine: Machine, race: Race, manager: LogManager) -> list[str]:
     if race.scene.pauses:
         deeds += ["pause", "resume"]
     if machine.truth.source is not None:
-        return deeds  # the fork goes in the peace, when all that it needed is known
+        return deeds  # the fork is deleted in the final phase, when all that it needs is known
     if race.scene.deletes_topic and race.steps > DELETES_AFTER * race.scene.steps:
         deeds.append("delete topic")
     return deeds
@@ -212,7 +219,7 @@ def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> N
         case "pause" | "resume":
             _pause(machine, race, manager, deed)
         case "delete topic":
-            machine.acked = {}  # `sent` stays: a process that dies before its registry is written leaves the topic
+            machine.acked = {}  # `sent` stays: when a process dies before its registry is written, the topic remains
             manager.delete_topic(machine.partition.topic, now_ms=race.now_ms)
 
 
@@ -235,12 +242,12 @@ def _record(machine: Machine, race: Race, rng: random.Random, at: int) -> Record
 
 
 def _check_own_reads(machine: Machine, race: Race, manager: LogManager) -> None:
-    """What this manager shows: records that it was sent, or committed ones."""
+    """Check that this manager shows only records that were sent to it or committed."""
     start, _ = manager.reader().offsets(machine.partition)
     for record in manager.reader().records(machine.partition, start):
         is_known = plain(record) in machine.sent.get(record.offset, ())
         is_known = is_known or plain(record) == machine.truth.committed.get(record.offset)
-        assert is_known, f"{machine.name} shows a record at {record.offset} that nobody sent"
+        assert is_known, f"{machine.name} shows a record at {record.offset} that no producer sent"
 
 
 def _delete_records(machine: Machine, race: Race, rng: random.Random, manager: LogManager) -> None:
@@ -251,7 +258,7 @@ def _delete_records(machine: Machine, race: Race, rng: random.Random, manager: L
 
 
 def _pause(machine: Machine, race: Race, manager: LogManager, deed: str) -> None:
-    """Nothing goes up from the moment that somebody was told it is paused; what a death leaves is one or the other."""
+    """Pause or resume uploads. After a pause returned, no segment is copied. A killed process leaves either state."""
     machine.is_paused = None
     if deed == "pause":
         manager.pause_uploads(now_ms=race.now_ms)

@@ -1,5 +1,4 @@
-"""Who else works on a partition in a race: a job, guest of the writer's epoch, whoever collects orphans, and whoever
-takes the epoch to free what is due."""
+"""Other processes in a race: a co-writer job, garbage collection, and a conditional takeover."""
 
 from __future__ import annotations
 
@@ -16,19 +15,19 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import list_pins
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.job_changes import Replacement, replace_tiled
-from remote.manifest.manifest import Head, JobNote
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import AppliedJob, Head
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
-from tiered.jobs.bucket_deletion import delete_unlinked, plan_deletion
+from tiered.jobs.bucket_deletion import delete_pending, plan_deletion
 from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
 from tiered.node.writer_ids import DELETION
 
 
 def merge(actor: Actor, truth: Truth) -> None:
-    """A job that makes one row of two neighbours, with the same bytes, again and again."""
+    """A job that repeatedly merges two neighbouring segments into one with the same bytes."""
     race = actor.race
     while not race.is_ending:
         actor.step("before a job")
@@ -38,9 +37,9 @@ def merge(actor: Actor, truth: Truth) -> None:
 
 def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
     race, prefix = actor.race, truth.prefix
-    guest = GuestLog(store, prefix)
+    guest = CoWriterLog(store, prefix)
     head = guest.join()
-    rows = list(guest.index(head).rows_with_dead(0, 1 << 62))
+    rows = list(guest.index(head).entries_with_dead(0, 1 << 62))
     pairs = [pair for pair in pairwise(rows) if pair[0].next_offset == pair[1].base_offset]
     if not pairs:
         return
@@ -50,14 +49,14 @@ def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
         [Replacement(ulids=(old[0].ulid, old[1].ulid), rows=(new,))],
         cleaned_through=0,
         bound=None,
-        note=JobNote(job_id=new_ulid(race.now_ms)),
+        note=AppliedJob(job_id=new_ulid(race.now_ms)),
     )
     guest.commit(change, race.now_ms, touches=(new.base_offset, new.next_offset))
 
 
 def _merged(
-    store: ObjectStore, prefix: str, old: tuple[RemoteSegment, RemoteSegment], head: Head, now_ms: int
-) -> RemoteSegment:
+    store: ObjectStore, prefix: str, old: tuple[SegmentEntry, SegmentEntry], head: Head, now_ms: int
+) -> SegmentEntry:
     remote = RemotePartition(store, prefix, ChunkCache(0))
     body = b"".join(bytes(remote.read(row, 0, row.size_bytes)) for row in old)
     stamps = [each for row in old for each in (row.min_timestamp_ms, row.max_timestamp_ms) if each is not None]
@@ -79,7 +78,7 @@ def _merged(
 
 
 def free(actor: Actor, truth: Truth) -> None:
-    """Housekeeping that takes the epoch from anybody, but only from the writer that it saw when it planned."""
+    """Housekeeping that takes the writer epoch, but only from the writer that it saw when it planned."""
     race, rng = actor.race, actor.rng
     name = RemotePartitionName(truth.name.topic, truth.topic_ids[truth.name.topic], truth.name.partition)
     while not race.is_ending:
@@ -92,15 +91,17 @@ def free(actor: Actor, truth: Truth) -> None:
             plan = plan_deletion(store, name, race.scene.topic, now_ms=race.now_ms, takes_over=True)
             actor.frozen_until = race.steps + rng.randrange(60)
             actor.step("with a plan to free")
-            delete_unlinked(store, plan, now_ms=race.now_ms)
+            delete_pending(store, plan, now_ms=race.now_ms)
             race.events.append(f"{actor.name} freed {min(1, plan.objects)}")
         for before, head in pairwise(truth.heads[max(0, begun - 1) :]):
             is_taken = head.writer_id.startswith(DELETION) and before.writer_id != head.writer_id
-            assert not is_taken or plan is None or before.epoch == plan.epoch, "an epoch was taken from who came since"
+            assert not is_taken or plan is None or before.epoch == plan.epoch, (
+                "the epoch was taken from a writer that took over after the plan"
+            )
 
 
 def collect(actor: Actor) -> None:
-    """Anybody's process: what is nobody's is listed; later it, or the next one, deletes from that list."""
+    """A process that lists orphans; later this process or the next one deletes from that list."""
     race, rng = actor.race, actor.rng
     listed: GarbageList | None = None
     while not race.is_ending:
@@ -115,8 +116,11 @@ def collect(actor: Actor) -> None:
 
 
 def collect_all(actor: Actor) -> int:
-    """Both steps in peace, what is due by then; how much is left for another time. A reader that was killed holds what
-    its head names until its pin has lapsed, so first comes that."""
+    """List and delete all due garbage without races; return the number of objects that remain.
+
+    The pin of a killed reader protects the objects of its manifest until it expires, so the clock first passes all
+    pins.
+    """
     race = actor.race
     store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
     names = list_partitions(store)

@@ -1,4 +1,4 @@
-"""Rules broken by hand, each for the actor that lives by it: the races must see every one of them."""
+"""Planted bugs: rules broken by hand, each in the actor that depends on it. The races must detect every one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
 from remote.gc import delayed_delete, old_manifests, orphans, page_removal, partition_removal, pin_watch
-from remote.keys import full_key, head_key
+from remote.keys import full_key, manifest_key
 from remote.manifest import co_writer, commit_protocol, page_spill
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest import Head
@@ -34,8 +34,10 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Plant:
-    """How a rule is broken, and the scenes in which that shows soon: None for one in which it cannot. From which seed
-    on to look, to save time."""
+    """A way to break a rule, and the scenes in which the bug shows soon (None: it cannot show).
+
+    `since` is the first seed to try, to save time.
+    """
 
     breaks: Callable[[Patch], None]
     scene: Callable[[SceneOfRace], SceneOfRace | None] = lambda scene: scene
@@ -46,7 +48,7 @@ class Plant:
 
 
 def _epoch_is_ignored(patch: Patch) -> None:
-    """A writer takes any head for its own."""
+    """A writer accepts any manifest as its own."""
 
     def adopt(self: MetadataLog, found: Head) -> None:
         self._head = found
@@ -72,7 +74,9 @@ def _histories_are_compared_from_one_side(patch: Patch) -> None:
 
     patch.setattr(tier_relation, "first_contradiction", first_contradiction)
     patch.setattr(reconciliation, "_is_other_writer", lambda log, head, mark: False)
-    patch.setattr(partition_opening, "check_same_records", lambda *held, **more: None)  # it sees to most of them, too
+    patch.setattr(
+        partition_opening, "check_same_records", lambda *held, **more: None
+    )  # detects most contradictions too
 
 
 def _histories_are_not_compared(patch: Patch) -> None:
@@ -88,7 +92,7 @@ def _records_have_no_epoch(patch: Patch) -> None:
     patch.setattr(LeaderEpochs, "assign", lambda self, epoch, start_offset: LeaderEpochs(((1, 0),)))
 
 
-# --- what leaves the bucket ------------------------------------------------------------------------------------------
+# --- deletions in the bucket -----------------------------------------------------------------------------------------
 
 
 def _unlinked_objects_are_deleted_before_the_commit(patch: Patch) -> None:
@@ -136,7 +140,7 @@ def _pinned_heads_are_collected(patch: Patch) -> None:
     patch.setattr(old_manifests, "list_pins", lambda store, prefix: [])
 
 
-# --- collected heads -------------------------------------------------------------------------------------------------
+# --- garbage collection of manifests ---------------------------------------------------------------------------------
 
 
 def _who_created_a_head_does_not_look_at_the_boundary(patch: Patch) -> None:
@@ -144,13 +148,13 @@ def _who_created_a_head_does_not_look_at_the_boundary(patch: Patch) -> None:
 
 
 def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
-    real = MetadataLog.make_void
+    real = MetadataLog.set_gc_boundary
 
-    def make_void(self: MetadataLog, upto: int) -> None:
-        self._store.delete([self._prefix + head_key(sequence) for sequence in range(1, upto)])
+    def set_gc_boundary(self: MetadataLog, upto: int) -> None:
+        self._store.delete([self._prefix + manifest_key(sequence) for sequence in range(1, upto)])
         real(self, upto)
 
-    patch.setattr(MetadataLog, "make_void", make_void)
+    patch.setattr(MetadataLog, "set_gc_boundary", set_gc_boundary)
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def _tombstones_go_when_their_time_is_over(patch: Patch) -> None:
 
 
 def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
-    """Which only shows when a process ends in between."""
+    """Shows only when a process ends between the two steps."""
     announce, put_in_place = swap.announce, swap.put_in_place
 
     def later(storage: Storage, directory: str, base_offset: int) -> None:
@@ -230,8 +234,10 @@ def _what_has_another_name_is_nobodys(patch: Patch) -> None:
 
 
 def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
-    real = orphans.nobodys
-    patch.setattr(orphans, "nobodys", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named))
+    real = orphans.unreferenced_objects
+    patch.setattr(
+        orphans, "unreferenced_objects", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named)
+    )
 
 
 def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
@@ -240,15 +246,15 @@ def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
 
 def _rows_in_pages_name_nothing(patch: Patch) -> None:
     real = orphans.named_by
-    patch.setattr(orphans, "named_by", lambda head, rows_of: real(head, lambda spill: ()))
+    patch.setattr(orphans, "named_by", lambda head, entries_of: real(head, lambda spill: ()))
 
 
 def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
-    def adopt(self: co_writer.GuestLog, found: Head) -> None:
+    def adopt(self: co_writer.CoWriterLog, found: Head) -> None:
         self._epoch = found.epoch
         self._set(found)
 
-    patch.setattr(co_writer.GuestLog, "_adopt", adopt, raising=False)
+    patch.setattr(co_writer.CoWriterLog, "_adopt", adopt, raising=False)
     patch.setattr(commit_protocol, "names_older_objects", lambda draft, changed: None)
 
 
@@ -302,7 +308,7 @@ def _a_pause_stops_nothing(patch: Patch) -> None:
 
 
 def _a_pause_ends_with_its_process(patch: Patch) -> None:
-    """What is on the disk is not looked at when another one opens it."""
+    """The state on the disk is ignored by the next process."""
     patch.setattr(
         upload_pause, "_read", lambda places: upload_pause._Look(upload_pause._NOTHING, is_damaged=False, unreachable=0)
     )
@@ -313,12 +319,12 @@ def _in(trait: Callable[[SceneOfRace], object]) -> Callable[[SceneOfRace], Scene
 
 
 def _long_plain(scene: SceneOfRace) -> SceneOfRace:
-    """Machines that come back after a rest, with records of an older leader epoch."""
+    """Machines that return after a rest, with records of an older leader epoch."""
     return replace(plain_scene(), steps=600, rest_max=60)
 
 
 def _slow_time(scene: SceneOfRace) -> SceneOfRace | None:
-    """Rows leave early, and many steps lie within a grace time."""
+    """Entries expire early, and many steps fit into a grace period."""
     if scene.kind not in ("log", "view"):
         return None
     topic = {**BASE, **EXPIRES, "retention.ms": "2h"}
@@ -327,7 +333,7 @@ def _slow_time(scene: SceneOfRace) -> SceneOfRace | None:
 
 
 def _one_long_writer(scene: SceneOfRace) -> SceneOfRace | None:
-    """One process stays the writer for many grace times: the others rest once they are fenced."""
+    """One process stays the writer for many grace periods: the others rest once they are fenced."""
     slow = _slow_time(scene)
     if slow is None:
         return None
@@ -336,7 +342,7 @@ def _one_long_writer(scene: SceneOfRace) -> SceneOfRace | None:
 
 
 def _views_fall_behind(scene: SceneOfRace) -> SceneOfRace | None:
-    """Hours pass between two builds of a view, and the log's start overtakes the view's horizon."""
+    """Hours pass between two builds of a view, and the log start offset passes the view's horizon."""
     if scene.is_compacted or not scene.has_views:
         return None
     topic = {**BASE, **EXPIRES, "retention.ms": "2h", "compaction.view.threshold": "900"}
@@ -345,7 +351,7 @@ def _views_fall_behind(scene: SceneOfRace) -> SceneOfRace | None:
 
 
 def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
-    """Long enough for tombstones to be old, with managers and readers alone."""
+    """A race long enough for expired tombstones, with managers and readers alone."""
     if not scene.kind.startswith("compact") or "delete" in scene.kind:
         return None
     long = replace(scene, steps=800, deeds_max=80, rest_max=150, kills=0.0, jumps=0.1, sleeps=0.0, keys=12, rule=None)
@@ -353,17 +359,17 @@ def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
 
 
 def forker_sleeps_long(scene: SceneOfRace) -> SceneOfRace:
-    """Between telling of a fork and naming what it needs hours pass, in which the source's rows leave and go."""
+    """Hours pass between the announcement of a fork and its manifest; the source's entries expire and are deleted."""
     return _danger_for_forks(scene, retention_ms=2 * HOUR, jumps=0.08, kept_heads=None, forker_sleeps=200)
 
 
 def fork_outlives(scene: SceneOfRace) -> SceneOfRace:
-    """The fork keeps for ever what its source expires, and the source collects its heads all the time."""
+    """The fork keeps all that its source expires, and the source's old manifests are deleted all the time."""
     return _danger_for_forks(scene, retention_ms=6 * HOUR, jumps=0.03, kept_heads=2, fork_topic=KEEPS)
 
 
 def _danger_for_forks(scene: SceneOfRace, *, retention_ms: int, **more: Any) -> SceneOfRace:
-    """Rows leave early, nobody is killed and nobody else sleeps: all of it is about the fork."""
+    """Entries expire early, no process is killed, and only the forking process sleeps."""
     topic = {**BASE, **EXPIRES, "retention.ms": str(retention_ms)}
     busy = replace(scene, kind="log", topic=topic, steps=1000, deeds_max=80, rest_max=1, kills=0.0, sleeps=0.0)
     lonely = replace(busy, deletes_topic=False, has_guest=False, pauses=False, has_freer=False)

@@ -1,4 +1,4 @@
-"""Readers in a race, with nothing but the bucket's address: short reads by old heads, long ones by a pinned head."""
+"""Readers in a race that know only the bucket: short reads by old manifests, long reads by a pinned manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiered.read.bucket_reader import RemoteLog
 
 
 def read(actor: Actor, truth: Truth) -> None:
-    """The log, and the compacted view where there is one, by a head that may be old."""
+    """Read the log, and the compacted view if there is one, by a manifest that may be old."""
     race, rng = actor.race, actor.rng
     bucket: RemoteLog | None = None
     while not race.is_ending:
@@ -41,11 +41,11 @@ def read(actor: Actor, truth: Truth) -> None:
         except (Unavailable, OffsetOutOfRange):
             continue
         except (NotFound, ProcessDied):
-            bucket = None  # nothing there yet, nothing any more, or another view by now
+            bucket = None  # the log or the view does not exist (yet or any more), or another view was built
 
 
 def _read_view(bucket: RemoteLog, truth: Truth) -> None:
-    """All of the view: exactly that of the head before the read, or of the one after it."""
+    """Read the whole view: it is exactly the view of the manifest before the read, or of the one after it."""
     before = find_view(bucket.head(truth.name).views, "compacted")
     if before is None or not before.is_built:
         return
@@ -54,12 +54,12 @@ def _read_view(bucket: RemoteLog, truth: Truth) -> None:
     after = find_view(bucket.head(truth.name).views, "compacted")
     wanted = [truth.views[view_name(each)] for each in (before, after) if each is not None and each.is_built]
     assert found in [{at: record for at, record in each.items() if at < before.horizon_offset} for each in wanted], (
-        f"a view with other records: {sorted(found)}"
+        f"a view has wrong records: {sorted(found)}"
     )
 
 
 def hold(actor: Actor, truth: Truth) -> None:
-    """A long read: a head is pinned, and all that it names read again and again for hours, then let go of."""
+    """A long read: pin a manifest, read all objects that it names repeatedly for hours, then release the pin."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
         actor.step("before a pin")
@@ -85,9 +85,9 @@ def hold(actor: Actor, truth: Truth) -> None:
 
 
 def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: Truth) -> bool:
-    """Read the pinned manifest and one object that it names; False once the pin has lapsed.
+    """Read the pinned manifest and one object that it names; False once the pin has expired.
 
-    After the pin lapsed, GC may delete the manifest, and a slow writer may create another one under the void name. The
+    After the pin expired, GC may delete the manifest, and a slow writer may create another one under the void name. The
     reader must then raise NotFound. It must never return the other manifest.
     """
     race = actor.race
@@ -95,7 +95,7 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: T
         again = PinnedLog(store, truth.prefix, pin).load()  # type: ignore[arg-type]
         assert again == head, f"another manifest under the pinned name: {again.commit_id}, not {head.commit_id}"
         index = MetadataIndex(head, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
-        rows = [*index.rows_with_dead(0, 1 << 62), *head.view_rows]
+        rows = [*index.entries_with_dead(0, 1 << 62), *head.view_entries]
         if rows:
             row = actor.rng.choice(rows)
             remote = RemotePartition(store, truth.prefix, ChunkCache(0))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a race is about: the topic's settings, how early rows go into pages, who gets killed; all from the seed."""
+"""Settings of a race, all drawn from the seed: the topic, the size of manifest pages, the odds of kills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest import mock
 
 from policies import invariants, manifest_collection
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.migrate import fork
 
 GRACE_MS = 3_600_000
@@ -22,7 +22,7 @@ COMPACTS = {
     "remote.recompaction.min.reduction.ratio": "0",
     "remote.recompaction.min.saved.bytes": "0",
 }
-PLAIN = "plain log"  # two or three managers and a reader, and nothing else
+PLAIN = "plain log"  # two or three managers and a reader, and no other actor
 TOPICS = {
     PLAIN: {**EXPIRES},
     "log": {**EXPIRES},
@@ -33,25 +33,33 @@ TOPICS = {
     "compact and view": {**KEEPS, **COMPACTS, "cleanup.policy": "compact", "compaction.view.threshold": "900"},
 }
 WEIGHTS = (4, 5, 3, 3, 5, 3, 2)
-SMALL_PAGES = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=2, gaps_max=1)
+SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=2, gaps_max=1)
 
 
 @dataclass(frozen=True)
 class SceneOfRace:
-    """`kills` is how likely a store call is a process's last; `kept_heads` how many heads outlive a collection.
+    """The settings of one race.
 
-    `steps` is how long it all lasts, `deeds_max` how much a manager does in one life, `rest_max` how many steps pass
-    before its next one: without rest, whoever was fenced takes over at once. `sleeps` is how likely somebody falls
-    asleep right before a deed, for `sleep_max` steps at most, `jumps` how likely hours pass between two steps.
-    `has_fork`: somebody forks the topic, and managers race for the fork as well; `pauses`: managers pause uploads;
-    `has_freer`: housekeeping takes their epoch. `forker_sleeps`: for how many steps at most whoever forks falls asleep
-    before each head that it creates, `forker_weight`: how often it gets the baton; `fork_topic`: the fork's own
-    settings, where they differ from the topic's.
+    | field | meaning |
+    |---|---|
+    | `kills` | probability that a store call is the last one of its process |
+    | `kept_heads` | number of manifests that a garbage collection leaves |
+    | `steps` | length of the race |
+    | `deeds_max` | most actions of one manager process |
+    | `rest_max` | most steps before the next manager process; at 0 a fenced manager takes over again at once |
+    | `sleeps`, `sleep_max` | probability of a sleep right before an action; its most steps |
+    | `jumps` | probability that hours pass between two steps |
+    | `has_fork` | a process forks the topic, and managers race for the fork too |
+    | `pauses` | managers pause uploads |
+    | `has_freer` | housekeeping takes over the writer epoch |
+    | `forker_sleeps` | most steps that the forking process sleeps before each manifest that it creates |
+    | `forker_weight` | how often the forking process gets the baton |
+    | `fork_topic` | settings of the fork that differ from the topic's |
     """
 
     kind: str
     topic: dict[str, str]
-    rule: SpillRule | None
+    rule: PageRule | None
     kills: float
     kept_heads: int | None
     deletes_topic: bool
@@ -84,15 +92,15 @@ class SceneOfRace:
 
     @contextmanager
     def set_up(self) -> Iterator[None]:
-        """The numbers that a race of this size needs smaller than the product has them."""
+        """Replace constants of the product by the smaller values that a race of this size needs."""
         with ExitStack() as stack:
             if self.rule is not None:
-                stack.enter_context(mock.patch.object(commit_protocol, "SPILL_RULE", self.rule))
+                stack.enter_context(mock.patch.object(commit_protocol, "PAGE_RULE", self.rule))
             if self.kept_heads is not None:
-                stack.enter_context(mock.patch.object(manifest_collection, "HEADS_KEPT", self.kept_heads))
-                stack.enter_context(mock.patch.object(manifest_collection, "HEADS_AT_ONCE", 2))
-                stack.enter_context(mock.patch.object(invariants, "HEADS_KEPT_MIN", 1))
-            if self.has_fork:  # so that a forker may sleep past the end of its pin
+                stack.enter_context(mock.patch.object(manifest_collection, "MANIFESTS_KEPT", self.kept_heads))
+                stack.enter_context(mock.patch.object(manifest_collection, "MANIFESTS_AT_ONCE", 2))
+                stack.enter_context(mock.patch.object(invariants, "MANIFESTS_KEPT_MIN", 1))
+            if self.has_fork:  # so that the forking process may sleep past the end of its pin
                 stack.enter_context(mock.patch.object(fork, "PIN_MS", GRACE_MS // 2))
             yield
 
@@ -102,7 +110,7 @@ def scene_of(seed: int) -> SceneOfRace:
     (kind,) = rng.choices(list(TOPICS), WEIGHTS)
     if kind == PLAIN:
         return plain_scene()
-    more = random.Random(f"{seed} more of the scene")  # of its own: what came before it stays as it was
+    more = random.Random(f"{seed} more of the scene")  # a generator of its own: earlier draws do not change
     return SceneOfRace(
         kind=kind,
         topic={**BASE, **TOPICS[kind], **({"remote.copy.lag.ms": "1h"} if rng.random() < 0.3 else {})},

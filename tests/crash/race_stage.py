@@ -1,10 +1,10 @@
-"""The stage of a race: one baton among actors, virtual time, requests that come late, and ways to the bucket that die.
+"""The stage of a race: one baton among actors, virtual time, delayed requests, and processes that die.
 
-Each actor runs its real code in a thread of its own, and stops before every call to the store, after it, and at some
-effects of its disk; the seed says who goes on. A *life* is one process of an actor: when the seed kills it, in the
-middle of a call, nothing of it reaches the store or the disk any more, whatever its clean-up tries.
+Each actor runs its real code in a thread of its own. It stops before and after every call to the store, and at some
+effects of its disk; the seed decides which actor continues. A *life* is one process of an actor. When the seed kills it
+in the middle of a call, no later effect of the process reaches the store or the disk.
 
-What the code starts beside itself (reading ahead) has no baton: what that asks of the store is lost on the way.
+Helper threads of the code (reading ahead) have no baton: their requests to the store fail.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from remote.store.memory_store import MemoryStore
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
-DEEDS = ("delete", "put meta/pin", "create meta/head", "create meta/gc")  # to sleep before these is what hurts
+DEEDS = (
+    "delete",
+    "put meta/pin",
+    "create meta/head",
+    "create meta/gc",
+)  # sleeps right before these do most harm
 
 
-PATIENCE = 60  # times a second, which is no time for a process that was stopped
+PATIENCE = 60  # seconds; a stopped process does not count as hanging
 
 
 class Killed(BaseException):
@@ -39,11 +44,11 @@ class Killed(BaseException):
 
 
 class ProcessDied(BaseException):
-    """This process ended here, in the middle of what it was doing; its actor goes on with another one."""
+    """This process ended here, in the middle of its work; its actor continues with another process."""
 
 
 class Actor:
-    """One machine or reader: a body that runs only while it holds the baton."""
+    """One machine or reader; its body runs only while it holds the baton."""
 
     def __init__(self, race: Race, name: str, body: Callable[[Actor], None], weight: int) -> None:
         self.race, self.name, self.weight = race, name, weight
@@ -62,13 +67,13 @@ class Actor:
             body(self)
         except Killed:
             pass
-        except BaseException as error:  # noqa: BLE001 - told by the race
+        except BaseException as error:  # noqa: BLE001 - reported by the race
             self.failure = error
         self.is_over = True
         self._back.release()
 
     def step(self, what: str) -> None:
-        """Give the baton away; it comes back when the seed says so. Raises Killed when the race is over."""
+        """Give the baton away until the seed returns it. Raises Killed when the race is over."""
         if self.is_dying:
             raise Killed
         self.race.events.append(f"{self.name} {what}")
@@ -79,7 +84,7 @@ class Actor:
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread that asks is the actor's own."""
+        """Whether the calling thread is the actor's own."""
         return threading.current_thread() is self._thread
 
     def run_a_step(self) -> None:
@@ -109,15 +114,15 @@ class Race:
         self.kills = self.scene.kills
 
     def truth_of(self, key: str) -> Truth:
-        """Of the partition whose object it is; what is nobody's counts as the first one's."""
+        """The truth of the partition that the object belongs to; unknown objects count for the first partition."""
         return next((each for each in self.forks if key.startswith(each.prefix)), self.truth)
 
     def spawn(self, name: str, body: Callable[[Actor], None], weight: int = 1) -> None:
-        """`weight`: how often it gets the baton, compared with others."""
+        """Add an actor; `weight` is how often it gets the baton, compared with others."""
         self.actors.append(Actor(self, name, body, weight))
 
     def run(self) -> None:
-        """Until every actor is done; those that never end by themselves look at `is_ending`."""
+        """Run until every actor is done; actors without an end of their own check `is_ending`."""
         current = None
         try:
             while alive := [each for each in self.actors if not each.is_over]:
@@ -167,7 +172,7 @@ class Life:
         return self.actor.rng.random() < rate
 
     def die(self) -> None:
-        """Raises ProcessDied; from here on the disk and the store hear nothing of this process."""
+        """End this process and raise ProcessDied; the disk and the store ignore it from now on."""
         self.is_dead = True
         if self.disk is not None:
             self.disk.is_gone = True
@@ -175,8 +180,11 @@ class Life:
         raise ProcessDied
 
     def at_disk(self) -> None:
-        """After an effect on the disk. What follows is drawn from the effect's own name and count, not from the actor's
-        sequence: a new file in the product shifts no other draw, and the seeds keep their schedules."""
+        """Decide after an effect on the disk whether the process stops or dies.
+
+        The decision is drawn from the name and the count of the effect, not from the actor's sequence. A new file in
+        the product thus shifts no other draw, and the seeds keep their schedules.
+        """
         assert self.disk is not None, "the disk calls this"
         what = self.disk.journal[-1]
         self._effects[what] += 1
@@ -189,7 +197,7 @@ class Life:
 
 
 class GatedStore:
-    """One process's way to the bucket: a step before and after each call, and the trouble that the seed wants."""
+    """The access of one process to the bucket: a step before and after each call, and the drawn faults."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -204,7 +212,8 @@ class GatedStore:
 
     def _do(self, what: str, effect: Callable[[], Any], *, writes: bool = False) -> Any:
         if not self.actor.is_here:
-            # A helper has no baton: it would go on beside its actor, and wait for it for ever when that has ended.
+            # A helper thread has no baton: it would run in parallel to its actor, and would wait for ever after the
+            # actor ended.
             raise Unavailable("lost on the way, asked beside the actor", what=what)
         if self.life.is_dead:
             raise ProcessDied
@@ -232,7 +241,7 @@ class GatedStore:
         return found
 
     def _at_last(self, effect: Callable[[], Any], *, writes: bool) -> None:
-        """The last request of a process that dies: it happens, now or when nobody thinks of it any more."""
+        """The last request of a dying process: it happens now, or much later."""
         if not writes:
             return
         if self.actor.rng.random() < 0.3:
@@ -260,7 +269,7 @@ class GatedStore:
 
     def upload(self, key: str, source: UploadSource) -> None:
         if "/data/" in key or "/view/" in key:
-            assert not self.life.is_paused(), f"sent while uploads are paused: {key}"
+            assert not self.life.is_paused(), f"an upload was sent while uploads are paused: {key}"
         scratch = MemoryStore()
         scratch.upload("x", source)
         self._do(f"upload {_short(key)}", partial(self._put, key, scratch.get("x"), if_absent=False), writes=True)
@@ -290,7 +299,7 @@ class GatedStore:
         return found
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        """Each at a moment of its own, as requests side by side may be answered."""
+        """Read each at a moment of its own, as concurrent requests may be answered."""
         return [read_if_there(self, each) for each in asked]
 
     def head(self, key: str) -> ObjectInfo:
@@ -307,7 +316,7 @@ class GatedStore:
 
 
 def _short(key: str) -> str:
-    """A key without what differs from run to run."""
+    """A key without the parts that differ from run to run."""
     tail = key.split("/", 2)[-1]
     if "/head/" in tail or "/boundary/" in tail:
         return tail

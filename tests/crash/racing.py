@@ -1,34 +1,39 @@
-"""Several managers and readers race for one partition, one step at a time, as a seed has it; then what must hold.
+"""Several managers and readers race for one partition, one step at a time, in the order of a seed; then the checks.
 
-Everything that happens is drawn from one seed: each actor runs its real code in a thread of its own, and stops before
-every call to the store, after it, and at some effects of its disk; one baton says who goes on. So any of them is
-paused at any step for as long as the seed wants, while the others take over, commit, compact, expire, delete. Time is
-virtual. A request may be refused, lose its answer, or arrive long after its sender was told that it failed. A process
-may be killed in the middle of a call, before its effect or after it; its machine may lose its power, and comes back
-with what its disk remembers, or with a fresh disk.
+Everything is drawn from one seed. Each actor runs its real code in a thread of its own, and stops before and after
+every call to the store, and at some effects of its disk. One baton decides which actor continues. So any actor may
+pause at any step for any time, while others take over, commit, compact, expire and delete.
+
+Time is virtual. A request may be refused, lose its answer, or arrive long after its sender got an error. A process may
+be killed in the middle of a call, before or after its effect. Its machine may lose power, and returns with the state of
+its disk or with a fresh disk.
 
 | actor | module |
 |---|---|
-| two or three managers: append, tier, compact, replace rows, build and drop views, expire, delete | `race_managers` |
-| a reader of log and view by heads that may be old; one that pins a head and reads for hours | `race_readers` |
-| a job, guest of the epoch, that merges rows; whoever collects what is nobody's, in two steps | `race_others` |
-| housekeeping that takes the epoch from whom it saw, to free what is due | `race_others` |
-| whoever forks the topic; then managers, a reader, a holder and a job of the fork as well | `race_forks` |
+| two or three managers: append, copy, compact, replace entries, build and drop views, delete | `race_managers` |
+| a reader of log and view by manifests that may be old; a reader that pins a manifest for hours | `race_readers` |
+| a co-writer job that merges entries; a process that lists and deletes orphans | `race_others` |
+| housekeeping with a conditional takeover, to delete due objects | `race_others` |
+| a process that forks the topic; then managers, readers and a job of the fork too | `race_forks` |
 
-What the topic is, how early rows go into pages, how few heads are kept: `race_scenes`. The bucket is watched at every
-effect, the truth being what its heads said, one after another (`race_truth`):
+`race_scenes` draws the topic, the size of manifest pages and the number of manifests that are retained. The bucket is
+checked at every effect. The truth is the sequence of its manifests (`race_truth`):
 
-* heads form one chain; an epoch has one writer; what is named is there, whole, when it is named and as long as it is.
-* an offset, once committed, has that record for ever; the log start never goes back; nothing that a head names is
-  deleted, nothing before its grace time, nothing that a pinned head names, nothing that is not ours.
-* a head has every committed record from the log start on. Of a compacted log it has the newest of every key, and no key
-  comes back whose tombstone has left. A view has the newest value of every key below its horizon, and nothing else.
-* a reader, with however old a head, gets these records and no others, or is told that they are gone.
-* a fork has its source's records; nothing that it names, lists for its grace time, or that its readers have pinned is
-  ever deleted, whatever becomes of its source.
-* while a manager's uploads are paused none of its segments goes up.
-* a disk lets go of a record only when the bucket holds it, or retention has passed it, or a newer one of its key is
-  there: every record that a machine acknowledged is on its disk, or committed, or below the log start.
+1. Manifests form one chain. An epoch has one writer. A named object exists and is complete as long as it is named.
+2. A committed offset has its record for ever. The log start offset never falls.
+3. No object is deleted that the newest manifest or a pinned manifest names, or before its grace period, or that another
+   program stored.
+4. A manifest has every committed record from the log start on. For a compacted log it has the newest record of every
+   key, and no key returns after its tombstone was removed. A view has the newest value of every key below its horizon,
+   and no other record.
+5. A reader with any old manifest gets exactly these records, or an error that they are deleted.
+6. A fork has the records of its source. No object is deleted that the fork names, that is in the fork's grace period,
+   or
+   that the fork's readers have pinned, whatever happens to the source.
+7. No segment is copied while uploads of a manager are paused.
+8. A disk deletes a record only when the bucket holds it, or retention has passed it, or a newer record of its key
+   exists.
+   Every record that a machine acknowledged is on its disk, or committed, or below the log start offset.
 """
 
 from __future__ import annotations
@@ -58,18 +63,18 @@ from tiered.read.bucket_reader import RemoteLog
 
 __all__ = ["GatedStore", "Race", "race_once"]
 
-QUIET_HOURS = 4  # between two rounds of the peace
+QUIET_HOURS = 4  # between two rounds of the final phase
 ROUNDS_MAX = 12
 
 
 def race_once(seed: int, *, managers: int | None = None, scene: SceneOfRace | None = None) -> Race:
-    """One race to its end, and the peace after it. Raises AssertionError, naming the seed's last steps."""
+    """Run one race and its final phase. Raises AssertionError with the last steps of the seed."""
     race = Race(seed, scene or scene_of(seed))
     with ExitStack() as stack:
         stack.enter_context(_drawn_ids(race))
         stack.enter_context(race.scene.set_up())
         (last, *machines), topic = new_machines(race, managers or (2 if seed % 2 else 3))
-        of_fork: list[Machine] = []  # when there is one, the first of them for the peace
+        of_fork: list[Machine] = []  # the first one, if any, is for the final phase
         race.truth.begin(partition_prefix("t", topic.topic_id, 0))
         for machine in machines:
             race.spawn(machine.name, partial(manage, machine), weight=4)
@@ -93,8 +98,10 @@ def race_once(seed: int, *, managers: int | None = None, scene: SceneOfRace | No
 
 
 def _peace(race: Race, lasts: Sequence[Machine], machines: Sequence[Machine]) -> None:
-    """Nobody fails any more. One machine takes over and finishes, of a fork first; then all that was promised is looked
-    for."""
+    """The final phase, without faults.
+
+    One machine takes over and finishes its work, of a fork first. Then all promises are checked.
+    """
     for machine in machines:
         machine.disk.locks.clear()
         machine.check()
@@ -105,11 +112,11 @@ def _peace(race: Race, lasts: Sequence[Machine], machines: Sequence[Machine]) ->
         race.run()
     for truth in (race.truth, *race.forks):
         truth.check_strangers()
-    half_made = frozenset(truth.prefix for truth in race.forks if not truth.is_told)  # whoever made them was killed
+    half_made = frozenset(truth.prefix for truth in race.forks if not truth.is_told)  # their creators were killed
     reports = assert_sound(race.inner, half_made=half_made)
-    whole = [each for each in reports if each.prefix not in half_made]  # what is left of others, the next run ends
+    whole = [each for each in reports if each.prefix not in half_made]  # the next run finishes the others
     left = {ObjectKind.UNLINKED, ObjectKind.ORPHAN} & {kind for each in whole for kind in each.counts()}
-    assert not left, f"left behind for good: {left}"
+    assert not left, f"objects that no process will delete: {left}"
     for machine in machines:
         machine.check()
 
@@ -119,7 +126,7 @@ def _finish(machine: Machine, is_last: bool, actor: Actor) -> None:
     manager = open_manager(machine, Life(actor, machine.disk))
     name = machine.partition
     if truth.is_deleted:
-        assert isinstance(manager.problems.get(name), Conflict), "a deleted partition takes a writer"
+        assert isinstance(manager.problems.get(name), Conflict), "a deleted partition accepted a writer"
         manager.delete_topic(name.topic, now_ms=race.now_ms)
     else:
         append(machine, race, manager, actor.rng, 20)
@@ -130,7 +137,7 @@ def _finish(machine: Machine, is_last: bool, actor: Actor) -> None:
         manager.delete_topic(name.topic, now_ms=race.now_ms)
         _finish_rounds(machine, race, manager)
     if is_last:
-        assert collect_all(actor) == 0, "orphans stay for ever"
+        assert collect_all(actor) == 0, "orphans are never deleted"
     manager.close()
 
 
@@ -138,24 +145,24 @@ def _finish_rounds(machine: Machine, race: Race, manager: LogManager) -> None:
     for _ in range(ROUNDS_MAX):
         while manager.tick(race.now_ms):
             pass
-        assert not manager.problems, f"no peace: {manager.problems}"
+        assert not manager.problems, f"problems remain in the final phase: {manager.problems}"
         machine.check()
         for truth in (race.truth, *(each for each in race.forks if each.is_told)):
             _check_bucket(race, truth)
         if _is_finished(machine.truth):
             break
         race.now_ms += QUIET_HOURS * HOUR
-    assert _is_finished(machine.truth), "objects wait for their deletion for ever"
+    assert _is_finished(machine.truth), "pending deletes are never deleted"
 
 
 def _is_finished(truth: Truth) -> bool:
     head = truth.heads[-1]
     is_waiting = head.unlinked or head.unlinked_pages
-    return not is_waiting and not (truth.is_deleted and (head.has_rows or head.views))
+    return not is_waiting and not (truth.is_deleted and (head.has_entries or head.views))
 
 
 def _check_bucket(race: Race, truth: Truth) -> None:
-    """By a reader who comes fresh: everything committed above the log start, and nothing else."""
+    """A fresh reader gets exactly the committed records above the log start offset."""
     if truth.is_deleted or not truth.heads:
         return
     bucket = RemoteLog(race.inner, topic_ids=truth.topic_ids).reader()
@@ -165,7 +172,7 @@ def _check_bucket(race: Race, truth: Truth) -> None:
 
 @contextmanager
 def _drawn_ids(race: Race) -> Iterator[None]:
-    """Names of objects and commits come from the seed, so that a seed's story is the same every time."""
+    """Names of objects and commits come from the seed, so that each race of a seed is the same."""
     rng = random.Random(f"{race.seed} ids")
     real = secrets.randbits
     new_topic_id, fork.new_topic_id = fork.new_topic_id, lambda: f"{rng.getrandbits(64):021x}A"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A directory with `tiered run` at work in it, as a process of its own, for tests of what goes wrong around it."""
+"""A directory with `tiered run` as a process of its own, for tests of faults in its environment."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NOW = 1_700_000_000_000
 LIMIT_S = 120.0
 END_S = 45.0  # a call to a store that hangs ends after 60
 COUNT = 200
-# The daemon, but that it is less patient: two tries for a call, a client may be made anew at once, and the store is
-# waited for less long at the end.
+# The daemon with less patience: two attempts for a call, no minimum age of a client, and a shorter wait for the store
+# at the end.
 IMPATIENT = """
 import functools, sys
 from remote.store import open_store, s3_store
@@ -39,16 +39,18 @@ open_store.RetryPolicy = functools.partial(RetryPolicy, attempts_max=2, wait_fir
 from tiered.cli.main import run
 run(sys.argv[1:])
 """
-AS_IT_IS = ("-m", "tiered")
+PLAIN_ENCODING = ("-m", "tiered")
 FOR_EVER = ("run", "--interval", "100ms", "--metrics", ":0")
 
 
 class Node:
-    """A directory, where its bucket is, and what was sent."""
+    """A data directory, the address of its bucket, and the records sent."""
 
     def __init__(self, home: Path, url: str | None, bucket: str = "fault-days") -> None:
-        """`url` is the server's; None for a node without a remote tier. The directory may be full one day, so what is
-        known of it stays in here."""
+        """Configure the node. `url` is the server's; None for a node without a remote tier.
+
+        The disk of the directory may become full, so the facts about it are in this object.
+        """
         self.home, self.url, self.bucket = home, url, bucket
         self.copied: list[str] = []
         self.options = {"key": "loopback", "secret": "loopback"}
@@ -61,7 +63,7 @@ class Node:
         return self.home / "tiered.toml"
 
     def configure(self, *copied: str) -> None:
-        """Let the segments of these topics be copied, too."""
+        """Allow copying of the segments of these topics too."""
         self.copied += copied
         lines = ['[local]\ndir = "data"']
         if self.url is not None:
@@ -79,7 +81,7 @@ class Node:
         return LogManager.open(Config.load(str(self.config_path), {}, {}), now_ms=NOW)
 
     def fill(self, *topics: str, count: int = COUNT, at_ms: int = NOW, **settings: str) -> None:
-        """Topics of one partition with records of that time, everything in closed segments."""
+        """Create topics of one partition with records of that time, all in closed segments."""
         told = {"remote.storage.enable": "true" if self.url else "false", "retention.ms": "-1"}
         told |= {key.replace("_", "."): value for key, value in settings.items()}
         with self.manager() as manager:
@@ -96,7 +98,7 @@ class Node:
         return sorted((self.home / "data" / f"{topic}-0").glob("*.log"))
 
     def check_read(self, manager: LogManager) -> None:
-        """Every record that was sent is there, in both tiers' one stream."""
+        """Every record sent is readable in the stream over both tiers."""
         for topic, records in self.sent.items():
             name = TopicPartition(topic, 0)
             first = manager.reader().offsets(name)[0]
@@ -105,7 +107,7 @@ class Node:
 
 
 class Daemon:
-    """The process, and what it says."""
+    """The daemon process and its output."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Daemon:
         is_served: bool = True,
         said: Path | None = None,
     ) -> None:
-        """With `is_served` it is waited for until it serves its metrics. What it says goes to the file `said`."""
+        """Start it. With `is_served`, wait until it serves its metrics. Its output is written to the file `said`."""
         self.said = said or node.home.with_name(node.home.name + ".said")
         path = os.pathsep.join(each for each in sys.path if each)
         with self.said.open("wb") as said:
@@ -146,12 +148,12 @@ class Daemon:
             return error.code, error.read().decode()
 
     def metric(self, name: str) -> float:
-        """The sum over all labels."""
+        """The sum of a metric over all labels."""
         lines = [line.split() for line in self.ask("metrics")[1].splitlines() if not line.startswith("#")]
         return sum(float(value) for sample, value in lines if sample.partition("{")[0] == name)
 
     def wait_for_trouble(self, *parts: str) -> str:
-        """What it says of its health, once that is bad and speaks of all these."""
+        """Wait until /health is bad and names all parts; return its text."""
 
         def told() -> str | None:
             code, text = self.ask("health")
@@ -167,7 +169,7 @@ class Daemon:
         before = self.ask("metrics")[1]
 
         def told() -> bool | None:
-            text = self.ask("metrics")[1]  # as good as new for a second: the first may be of the time before
+            text = self.ask("metrics")[1]  # metrics are cached for a second: the first text may be old
             return True if text != before and line in text.splitlines() else None
 
         self.wait_for(told, f"{topic} in the bucket")
@@ -183,7 +185,7 @@ class Daemon:
         return self.process.wait(END_S)
 
     def append(self, topic: str, first: int, count: int) -> bool:
-        """Whether it acknowledged them; of an `APPENDING` one."""
+        """Whether the `APPENDING` daemon acknowledged the records."""
         assert self.process.stdin is not None
         asked = f"{topic} {first} "
         before = self.words.count(f"acked {asked.strip()}\n"), self.words.count(f"refused {asked}")
@@ -217,8 +219,8 @@ def wait_for(look: Callable[[], T | None], what: str, may_wait: Callable[[], boo
     raise AssertionError(f"waited for {what}")
 
 
-# The daemon with somebody inside who appends, as a program would that embeds it: a line on stdin names a topic, the
-# first number and the count of records; the answer goes to stdout.
+# The daemon with a thread that appends, as in a program that embeds it. A line on stdin names a topic, the first number
+# and the count of records; the answer goes to stdout.
 APPENDING = """
 import sys, threading, time
 from local.log.log import Durability
@@ -245,15 +247,15 @@ def serve(manager):
 
 
 def appending(program: str) -> str:
-    """A program that ends in `run`, with somebody inside who appends."""
+    """A program that ends in `run`, with a thread that appends."""
     return APPENDING + program
 
 
 class SmallDisk:
-    """A file system of `size_bytes` in memory, seen through a process that holds it. A context manager."""
+    """A file system of `size_bytes` in memory, reached through a process that holds it. A context manager."""
 
     def __init__(self, place: Path, size_bytes: int) -> None:
-        """Raises OSError where this machine lets nobody mount."""
+        """Mount it. Raises OSError when this machine allows no mounts."""
         place.mkdir(exist_ok=True)
         mount = f"mount -t tmpfs -o size={size_bytes} tmpfs '{place}' && echo there && exec cat"
         self._holder = subprocess.Popen(
@@ -274,7 +276,7 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def fill(self) -> None:
-        """To the last byte."""
+        """Fill the file system to the last byte."""
         fd = os.open(self.path / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with suppress(OSError):  # ENOSPC
             while True:
@@ -295,10 +297,10 @@ class SmallDisk:
 
 
 class ShiftedClock:
-    """The wall clock of processes that are started with `environ`, set from here while they run."""
+    """The wall clock of processes that start with `environ`; it is set from here while they run."""
 
     def __init__(self, place: Path) -> None:
-        """Raises OSError where there is no compiler."""
+        """Raises OSError without a compiler."""
         place.mkdir(exist_ok=True)
         library, self._shift = place / "clock_shift.so", place / "shift"
         source = Path(__file__).with_name("clock_shift.c")
@@ -307,6 +309,6 @@ class ShiftedClock:
         self._shift.write_bytes(bytes(8))
 
     def set(self, seconds: int) -> None:
-        """This far ahead of the machine's; below 0 behind it."""
+        """Set the distance to the machine's clock: above 0 ahead of it, below 0 behind it."""
         with self._shift.open("r+b") as file:
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))

@@ -1,9 +1,11 @@
-"""Every flow that rewrites a bucket, cut at each of its calls, and read from at each of them.
+"""Every flow that rewrites a bucket, with a fault at each of its calls and readers before each of its writes.
 
-A flow runs, one call of it meets a fault. Before every call that writes a reader opens the bucket anew and reads all of
-it, and another one that began before the flow reads on a little: both must see every record once. Then the store is
-well, the flow is begun again and comes to its end, another writer opens the partition, what is nobody's is taken away:
-the records are the same, and nothing is left in the bucket that no head names.
+1. A flow runs, and one of its calls meets a fault.
+2. Before every call that writes, a fresh reader reads the whole bucket, and a reader that began before the flow reads a
+   few records more. Both must see every record once.
+3. The store works again. The flow starts again and finishes.
+4. Another writer opens the partition, and orphans are deleted.
+5. The records are the same, and the bucket holds only objects that a manifest names.
 """
 
 from __future__ import annotations
@@ -34,24 +36,26 @@ Flow = Callable[[ObjectStore], None]
 
 def merge(store: ObjectStore) -> None:
     plan = plan_merge(store, named("t"), now_ms=NOW, target_bytes=3000)
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=2, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=2, chunk_bytes=CHUNK)
 
 
 def compress(store: ObjectStore) -> None:
     plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=3, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3, chunk_bytes=CHUNK)
 
 
 def encrypt(store: ObjectStore) -> None:
     plan = plan_recode(store, named("t"), now_ms=NOW, key_id="b")
-    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=3, chunk_bytes=CHUNK)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_manifest=3, chunk_bytes=CHUNK)
 
 
 FLOWS: dict[str, Flow] = {"merge": merge, "compress": compress, "encrypt": encrypt}
 
 
 def small_segments(mode: str = "raw", count: int = 6, *, paged: bool = False) -> CareWorld:
-    """Small neighbours, one hole between two of them, two leader epochs, some cleaned, some in pages."""
+    """Small neighbouring segments: missing offsets between two, two leader epochs, some cleaned, some in manifest
+    pages.
+    """
     world = CareWorld.empty()
     world.writer("t", SMALL_PAGES if paged else None)
     base = 0
@@ -59,7 +63,7 @@ def small_segments(mode: str = "raw", count: int = 6, *, paged: bool = False) ->
         following = base + 12
         data = b"".join(batches(base, (4, 5), epoch=number // 3, seed=number))
         cleaned = 5 + number if number < count // 2 else None
-        world.add("t", data, following, at_rest=MODES[mode], cleaned_through=cleaned)
+        world.add("t", data, following, object_encoding=MODES[mode], cleaned_through=cleaned)
         base = following + (7 if number == 1 else 0)
     return world
 
@@ -77,7 +81,7 @@ def _read(bucket: RemoteLog) -> Iterator[Record]:
 
 @dataclass(eq=False)  # a key, as every store is
 class Watched:
-    """A store at whose every call readers look at the bucket behind it."""
+    """A store with readers of the bucket behind it, which read before every write."""
 
     faults: FaultStore
     truth: list[Record]
@@ -97,19 +101,19 @@ class Watched:
         return call
 
     def look(self) -> None:
-        assert records(self.faults.inner) == self.truth, "a reader that came in between saw something else"
+        assert records(self.faults.inner) == self.truth, "a reader during the flow saw other records"
         for _ in range(2):
             if (record := next(self.slow, None)) is not None:
                 self.seen.append(record)
 
 
 def run_case(flow: Flow, world: CareWorld, at: int | None, kind: Kind | None) -> list[str]:
-    """One case from its beginning to its end; the calls of the flow. Raises AssertionError for a broken promise."""
+    """One complete case; returns the calls of the flow. Raises AssertionError for a broken promise."""
     return _run(flow, world, lambda number, verb: kind if number == at else None, may_fail=kind is not None)
 
 
 def run_drawn(flow: Flow, world: CareWorld, seed: object) -> list[str]:
-    """As `run_case`; any call may meet any kind, as the seed has it, several of them in one flow."""
+    """As `run_case`, with drawn faults: any call may meet any kind, and one flow may meet several."""
     rng = random.Random(repr(seed))
     rate = rng.choice((0.03, 0.1, 0.3))
 
@@ -130,20 +134,20 @@ def _run(flow: Flow, world: CareWorld, plan: Plan, *, may_fail: bool) -> list[st
     try:
         flow(watched)  # type: ignore[arg-type]
     except LogError:
-        assert may_fail, "without a fault nothing fails"
+        assert may_fail, "the flow failed without a fault"
     calls = list(faults.calls)
     faults.heal()
     watched.look()
     flow(world.store)
     watched.look()
     watched.seen += watched.slow
-    assert watched.seen == truth, "a reader that began before saw something else"
+    assert watched.seen == truth, "a reader that began before the flow saw other records"
     check_end(world, truth)
     return calls
 
 
 def check_end(world: CareWorld, truth: list[Record]) -> None:
-    """Another writer comes, the grace time passes, orphans go: the records are there, and nothing is left over."""
+    """After a takeover, the grace period and garbage collection: the same records, and no other object."""
     world.logs.clear()
     MetadataLog(world.store, named("t").prefix).become_writer("next", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
     later = NOW + 30 * 86_400_000

@@ -1,7 +1,9 @@
-"""Damage, drawn: one corruption of one object or row, in a bucket that was sound. Every one of them must be found.
+"""Drawn damage: one corruption of one object or entry of an undamaged bucket. The scrub must find every one of them.
 
-Left out is what nobody could know from a bucket: the newest head gone without a trace (the one before it is a sound
-bucket too, only older), and the fields of a row that say nothing about its bytes.
+Excluded are changes that no check of a bucket can find:
+
+* the newest manifest is missing without a trace (the bucket is then an older undamaged bucket);
+* fields of an entry that do not depend on its bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from care_world import KEYS, named
 from remote_samples import forged
 
 from remote.check.partition_check import survey_partition
-from remote.keys import head_key, parse_head_key, parse_spill_key
+from remote.keys import manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.index_bundle import SECTIONS
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
@@ -49,7 +51,7 @@ class Rot:
         named_keys = {key for row in self._rows for key in (row.data_key, row.indexes_key)}
         named_keys |= {spill.key for spill in self._head.spills}
         mine = [key.removeprefix(self._prefix) for key in self._objects if key.startswith(self._prefix)]
-        self._checked = sorted(key for key in mine if key in named_keys or parse_head_key(key) is not None)
+        self._checked = sorted(key for key in mine if key in named_keys or parse_manifest_key(key) is not None)
 
     def of(self, seed: object) -> tuple[MemoryStore, str]:
         rng = random.Random(repr(seed))
@@ -100,7 +102,7 @@ class Rot:
         return f"{one} and {other} swapped"
 
     def _missing(self, rng: random.Random, store: MemoryStore) -> str:
-        newest = head_key(self._head.sequence)
+        newest = manifest_key(self._head.sequence)
         key = rng.choice([key for key in self._checked if key != newest])
         store.delete([self._prefix + key])
         return f"{key} missing"
@@ -108,21 +110,21 @@ class Rot:
     # --- rows and pages ----------------------------------------------------------------------------------------------
 
     def _wrong_row(self, rng: random.Random, store: MemoryStore) -> str:
-        """One field of one row says something else; heads and pages have all their checksums."""
+        """Change one field of one entry; manifests and pages have valid checksums."""
         row = rng.choice(self._rows)
         field = rng.choice(_FIELDS)
         wrong = replace(row, **{field: _other(rng, row, field, self._rows)})
         if wrong == row:
             return self._wrong_row(rng, store)
 
-        def changed(rows: tuple[RemoteSegment, ...]) -> tuple[RemoteSegment, ...]:
+        def changed(rows: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
             return tuple(wrong if each.ulid == row.ulid else each for each in rows)
 
         head = replace(self._head, segments=changed(self._head.segments))
         head = replace(head, views=tuple(replace(view, rows=changed(view.rows)) for view in head.views))
         spills = []
         for spill, rows in self._pages.items():
-            name = parse_spill_key(spill.key)
+            name = parse_page_key(spill.key)
             assert name is not None
             fresh, body = encode_page(changed(rows), name.epoch, name.ulid)
             if changed(rows) != rows:
@@ -134,9 +136,9 @@ class Rot:
         return f"{field}={getattr(wrong, field)} in the row of {row.data_key}"
 
     def _stale_page(self, rng: random.Random, store: MemoryStore) -> str:
-        """A page as it once was: another row less, more or different under the same name."""
+        """Replace a page by an older version: one entry less, more or different under the same name."""
         spill, rows = rng.choice(list(self._pages.items()))
-        name = parse_spill_key(spill.key)
+        name = parse_page_key(spill.key)
         assert name is not None
         at = rng.randrange(len(rows))
         older = replace(rows[at], cleaned_through=rng.randrange(1, 90), committed_ms=rng.randrange(NOW))
@@ -169,7 +171,7 @@ class Rot:
         return f"{field}={value} of the page {spill.key}"
 
     def _put_head(self, store: MemoryStore, head: Head) -> None:
-        store.put(self._prefix + head_key(head.sequence), forged(head))
+        store.put(self._prefix + manifest_key(head.sequence), forged(head))
 
 
 _FIELDS = (
@@ -193,8 +195,8 @@ _FIELDS = (
 )
 
 
-def _other(rng: random.Random, row: RemoteSegment, field: str, rows: list[RemoteSegment]) -> object:
-    """Another value that a head can hold."""
+def _other(rng: random.Random, row: SegmentEntry, field: str, rows: list[SegmentEntry]) -> object:
+    """Another value that a manifest can hold."""
     value = getattr(row, field)
     another = rng.choice([each for each in rows if each.ulid != row.ulid])
     match field:
@@ -223,7 +225,7 @@ def _other(rng: random.Random, row: RemoteSegment, field: str, rows: list[Remote
 
 
 def run(stores: Mapping[str, MemoryStore], count: int, first_seed: int = 0) -> list[str]:
-    """What was drawn and not found, over all topics in turn."""
+    """The drawn corruptions that were not found, over all topics in turn."""
     rots = {topic: Rot(store, topic) for topic, store in stores.items()}
     missed = []
     for seed in range(first_seed, first_seed + count):

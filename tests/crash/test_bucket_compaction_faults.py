@@ -1,8 +1,9 @@
-"""A compaction of the bucket beside a live manager: every store call of either cut, the other let in between any two.
+"""A compaction of the bucket and a live manager: a fault at every store call, and each between any two calls of the
+other.
 
-The manager appends, cleans, uploads, replaces and vouches for rows, expires and deletes, as in
-`test_recompaction_faults`; the job compacts what is in the bucket. Afterwards, and after a restart, both tiers together
-and the bucket alone give every key its newest acknowledged value, and no deleted key comes back.
+The manager appends, cleans, copies, replaces entries and vouches for them, expires and deletes, as in
+`test_recompaction_faults`. The job compacts the bucket. Afterwards, and after a restart, both tiers together and the
+bucket alone give every key its newest acknowledged value, and no deleted key returns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tiered.read.bucket_reader import RemoteLog
 
 
 class Scene:
-    """A disk, a bucket, a manager at work, and some history of both kinds of cleaning in it."""
+    """A disk, a bucket and a live manager, with a history of both kinds of cleaning."""
 
     def __init__(self, **settings: str) -> None:
         self.disk, self.store, self.story = ModelDisk(), MemoryStore("memory://b"), Story()
@@ -70,7 +71,7 @@ class Scene:
         self.manager.close()
 
     def end(self) -> None:
-        """Jobs and manager go on for a day, then the books are checked."""
+        """Let jobs and the manager work for a day, then check the records."""
         for _ in range(3):
             self.story.clock += 2 * HOUR
             self.job()
@@ -83,11 +84,11 @@ class Scene:
 
 SETTINGS = [{"local.retention.ms": "-1"}, {"local.retention.ms": "1"}]
 BOTH = pytest.mark.parametrize("settings", SETTINGS, ids=["the disk keeps all", "the disk lets go"])
-UNSEEN = (Fenced, Conflict, NotFound)  # how a job may find that the world has moved; nothing of it is visible then
+UNSEEN = (Fenced, Conflict, NotFound)  # the errors of a job that lost a race; it has then no visible effect
 
 
 @BOTH
-def test_jobs_and_a_manager_in_turns(settings: dict[str, str]) -> None:
+def test_compaction_jobs_and_a_manager_in_turns_keep_newest_values(settings: dict[str, str]) -> None:
     scene = Scene(**settings)
     before = scene.head()
     outcome = scene.job()
@@ -98,7 +99,7 @@ def test_jobs_and_a_manager_in_turns(settings: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_fault_in_a_job_loses_a_value_or_brings_one_back_and_a_second_run_finishes(fault: Fault) -> None:
+def test_a_job_with_any_fault_loses_no_value_and_a_second_run_finishes(fault: Fault) -> None:
     rehearsal = Scene(**SETTINGS[1])
     calls = FaultStore(rehearsal.store)
     rehearsal.job(calls)
@@ -142,7 +143,7 @@ EVENTS = [
 
 @BOTH
 @pytest.mark.parametrize("event", EVENTS)
-def test_whatever_happens_between_two_calls_of_a_job_no_value_is_lost_or_comes_back(
+def test_a_job_with_any_event_between_two_calls_loses_no_value_and_revives_none(
     event: str, settings: dict[str, str]
 ) -> None:
     rehearsal = Scene(**settings)
@@ -162,7 +163,7 @@ def test_whatever_happens_between_two_calls_of_a_job_no_value_is_lost_or_comes_b
 
 
 @BOTH
-def test_rows_that_expire_between_two_calls_of_a_job_stay_gone_and_the_rest_is_committed(
+def test_entries_that_expire_during_a_job_stay_expired_and_the_rest_is_committed(
     settings: dict[str, str],
 ) -> None:
     settings = {**settings, "cleanup.policy": "compact,delete"}
@@ -190,7 +191,7 @@ def test_rows_that_expire_between_two_calls_of_a_job_stay_gone_and_the_rest_is_c
 
 
 @pytest.mark.parametrize("fault", [None, Fault.AFTER, Fault.EXISTS, Fault.KILL_AFTER])
-def test_a_job_between_any_two_calls_of_a_manager_costs_nothing(fault: Fault | None) -> None:
+def test_a_job_between_any_two_calls_of_a_manager_loses_nothing(fault: Fault | None) -> None:
     def tell(scene: Scene) -> None:
         scene.round("abgh", "6")
         scene.round("cx", None)
@@ -220,11 +221,11 @@ def test_a_job_between_any_two_calls_of_a_manager_costs_nothing(fault: Fault | N
         scene.end()
 
 
-# --- broken rules are seen -------------------------------------------------------------------------------------------
+# --- planted bugs are detected ----------------------------------------------------------------------------------------
 
 
 def jobs_on_the_younger_half() -> None:
-    """The tombstone lies in the range, the value that it hides does not."""
+    """The tombstone is in the range of the job; the value that it hides is not."""
     scene = Scene(**SETTINGS[1])
     rows = scene.head().segments
     for _ in range(3):
@@ -234,17 +235,17 @@ def jobs_on_the_younger_half() -> None:
     scene.end()
 
 
-def test_a_job_on_a_part_leaves_the_tombstones_of_what_lies_below_it() -> None:
+def test_a_job_on_a_range_leaves_tombstones_of_values_below_the_range() -> None:
     jobs_on_the_younger_half()
 
 
-def test_tombstones_that_go_without_a_bound_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_compaction, "tombstone_bound", lambda parts, views, readable_from: None)
+def test_removing_tombstones_without_a_bound_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_compaction, "tombstone_bound", lambda parts, views, min_readable_offset: None)
     with pytest.raises(AssertionError):
         jobs_on_the_younger_half()
 
 
-def test_records_that_a_job_takes_without_a_newer_one_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_records_without_a_newer_one_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = compaction_passes.newest_by_group
 
     def forgetful(plan: CompactionPlan, runs: Iterable[compaction_passes.KeyRun]) -> dict[int, object]:
@@ -252,4 +253,4 @@ def test_records_that_a_job_takes_without_a_newer_one_are_seen(monkeypatch: pyte
 
     monkeypatch.setattr(compaction_passes, "newest_by_group", forgetful)
     with pytest.raises(AssertionError):
-        test_jobs_and_a_manager_in_turns(SETTINGS[1])
+        test_compaction_jobs_and_a_manager_in_turns_keep_newest_values(SETTINGS[1])

@@ -1,4 +1,4 @@
-"""Freeing the bytes of partitions that ingests filled: cut at every call, with others let in between any two."""
+"""Deleting objects of ingested partitions: stopped at every call, with other processes between any two calls."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from policies import manifest_collection
 from policies.decisions import ExpirePage
 from remote.gc.orphans import find_orphans
 from remote.gc.pins import pin_newest
-from remote.keys import BOUNDARIES, HEADS, PINS, head_key, parse_head_key
-from remote.manifest.co_writer import GuestLog
+from remote.keys import BOUNDARIES, HEADS, PINS, manifest_key, parse_manifest_key
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import append_rows
-from remote.manifest.manifest import Head, JobNote
+from remote.manifest.job_changes import append_entries
+from remote.manifest.manifest import AppliedJob, Head
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.page_spill import SpillRule, named_by
+from remote.manifest.page_spill import PageRule, named_by
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs import bucket_deletion
-from tiered.jobs.bucket_deletion import QUIET_MS, Freed, delete_unlinked, plan_deletion
+from tiered.jobs.bucket_deletion import QUIET_MS, Freed, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import commit_retention, plan_retention
 from tiered.jobs.ingest import Ingested, IngestPlan, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
@@ -46,8 +46,8 @@ SEGMENTS, EXPIRED = 12, 7
 NODE = "host-0123abcd-00000001"
 
 
-def ingested(*, writer: str = "ingest-job", rule: SpillRule | None = SMALL_PAGES, note: bool = True) -> MemoryStore:
-    """A topic of twelve segments a day apart, by an ingest that is over."""
+def ingested(*, writer: str = "ingest-job", rule: PageRule | None = SMALL_PAGES, note: bool = True) -> MemoryStore:
+    """A topic of twelve segments a day apart, written by a finished ingest."""
     store = MemoryStore("memory://b", now_ms=lambda: NOW)
     log = MetadataLog(store, NAME.prefix, rule=rule)
     log.become_writer(writer, INGESTED, topic="t", topic_id=TOPIC_ID, partition=0, properties=SETTINGS)
@@ -59,12 +59,12 @@ def ingested(*, writer: str = "ingest-job", rule: SpillRule | None = SMALL_PAGES
         made = to_copy(data, number * 10 + 10, **facts)  # type: ignore[arg-type]
         rows.append(copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=INGESTED))
     if note:
-        log.commit(append_rows(rows, start_offset=0, note=JobNote(job_id="job")), INGESTED)
+        log.commit(append_entries(rows, start_offset=0, note=AppliedJob(job_id="job")), INGESTED)
     return store
 
 
 def retained(store: ObjectStore) -> int:
-    """The oldest rows leave, as whole pages and one by one; the pages among them."""
+    """Expire the oldest entries, as whole pages and one by one; return the number of pages."""
     pages = 0
     for _ in range(8):
         plan = plan_retention(store, NAME, SETTINGS, now_ms=RETAINED + 10)
@@ -76,7 +76,7 @@ def retained(store: ObjectStore) -> int:
 
 
 def waiting(*, pinned: bool = False, **more: object) -> MemoryStore:
-    """The same, with objects whose grace time is over; optionally a reader's pin from before they left."""
+    """The same with objects past their grace period; optionally a reader's pin from before they were unlinked."""
     store = ingested(**more)  # type: ignore[arg-type]
     if pinned:
         log = MetadataLog(store, NAME.prefix)
@@ -92,7 +92,7 @@ def copied(store: MemoryStore) -> MemoryStore:
 
 
 def free(store: ObjectStore, now_ms: int = NOW, *, takes_over: bool = False) -> Freed:
-    return delete_unlinked(
+    return delete_pending(
         store, plan_deletion(store, NAME, SETTINGS, now_ms=now_ms, takes_over=takes_over), now_ms=now_ms
     )
 
@@ -102,7 +102,7 @@ def head(store: ObjectStore) -> Head:
 
 
 def objects(store: ObjectStore) -> set[str]:
-    """Data, indexes and pages that are there."""
+    """The data objects, indexes and pages in the store."""
     keys = {info.key.removeprefix(NAME.prefix) for info in store.list(NAME.prefix)}
     return {key for key in keys if not key.startswith((HEADS, PINS, BOUNDARIES))}
 
@@ -125,17 +125,19 @@ def calls(made: MemoryStore) -> int:
 
 
 @pytest.mark.parametrize("rule", [None, SMALL_PAGES], ids=["rows", "pages"])
-def test_what_ingests_filled_and_retention_took_out_is_freed_after_the_grace_time(rule: SpillRule | None) -> None:
+def test_expired_segments_of_an_ingested_topic_are_deleted_after_the_grace_period(rule: PageRule | None) -> None:
     store = ingested(rule=rule)
     assert (retained(store) > 0) == (rule is not None)
     before, of_job = objects(store), head(store)
-    assert free(store, RETAINED + DAY - 1) == Freed(), "within the grace time"
-    assert head(store) == of_job, "no epoch is taken for nothing"
+    assert free(store, RETAINED + DAY - 1) == Freed(), "objects are deleted within the grace period"
+    assert head(store) == of_job, "the epoch was taken although no object was due"
     freed = free(store, RETAINED + DAY)
     there, now = objects(store), head(store)
     assert freed.objects == len(before - there) >= 2 * EXPIRED
     assert freed.size_bytes > 0
-    assert there == named_by(now, MetadataLog(store, NAME.prefix).page_rows), "nothing is left over, nothing missing"
+    assert there == named_by(now, MetadataLog(store, NAME.prefix).page_entries), (
+        "the objects left are exactly the named ones"
+    )
     assert not now.unlinked
     assert not now.unlinked_pages
     assert now.epoch == of_job.epoch + 1
@@ -145,7 +147,7 @@ def test_what_ingests_filled_and_retention_took_out_is_freed_after_the_grace_tim
     assert_sound(store)
 
 
-def test_a_partition_stays_nobodys_and_is_freed_again_without_another_wait() -> None:
+def test_a_second_deletion_of_a_partition_without_a_writer_waits_for_no_other_grace() -> None:
     store = waiting()
     free(store)
     head_after = head(store)
@@ -166,7 +168,7 @@ def test_a_partition_stays_nobodys_and_is_freed_again_without_another_wait() -> 
         ("ingest-job", True, RETAINED + QUIET_MS - 1, "may be a stream"),
     ],
 )
-def test_what_is_or_may_be_somebodys_is_left_alone_unless_it_is_said(
+def test_a_partition_that_may_have_a_writer_is_skipped_unless_takeover_is_requested(
     writer: str, note: bool, at_ms: int, why: str | None
 ) -> None:
     store = waiting(writer=writer, note=note)
@@ -174,30 +176,30 @@ def test_what_is_or_may_be_somebodys_is_left_alone_unless_it_is_said(
     before = head(store)
     plan = plan_deletion(store, NAME, settings, now_ms=at_ms)
     assert why in plan.left_alone if why else not plan.objects  # type: ignore[operator]
-    assert delete_unlinked(store, plan, now_ms=at_ms) == Freed()
+    assert delete_pending(store, plan, now_ms=at_ms) == Freed()
     assert head(store) == before
-    if why is None:  # whose grace time it is cannot be known
+    if why is None:  # the grace period of another writer is unknown
         unknown = plan_deletion(store, NAME, SETTINGS, now_ms=at_ms, takes_over=True)
         assert "is not known here" in str(unknown.left_alone)
     taken = plan_deletion(store, NAME, settings, now_ms=at_ms, takes_over=True)
-    assert delete_unlinked(store, taken, now_ms=at_ms).objects == taken.objects > 0
+    assert delete_pending(store, taken, now_ms=at_ms).objects == taken.objects > 0
     is_nobodys = head(store).writer_id.startswith("ingest-deletion-")
-    assert is_nobodys == writer.startswith("ingest-"), "a manager's partition does not become nobody's"
+    assert is_nobodys == writer.startswith("ingest-"), "deletion must leave a manager's partition to its manager"
     assert offsets(store) == LIVE
 
 
-def test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it() -> None:
+def test_pinned_objects_are_not_deleted_and_no_epoch_is_taken_for_them() -> None:
     store = waiting(pinned=True)
     before, of_job = objects(store), head(store)
     plan = plan_deletion(store, NAME, SETTINGS, now_ms=NOW)
     assert "pin" in str(plan.left_alone)
     assert free(store) == Freed()
     assert (objects(store), head(store)) == (before, of_job)
-    assert free(store, NOW + 2 * DAY).objects, "the pin has ended"
+    assert free(store, NOW + 2 * DAY).objects, "the pin has expired"
     assert_sound(store)
 
 
-def test_what_a_fork_names_is_struck_off_and_not_deleted() -> None:
+def test_objects_that_a_fork_names_leave_the_pending_deletes_and_are_not_deleted() -> None:
     store = ingested()
     run_fork(store, plan_fork(store, [NAME], "forked", known=[]), now_ms=lambda: INGESTED)
     retained(store)
@@ -210,7 +212,7 @@ def test_what_a_fork_names_is_struck_off_and_not_deleted() -> None:
     assert_sound(store)
 
 
-def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_nothing() -> None:
+def test_a_deletion_stopped_at_any_call_is_finished_by_the_next_and_loses_nothing() -> None:
     assert _cut_anywhere(waiting()) > 100
 
 
@@ -232,7 +234,7 @@ def _cut_anywhere(made: MemoryStore) -> int:
             assert not now.unlinked, (at, kind)
             assert not now.unlinked_pages, (at, kind)
             log = MetadataLog(store, NAME.prefix)
-            left = objects(store) - named_by(now, log.page_rows)
+            left = objects(store) - named_by(now, log.page_entries)
             assert left <= {each.key for each in find_orphans(store, NAME.prefix, log, now_ms=NOW)}, (at, kind)
             assert not left or kind in (Kind.SILENT_DELETE, Kind.CHANGED_OBJECT), (at, kind)
             assert offsets(store) == live, (at, kind)
@@ -243,13 +245,13 @@ def _cut_anywhere(made: MemoryStore) -> int:
 
 
 def begun(store: ObjectStore) -> tuple[IngestPlan, list[Ingested]]:
-    """Another ingest: it has taken the epoch and uploaded, and not committed."""
+    """Another ingest that has taken over and uploaded, and has not committed."""
     plan = plan_ingest(store, "t", now_ms=NOW, job_id="next", span=None)
     return plan, [written(store, plan, 0, count=5)]
 
 
 def written(store: ObjectStore, plan: IngestPlan, turn: int, *, count: int = 1) -> Ingested:
-    """What a task has uploaded."""
+    """The upload of one task."""
     import pyarrow as pa
 
     disk = ModelDisk()
@@ -283,7 +285,7 @@ def _manager_starts(store: ObjectStore) -> Callable[[], set[int]]:
         data = encode_batch([(b"k", b"new", NOW, ())], base_offset=SEGMENTS * 10)
         made = to_copy(data, SEGMENTS * 10 + 1, record_count=1)
         row = copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=NOW)
-        log.commit(append_rows([row], start_offset=SEGMENTS * 10, note=JobNote(job_id="m")), NOW)
+        log.commit(append_entries([row], start_offset=SEGMENTS * 10, note=AppliedJob(job_id="m")), NOW)
         return {SEGMENTS * 10}
 
     return end
@@ -294,7 +296,9 @@ def _reader_pins(store: ObjectStore) -> Callable[[], set[int]]:
     _, pinned = pin_newest(store, NAME.prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="reader")
 
     def end() -> set[int]:
-        assert all(key in objects(store) for key in _named_live(pinned, store)), "the pinned head's objects"
+        assert all(key in objects(store) for key in _named_live(pinned, store)), (
+            "objects of the pinned manifest are missing"
+        )
         return set()
 
     return end
@@ -318,7 +322,7 @@ def _another_deletion(store: ObjectStore) -> Callable[[], set[int]]:
 
 def _named_live(pinned: Head, store: ObjectStore) -> set[str]:
     listed = {each.key for each in pinned.unlinked} | {each.spill.key for each in pinned.unlinked_pages}
-    return named_by(pinned, MetadataLog(store, NAME.prefix).page_rows) - listed - _rows_of_pages(pinned, store)
+    return named_by(pinned, MetadataLog(store, NAME.prefix).page_entries) - listed - _rows_of_pages(pinned, store)
 
 
 def _rows_of_pages(pinned: Head, store: ObjectStore) -> set[str]:
@@ -327,7 +331,7 @@ def _rows_of_pages(pinned: Head, store: ObjectStore) -> set[str]:
     found: set[str] = set()
     for page in pinned.unlinked_pages:
         with suppress(LogError):
-            found |= set(keys_of(MetadataLog(store, NAME.prefix).page_rows(page.spill)))
+            found |= set(keys_of(MetadataLog(store, NAME.prefix).page_entries(page.spill)))
     return found
 
 
@@ -342,8 +346,8 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", list(EVENTS))
-def test_whoever_comes_between_two_calls_goes_on_unharmed(event: str) -> None:
-    """Whoever begins to write is never fenced: its commit after the deletion succeeds. One of the two gives way."""
+def test_another_process_between_two_calls_of_a_deletion_is_not_disturbed(event: str) -> None:
+    """A process that starts to write is never fenced: its commit after the deletion succeeds. One of the two stops."""
     _let_everyone_in(waiting(), event)
 
 
@@ -364,34 +368,34 @@ def _let_everyone_in(made: MemoryStore, event: str) -> None:
             assert_sound(store)
 
 
-def test_a_deletion_that_judges_nobody_fences_an_ingest_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule broken by hand: the epoch is taken from whoever has it."""
+def test_a_deletion_without_a_check_of_the_writer_fences_a_started_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken by hand: the epoch is taken from any writer."""
     monkeypatch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda head: None)
     with pytest.raises(Fenced):
-        test_whoever_comes_between_two_calls_goes_on_unharmed("an ingest begins")
+        test_another_process_between_two_calls_of_a_deletion_is_not_disturbed("an ingest begins")
 
 
-def test_a_deletion_that_asks_no_pins_takes_what_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_without_a_check_of_pins_deletes_pinned_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
     monkeypatch.setattr("remote.gc.pin_watch.list_pins", lambda store, prefix: [])
     with pytest.raises(AssertionError):
-        test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it()
+        test_pinned_objects_are_not_deleted_and_no_epoch_is_taken_for_them()
 
 
-# --- old heads -------------------------------------------------------------------------------------------------------
+# --- old manifests ---------------------------------------------------------------------------------------------------
 
 KEPT, AT_ONCE = 3, 4
 
 
 @pytest.fixture
 def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", KEPT)
-    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", AT_ONCE)
 
 
 def grown(store: MemoryStore, heads: int, at_ms: int = RETAINED) -> MemoryStore:
-    """The same with so many heads more, by guests."""
-    log = GuestLog(store, NAME.prefix)
+    """The same store with more manifests, committed by a co-writer."""
+    log = CoWriterLog(store, NAME.prefix)
     log.join()
     for number in range(heads):
         log.commit(set_properties({"retention.ms": str(5 * DAY), "segment.ms": str(DAY + number)}), at_ms)
@@ -400,11 +404,11 @@ def grown(store: MemoryStore, heads: int, at_ms: int = RETAINED) -> MemoryStore:
 
 def heads(store: ObjectStore) -> list[int]:
     names = [info.key.removeprefix(NAME.prefix) for info in store.list(NAME.prefix + HEADS)]
-    return [found for name in names if (found := parse_head_key(name)) is not None]
+    return [found for name in names if (found := parse_manifest_key(name)) is not None]
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_old_heads_of_what_is_nobodys_are_collected_and_no_epoch_is_taken_while_they_are_few() -> None:
+def test_old_manifests_without_a_writer_are_deleted_and_few_of_them_take_no_epoch() -> None:
     store = ingested(rule=None)
     before = head(store)
     assert heads(store) == list(range(1, before.sequence + 1))
@@ -416,7 +420,7 @@ def test_old_heads_of_what_is_nobodys_are_collected_and_no_epoch_is_taken_while_
     grown(store, 1)
     plan = plan_deletion(store, NAME, SETTINGS, now_ms=NOW)
     assert (plan.objects, plan.heads, plan.is_due) == (0, AT_ONCE, True)
-    assert free(store).heads == AT_ONCE + 1, "one more, for the epoch's head is one more"
+    assert free(store).heads == AT_ONCE + 1, "one more, because the takeover commits a manifest"
     now = head(store)
     assert (now.epoch, heads(store)) == (few.epoch + 1, list(range(now.sequence - KEPT + 1, now.sequence + 1)))
     assert offsets(store) == {number * 10 + each for number in range(SEGMENTS) for each in range(4)}
@@ -426,12 +430,12 @@ def test_old_heads_of_what_is_nobodys_are_collected_and_no_epoch_is_taken_while_
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_heads_of_somebodys_are_left_to_him() -> None:
+def test_old_manifests_of_a_partition_with_a_writer_are_left_to_the_writer() -> None:
     for writer, note, at_ms in ((NODE, True, NOW), ("ingest-job", False, NOW), ("ingest-job", True, RETAINED + 1)):
         store = ingested(writer=writer, rule=None, note=False)
-        log = GuestLog(store, NAME.prefix)
+        log = CoWriterLog(store, NAME.prefix)
         log.join()
-        log.commit(append_rows([], start_offset=0, note=JobNote(job_id="job" if note else "other")), INGESTED)
+        log.commit(append_entries([], start_offset=0, note=AppliedJob(job_id="job" if note else "other")), INGESTED)
         grown(store, 2 * (KEPT + AT_ONCE))
         before = heads(store)
         assert free(store, at_ms) == Freed()
@@ -439,7 +443,7 @@ def test_heads_of_somebodys_are_left_to_him() -> None:
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_a_pinned_head_outlives_the_collection_with_all_that_it_names() -> None:
+def test_a_pinned_manifest_and_its_objects_outlive_garbage_collection() -> None:
     store = ingested()
     log = MetadataLog(store, NAME.prefix)
     _, pinned = pin_newest(store, NAME.prefix, log, now_ms=INGESTED, expires_ms=NOW + DAY, holder="reader")
@@ -447,20 +451,20 @@ def test_a_pinned_head_outlives_the_collection_with_all_that_it_names() -> None:
     grown(store, 2 * (KEPT + AT_ONCE))
     freed = free(store)
     assert (freed.objects, freed.heads > AT_ONCE) == (0, True)
-    assert store.get(NAME.prefix + head_key(pinned.sequence))
-    named = named_by(pinned, MetadataLog(store, NAME.prefix).page_rows)
+    assert store.get(NAME.prefix + manifest_key(pinned.sequence))
+    named = named_by(pinned, MetadataLog(store, NAME.prefix).page_entries)
     assert named <= objects(store)
     now = head(store)
     assert heads(store) == [pinned.sequence, *range(now.sequence - KEPT + 1, now.sequence + 1)]
     assert_sound(store)
     grown(store, AT_ONCE + 1)
-    assert free(store, NOW + 2 * DAY).objects, "the pin has ended"
+    assert free(store, NOW + 2 * DAY).objects, "the pin has expired"
     assert pinned.sequence not in heads(store)
     assert_sound(store)
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_a_collection_that_is_cut_at_any_call_is_finished_by_the_next() -> None:
+def test_a_collection_of_manifests_stopped_at_any_call_is_finished_by_the_next() -> None:
     made = grown(ingested(rule=None), 2 * (KEPT + AT_ONCE))
     assert _cut_anywhere(made) > 50
     for at, kind in ((at, kind) for at in range(calls(made)) for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER)):
@@ -477,22 +481,22 @@ def test_a_collection_that_is_cut_at_any_call_is_finished_by_the_next() -> None:
 
 @pytest.mark.usefixtures("few_heads")
 @pytest.mark.parametrize("event", ["an ingest begins", "a manager starts", "a reader pins", "another deletion"])
-def test_whoever_comes_between_two_calls_of_a_collection_goes_on_unharmed(event: str) -> None:
+def test_another_process_between_two_calls_of_a_collection_is_not_disturbed(event: str) -> None:
     _let_everyone_in(grown(waiting(), 2 * (KEPT + AT_ONCE)), event)
 
 
-def test_a_collection_that_asks_no_pins_takes_the_head_that_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_without_a_check_of_pins_deletes_a_pinned_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", KEPT)
-    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr("remote.gc.old_manifests.list_pins", lambda store, prefix: [])
     with pytest.raises((AssertionError, NotFound)):
-        test_a_pinned_head_outlives_the_collection_with_all_that_it_names()
+        test_a_pinned_manifest_and_its_objects_outlive_garbage_collection()
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_a_stream_collects_the_heads_that_it_commits_itself() -> None:
-    """No manager is there, and it may never be silent for long enough to be nobody's."""
+def test_a_stream_deletes_the_old_manifests_of_its_own_commits() -> None:
+    """There is no manager, and a stream may never be silent for long enough to count as finished."""
     store = MemoryStore("memory://b", now_ms=lambda: NOW)
     options = {"now_ms": NOW, "job_id": "stream", "span": None, "is_stream": True}
     plan_ingest(store, "t", create_partitions=1, settings=SETTINGS, topic_id=TOPIC_ID, **options)  # type: ignore[arg-type]
@@ -506,7 +510,7 @@ def test_a_stream_collects_the_heads_that_it_commits_itself() -> None:
 
 
 @pytest.mark.usefixtures("few_heads")
-def test_a_stream_that_was_replaced_between_its_commit_and_its_collection_collects_nothing() -> None:
+def test_a_stream_replaced_between_its_commit_and_its_collection_deletes_nothing() -> None:
     store = MemoryStore("memory://b", now_ms=lambda: NOW)
     options = {"now_ms": NOW, "job_id": "stream", "span": None, "is_stream": True}
     plan = plan_ingest(store, "t", create_partitions=1, settings=SETTINGS, topic_id=TOPIC_ID, **options)  # type: ignore[arg-type]
@@ -515,7 +519,7 @@ def test_a_stream_that_was_replaced_between_its_commit_and_its_collection_collec
 
     def meanwhile(number: int) -> None:
         newest = heads(store)[-1]
-        if not others and newest > 2 * (KEPT + AT_ONCE) + 1:  # the ingest's commit is there
+        if not others and newest > 2 * (KEPT + AT_ONCE) + 1:  # the ingest has committed
             others.append(newest)
             MetadataLog(store, NAME.prefix).become_writer(NODE, NOW, topic="t", topic_id=TOPIC_ID, partition=0)
 

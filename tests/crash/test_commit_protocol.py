@@ -1,8 +1,12 @@
-"""Every store call of the commit protocol failed in every way, and other writers let in between any two calls.
+"""The commit protocol with every fault at every store call, and with another writer between any two calls.
 
-After each: a fresh reader finds a sound chain of heads, everything that was acknowledged, every row readable in full,
-nothing half-made; and the work can be done again to its end. DESIGN's I7, I8 and the crash table of
-`remote.manifest.commit_protocol`.
+After each fault:
+
+1. A fresh reader finds an undamaged chain of manifests.
+2. Every acknowledged segment is there, and every entry is readable in full. Nothing is half done.
+3. The work can be repeated until it succeeds.
+
+See DESIGN's I7, I8 and the crash table of `remote.manifest.commit_protocol`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed
-from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, chain, check, rows_of, segment_of
+from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, chain, check, entries_of, segment_of
 
 
 def flow_open(writer: Writer) -> None:
@@ -44,14 +48,14 @@ def flow_expire(writer: Writer) -> None:
     writer.copy(100)
     writer.copy(110)
     writer.expire(100)
-    writer.delete_unlinked()
+    writer.delete_pending()
 
 
 FLOWS = [flow_open, flow_copy, flow_expire]
 
 
 def prepared(takeover: bool) -> MemoryStore:
-    """A store where nobody was yet, or where a writer left one segment and an unnamed object behind."""
+    """A store without a writer so far, or one in which a writer left one segment and an unnamed object."""
     store = MemoryStore()
     if takeover:
         before = Writer(store, "before")
@@ -73,7 +77,7 @@ def calls_of(flow, takeover: bool) -> int:
 @pytest.mark.parametrize("takeover", [False, True])
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("fault", list(Fault))
-def test_any_call_may_fail_in_any_way(fault, flow, takeover):
+def test_commit_protocol_with_any_fault_at_any_call_stays_consistent(fault, flow, takeover):
     for at in range(calls_of(flow, takeover)):
         inner = prepared(takeover)
         store = FaultStore(inner, at, fault)
@@ -88,7 +92,7 @@ def test_any_call_may_fail_in_any_way(fault, flow, takeover):
             assert (latest.epoch if latest else 0) == (1 if takeover else 0)
         store.deliver(10**9)
         check(inner, writer)
-        # Then the work is done to its end: by the same writer, or by another after a crash.
+        # Then the work is finished: by the same writer, or by another one after a crash.
         again = Writer(inner, "b") if fault in KILLS else writer
         epoch = latest.epoch if latest else 0
         again.use(inner)
@@ -96,14 +100,14 @@ def test_any_call_may_fail_in_any_way(fault, flow, takeover):
         final = check(inner, writer, again)
         assert final is not None
         assert final.epoch > epoch or not failed or again is writer
-        assert [row.base_offset for row in rows_of(again.log, final)] == expected_rows(flow, takeover)
-        # A commit whose outcome stayed unknown is done again; the objects of the second upload are given up.
+        assert [row.base_offset for row in entries_of(again.log, final)] == expected_rows(flow, takeover)
+        # A commit in doubt is repeated; the objects of the second upload are unlinked.
         assert not final.unlinked or fault is Fault.OUTAGE
-        again.delete_unlinked()
-        left = {row.data_key for row in rows_of(again.log, final)}
+        again.delete_pending()
+        left = {row.data_key for row in entries_of(again.log, final)}
         found = {info.key.removeprefix(PREFIX) for info in inner.list(PREFIX + DATA) if info.key.endswith(".log")}
         assert left <= found
-        assert len(found - left) <= 1 + takeover, "but for uploads that no commit named"
+        assert len(found - left) <= 1 + takeover, "objects are left over that are no uploads without a commit"
 
 
 def expected_rows(flow, takeover: bool) -> list[int]:
@@ -111,7 +115,7 @@ def expected_rows(flow, takeover: bool) -> list[int]:
     return before + {flow_open: [], flow_copy: [100, 110], flow_expire: [110]}[flow]
 
 
-def test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice():
+def test_a_commit_with_a_lost_answer_is_found_and_not_repeated():
     for fault in (Fault.AFTER, Fault.EXISTS, Fault.LATE_1):
         inner = MemoryStore()
         writer = Writer(inner)
@@ -122,7 +126,7 @@ def test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice():
         assert len(chain(inner)) == 2
 
 
-def test_a_commit_that_failed_and_came_true_later_is_rebased_on():
+def test_a_commit_that_failed_and_took_effect_later_is_the_base_of_the_next():
     inner = MemoryStore()
     writer = Writer(inner)
     writer.open()
@@ -137,7 +141,7 @@ def test_a_commit_that_failed_and_came_true_later_is_rebased_on():
     assert (head.sequence, head.properties) == (3, {"first": "1", "second": "2"})
 
 
-def test_a_segment_copied_again_because_its_commit_came_true_late_is_there_once():
+def test_a_segment_copied_again_after_a_late_commit_has_one_entry():
     inner = MemoryStore()
     writer = Writer(inner)
     writer.open()
@@ -146,17 +150,17 @@ def test_a_segment_copied_again_because_its_commit_came_true_late_is_there_once(
     with pytest.raises(Unavailable):
         writer.copy(100)
     held.deliver(10**9)
-    assert len(chain(inner)) == 2  # it came true, and the writer does not know
+    assert len(chain(inner)) == 2  # the commit took effect, and the writer does not know
     writer.use(inner)
     writer.copy(100)
     latest = check(inner, writer)
-    assert [row.base_offset for row in rows_of(writer.log, latest)] == [100]
+    assert [row.base_offset for row in entries_of(writer.log, latest)] == [100]
     assert len(latest.unlinked) == 2
-    writer.delete_unlinked()
+    writer.delete_pending()
     assert len(list(inner.list(PREFIX + "data/"))) == 2
 
 
-def test_a_store_that_never_answers_leaves_the_writer_able_to_go_on():
+def test_a_writer_continues_after_a_store_outage():
     inner = MemoryStore()
     writer = Writer(inner)
     writer.open()
@@ -172,7 +176,7 @@ def test_a_store_that_never_answers_leaves_the_writer_able_to_go_on():
 
 @pytest.mark.parametrize("takeover", [False, True])
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a_writer_that_comes_in_between_any_two_calls_fences_the_first(flow, takeover):
+def test_a_second_writer_between_any_two_calls_fences_the_first(flow, takeover):
     for at in range(calls_of(flow, takeover)):
         inner = prepared(takeover)
         second = Writer(inner, "second")
@@ -187,7 +191,7 @@ def test_a_writer_that_comes_in_between_any_two_calls_fences_the_first(flow, tak
             fenced = True
         check(inner, first, second)
         if first.log.state is LogState.WRITER and first.log.epoch > second.log.epoch:
-            # The first was not a writer yet when the second came, and took over from it.
+            # The first was not a writer yet when the second took over, so the first took over from the second.
             assert not fenced
             with pytest.raises(Fenced):
                 second.log.commit(set_properties({"x": "y"}), now_ms=9)
@@ -198,12 +202,12 @@ def test_a_writer_that_comes_in_between_any_two_calls_fences_the_first(flow, tak
 
 
 def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
-    """I8: whatever it tries, readers see no difference, and it is told so every time."""
+    """I8: no attempt of a fenced writer changes the readers' view, and each attempt raises Fenced."""
     before = {info.key: store.get(info.key) for info in store.list(PREFIX + HEADS)}
     for attempt in (
         lambda: writer.log.commit(set_properties({"evil": "1"}), now_ms=9),
         lambda: writer.log.check_still_writer(),
-        lambda: writer.delete_unlinked(),
+        lambda: writer.delete_pending(),
         lambda: writer.copy(500),
         lambda: writer.log.load(),
         lambda: writer.log.epoch,
@@ -217,8 +221,8 @@ def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3])
-def test_a_lost_answer_and_another_writer_together(fault):
-    """The first's commit happened, its answer is lost, and the second takes over before the first looks."""
+def test_a_lost_answer_with_a_takeover_before_the_retry_commits_at_most_once(fault):
+    """The first writer's commit took effect, its answer is lost, and the second takes over before the first reads."""
     for taking_over in range(1, 5):
         inner = MemoryStore()
         first, second = Writer(inner, "first"), Writer(inner, "second")
@@ -262,8 +266,8 @@ def test_racing_writers_have_one_winner_for_every_sequence(count):
             outcomes = list(pool.map(race, range(count)))
         heads = chain(store)
         ids = {head.commit_id for head in heads}
-        assert all(set(made) <= ids for _, made in outcomes)  # what was acknowledged is in the chain
-        assert sum(len(made) for _, made in outcomes) + count == len(heads)  # and nothing else
+        assert all(set(made) <= ids for _, made in outcomes)  # every acknowledged commit is in the chain
+        assert sum(len(made) for _, made in outcomes) + count == len(heads)  # and no other commit
         epochs = [writer.log._epoch for writer, _ in outcomes]
         assert sorted(epochs) == list(range(1, count + 1))
         for writer, _ in outcomes:
@@ -272,7 +276,7 @@ def test_racing_writers_have_one_winner_for_every_sequence(count):
                     writer.log.commit(set_properties({"late": "1"}), now_ms=9)
 
 
-def test_a_fenced_writers_uploads_stay_unseen():
+def test_uploads_of_a_fenced_writer_are_never_named():
     store = MemoryStore()
     first, second = Writer(store, "first"), Writer(store, "second")
     first.open()
@@ -283,10 +287,10 @@ def test_a_fenced_writers_uploads_stay_unseen():
         first.log.commit(add_segments([row]), now_ms=2)
     latest = check(store, first, second)
     assert latest is not None
-    assert [parse_data_key(each.data_key).epoch for each in rows_of(second.log, latest)] == [2]
+    assert [parse_data_key(each.data_key).epoch for each in entries_of(second.log, latest)] == [2]
 
 
-def test_a_writer_that_lost_its_epoch_deletes_nothing_though_nobody_told_it():
+def test_a_writer_that_lost_its_epoch_unnoticed_deletes_no_object():
     store = MemoryStore()
     first, second = Writer(store, "first"), Writer(store, "second")
     first.open()
@@ -295,5 +299,5 @@ def test_a_writer_that_lost_its_epoch_deletes_nothing_though_nobody_told_it():
     before = {info.key for info in store.list(PREFIX + "data/")}
     second.open()
     with pytest.raises(Fenced):
-        first.delete_unlinked()
+        first.delete_pending()
     assert {info.key for info in store.list(PREFIX + "data/")} == before != set()

@@ -1,4 +1,4 @@
-"""The rules of the commit protocol one by one: states, refusals, damage, what a look at the store costs."""
+"""The rules of the commit protocol one by one: states, refusals, damage, and the store calls of a read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from local.errors import AlreadyExists, Corrupt, Fenced, InvalidRequest, NotFound
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import encode_head
+from remote.manifest.manifest import encode_manifest
 from remote.manifest.manifest_chain import PROBES_MAX
 from remote.manifest.manifest_changes import set_properties
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
 
@@ -23,7 +23,7 @@ from fault_store import FaultStore
 from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, chain, segment_of
 
 
-def test_the_states_are_the_tables():
+def test_metadata_log_states_allow_the_operations_of_their_table():
     store = MemoryStore()
     writer = Writer(store)
     assert writer.log.load() is None
@@ -39,7 +39,7 @@ def test_the_states_are_the_tables():
         writer.log.become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
 
 
-def test_opening_again_raises_the_epoch_and_keeps_the_rows_and_the_settings():
+def test_a_second_takeover_raises_the_epoch_and_preserves_entries_and_settings():
     store = MemoryStore()
     first = Writer(store)
     first.open()
@@ -50,14 +50,14 @@ def test_opening_again_raises_the_epoch_and_keeps_the_rows_and_the_settings():
     assert [row.base_offset for row in head.segments] == [100]
 
 
-def test_heads_of_another_partition_are_refused():
+def test_taking_over_manifests_of_another_partition_is_refused():
     store = MemoryStore()
     Writer(store).open()
     with pytest.raises(InvalidRequest, match=r"another partition's.*found=orders-A+/0"):
         MetadataLog(store, PREFIX).become_writer("x", 1, topic="other", topic_id=TOPIC_ID, partition=0)
 
 
-def test_a_change_that_changes_nothing_commits_nothing():
+def test_a_change_without_an_effect_commits_no_manifest():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -75,7 +75,7 @@ def test_a_change_that_changes_nothing_commits_nothing():
         lambda head: replace(head, log_start_offset=-1),
     ],
 )
-def test_a_change_that_breaks_a_rule_is_refused_and_nothing_is_written(change):
+def test_a_change_that_breaks_a_rule_is_refused_and_writes_nothing(change):
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -85,12 +85,12 @@ def test_a_change_that_breaks_a_rule_is_refused_and_nothing_is_written(change):
     assert len(chain(store)) == 2
 
 
-def test_a_damaged_head_is_corrupt_and_named_and_never_passed_over():
+def test_a_damaged_manifest_raises_corrupt_with_its_name_and_is_never_skipped():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
     writer.copy(100)
-    key = PREFIX + head_key(2)
+    key = PREFIX + manifest_key(2)
     store.put(key, store.get(key)[:-1] + b"!")
     with pytest.raises(Corrupt, match=r"checksum differs.*meta/head/00000000000000000002"):
         MetadataLog(store, PREFIX).load()
@@ -98,21 +98,23 @@ def test_a_damaged_head_is_corrupt_and_named_and_never_passed_over():
         MetadataLog(store, PREFIX).become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
 
 
-def test_a_head_under_anothers_name_is_corrupt():
+def test_a_manifest_under_the_name_of_another_raises_corrupt():
     store = MemoryStore()
     Writer(store).open()
-    store.put(PREFIX + head_key(2), store.get(PREFIX + head_key(1)))
+    store.put(PREFIX + manifest_key(2), store.get(PREFIX + manifest_key(1)))
     with pytest.raises(Corrupt, match="another's name"):
         MetadataLog(store, PREFIX).load()
 
 
 def forge(store: MemoryStore, sequence: int, **changes) -> None:
-    """Put a sound head there that does not follow the one before."""
+    """Put a manifest with a valid checksum that does not follow its predecessor."""
     latest = chain(store)[-1]
-    store.put(PREFIX + head_key(sequence), encode_head(replace(latest, sequence=sequence, commit_id="F", **changes)))
+    store.put(
+        PREFIX + manifest_key(sequence), encode_manifest(replace(latest, sequence=sequence, commit_id="F", **changes))
+    )
 
 
-def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_readers():
+def test_a_manifest_that_does_not_follow_its_predecessor_is_corrupt_for_readers():
     for changes in ({"parent_id": "stranger"}, {"epoch": 1}):
         store = MemoryStore()
         for name in ("a", "b"):
@@ -124,7 +126,7 @@ def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_readers():
             reader.load()
 
 
-def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_the_writer():
+def test_a_manifest_that_does_not_follow_its_predecessor_is_corrupt_for_the_writer():
     for changes in ({"parent_id": "stranger", "epoch": 9}, {"epoch": 1}):
         store = MemoryStore()
         Writer(store, "a").open()
@@ -136,7 +138,7 @@ def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_the_writer():
             writer.log.commit(set_properties({"x": "1"}), now_ms=5)
 
 
-def test_a_reader_follows_with_one_get_and_lists_only_when_far_behind():
+def test_a_reader_follows_with_single_gets_and_lists_only_when_far_behind():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -151,15 +153,15 @@ def test_a_reader_follows_with_one_get_and_lists_only_when_far_behind():
         writer.log.commit(set_properties({"step": str(step)}), now_ms=1)
     counting.calls.clear()
     assert reader.load().sequence == 3
-    assert counting.calls == ["get"] * 4, "the two, none after them, no boundary that has passed them"
+    assert counting.calls == ["get"] * 4, "two new manifests, a miss, and a boundary below them"
     for step in range(50):
         writer.log.commit(set_properties({"step": str(step + 100)}), now_ms=1)
     counting.calls.clear()
     assert reader.load().sequence == 53
-    assert counting.calls == ["get"] * PROBES_MAX + ["list", "get_each"], "a listing's last head is never void"
+    assert counting.calls == ["get"] * PROBES_MAX + ["list", "get_each"], "the last manifest of a listing is never void"
 
 
-def test_a_listing_that_lags_never_takes_a_reader_back():
+def test_a_listing_that_lags_never_returns_an_older_manifest_to_a_reader():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -181,7 +183,7 @@ def test_a_listing_that_lags_never_takes_a_reader_back():
     assert reader.load() == writer.log.cached
 
 
-def test_names_are_never_used_twice():
+def test_object_names_are_never_used_twice():
     names: list[str] = []
 
     class Noting(MemoryStore):
@@ -199,18 +201,18 @@ def test_names_are_never_used_twice():
     assert len(names) == 6
 
 
-def test_a_row_is_one_that_was_uploaded():
+def test_a_committed_entry_is_a_remote_segment_with_its_commit_time():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
     writer.copy(100)
     head = writer.log.cached
-    assert isinstance(head.segments[0], RemoteSegment)
+    assert isinstance(head.segments[0], SegmentEntry)
     assert head.segments[0].committed_ms == 2
 
 
-def test_a_store_without_create_if_absent_lets_two_writers_win_which_is_why_it_is_probed():
-    """Shows that the tests above can fail: on a store that overwrites, both writers' commits are acknowledged."""
+def test_without_create_if_absent_two_writers_win_the_same_sequence():
+    """Proves that the tests above can fail: a store that overwrites acknowledges the commits of both writers."""
 
     class Careless(MemoryStore):
         def put_if_absent(self, key, body):

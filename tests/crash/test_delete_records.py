@@ -1,4 +1,4 @@
-"""Deleting records, cut at every call: all or nothing of it survives, and never a record too few above the offset."""
+"""DeleteRecords stopped at every call: all or nothing of it survives, and no record above the offset is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fill(disk: ModelDisk, store: object) -> None:
 
 
 class Deletion:
-    """What was called, and what of it was answered."""
+    """The DeleteRecords calls that were sent and answered."""
 
     def __init__(self) -> None:
         self.asked: set[TopicPartition] = set()
@@ -61,14 +61,14 @@ class Deletion:
         manager.close()
 
     def check(self, disk: ModelDisk, store: object) -> None:
-        """Start again, twice; the second time after deleting and appending, so that nothing half-made stays."""
+        """Open twice; the second time after a deletion and an append, so that nothing stays half done."""
         for _ in range(2):
             with open_manager(disk, store) as manager:
                 for name in (DISK, BUCKET):
                     start, end = manager.reader().offsets(name)
-                    assert start in (0, TO), "a log start that nobody asked for"
+                    assert start in (0, TO), "the log start offset was not requested"
                     assert start == TO or name not in self.answered, "deleted records came back"
-                    assert start == 0 or name in self.asked, "records are gone that nobody deleted"
+                    assert start == 0 or name in self.asked, "records are missing that no call deleted"
                     found = [(record.offset, record.value) for record in manager.reader().records(name, start)]
                     assert found[: COUNT - start] == [(at, b"value %d" % at) for at in range(start, COUNT)]
                     manager.delete_records({name: TO}, now_ms=NOW)
@@ -89,7 +89,7 @@ def filled() -> tuple[ModelDisk, MemoryStore]:
 
 
 def rehearse() -> tuple[int, int]:
-    """How many disk effects and store calls the deletion has."""
+    """The numbers of disk effects and of store calls of the deletion."""
     disk, inner = filled()
     store = FaultStore(inner)
     Deletion().play(disk, store)
@@ -111,13 +111,13 @@ def cut_everywhere(step: int = 1) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_no_power_cut_deletes_half_or_brings_records_back() -> None:
+def test_delete_records_with_a_power_cut_at_any_effect_is_all_or_nothing() -> None:
     assert EFFECTS > 30
     cut_everywhere()
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_store_fault_deletes_half_or_brings_records_back(fault: Fault) -> None:
+def test_delete_records_with_a_store_fault_at_any_call_is_all_or_nothing(fault: Fault) -> None:
     assert CALLS > 3
     for at in range(CALLS):
         disk, inner = filled()
@@ -130,7 +130,7 @@ def test_no_store_fault_deletes_half_or_brings_records_back(fault: Fault) -> Non
         deletion.check(disk, inner)
 
 
-def test_readers_told_before_the_checkpoint_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raising_the_start_for_readers_before_the_checkpoint_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_first(partition: object, directory: object, offset: int, *, now_ms: int) -> bool:
         partition.log.raise_log_start(offset)  # type: ignore[attr-defined]
         return True
@@ -140,7 +140,7 @@ def test_readers_told_before_the_checkpoint_is_caught(monkeypatch: pytest.Monkey
         cut_everywhere(3)
 
 
-def test_a_start_that_the_head_does_not_know_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_start_offset_missing_in_the_manifest_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = apply.advance_log_start
 
     def without_commit(partition: object, directory: object, offset: int, *, now_ms: int) -> bool:

@@ -1,4 +1,4 @@
-"""Every disk call of the local log fails once (before or after its effect); the process goes on, or is restarted."""
+"""Every disk call of the local log fails once, before or after its effect; then the process continues or restarts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETENTION, COMPACTION = (next(case for case in CASES if case.name == name) for n
 
 
 def _steps(world: World, *, compact: bool) -> None:
-    """Each step may fail by itself; only what was acknowledged counts. The next goes on all the same."""
+    """Run steps that may each fail; only acknowledged records count, and the next step runs after a failure too."""
     for turn in range(4):
         for flushed in (FLUSHED, MEMORY, FLUSHED):
             with suppress(DiskFailed):
@@ -53,7 +53,7 @@ def _run(case: Case, fail_at: int | None, *, before: bool) -> ModelDisk:
 
 @pytest.mark.parametrize("case", [RETENTION, COMPACTION], ids=lambda case: case.name)
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
-def test_no_single_disk_error_loses_or_doubles_a_record(case: Case, before: bool) -> None:
+def test_a_single_disk_error_at_any_call_loses_or_duplicates_no_record(case: Case, before: bool) -> None:
     effects = _run(case, None, before=before).effects
     assert effects > 100
     for at in range(1, effects):
@@ -61,7 +61,7 @@ def test_no_single_disk_error_loses_or_doubles_a_record(case: Case, before: bool
 
 
 @pytest.mark.parametrize("what", ["flush", "roll", "close"])
-def test_an_fsync_that_failed_is_not_tried_again_and_vouches_for_nothing(
+def test_a_failed_fsync_is_not_retried_and_does_not_move_the_recovery_point(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     disk = ModelDisk()

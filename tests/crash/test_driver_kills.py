@@ -1,6 +1,7 @@
-"""Jobs whose process is killed between two of their effects, for real: what is left is sound, and run again they end.
+"""Processes of jobs that are killed between two effects: the bucket stays undamaged, and a second run finishes.
 
-A sample of the points; all of them: ``python tests/crash/driver_kills.py``."""
+A sample of the points. ``python tests/crash/driver_kills.py`` runs all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def swept(*words: object) -> tuple[int, dict[str, dict[str, object]]]:
 
 
 @pytest.mark.timeout(600)
-def test_a_job_that_is_killed_between_any_two_effects_is_ended_by_running_it_again() -> None:
+def test_a_job_killed_between_any_two_effects_is_finished_by_a_second_run() -> None:
     code, found = swept("--step", STEP, "--phase", 11)
     assert {name: each["wrong"] for name, each in found.items()} == {name: [] for name in found}
     assert code == 0
@@ -31,7 +32,7 @@ def test_a_job_that_is_killed_between_any_two_effects_is_ended_by_running_it_aga
     assert all(each["effects"] >= 15 and each["points"] for each in found.values()), found
 
 
-def test_a_job_that_deletes_before_it_commits_is_found() -> None:
+def test_a_job_that_deletes_before_its_commit_is_detected() -> None:
     """The rule broken by hand."""
     code, found = swept("--careless", "--flow", "merge", "--point", "5:before")
     assert code == 1

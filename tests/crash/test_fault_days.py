@@ -1,9 +1,8 @@
-"""Days on which something is wrong for an hour: the manager at work goes on with the rest, says what is wrong, recovers
-alone, and loses nothing.
+"""Days with a fault for an hour: the manager continues the other work, reports the problem, recovers and loses nothing.
 
-A day is a daemon's, on a virtual clock: rounds that do not wait, records coming in all day. From nine
-to ten something is the matter. `Day.settle` and `check` are what must hold afterwards: no trouble is left, and every
-acknowledged record is read back, from both tiers and from the bucket alone.
+A day runs on a virtual clock: rounds without waiting, and appends all day. The fault lasts from nine to ten.
+`Day.settle` and `check` are the checks afterwards: no problem is left, and every acknowledged record is readable from
+both tiers and from the bucket alone.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
 from local.storage import Space
-from remote.keys import head_key
+from remote.keys import manifest_key
 from tiered.config.clock_guard import Timekeeper
-from tiered.maintenance.remote_tasks import TierTasks
+from tiered.maintenance.remote_tasks import RemoteTasks
 from tiered.manager.manager import LogManager
 from tiered.node.work_report import Trouble
 from tiered.observe.metrics import Metrics
@@ -40,7 +39,7 @@ from tiered.web.http.metrics_server import health_answer
 MINUTE = 60_000
 STEP = 15 * MINUTE
 EACH = 24  # records of one step and partition
-NINE, TEN, ELEVEN, EVENING = 4, 5, 6, 7  # the day begins at five: what is dropped locally is older than two hours
+NINE, TEN, ELEVEN, EVENING = 4, 5, 6, 7  # day starts at five: local segments older than two hours are dropped
 TOTAL = 1 << 30
 TIERED = {"remote.storage.enable": "true", "local.retention.ms": "2h", "retention.ms": "7d"}
 TOPICS = {
@@ -61,7 +60,7 @@ WRITES = ("append", "create", "truncate", "mkdir")
 
 
 class Disk(ModelDisk):
-    """A disk that can be full: what needs room is refused, what frees some is not."""
+    """A disk that can be full: calls that need space fail, calls that free space succeed."""
 
     is_full = False
 
@@ -75,7 +74,7 @@ class Disk(ModelDisk):
 
 
 class Bucket:
-    """A store that refuses every verb in one way, as a client tells it: with the names, which are others each time.
+    """A store that refuses every verb in one way, as a client reports it: with facts that differ from call to call.
 
     Refusals wait for `answers`.
     """
@@ -97,7 +96,7 @@ class Bucket:
 
         def call(*args: Any, **more: Any) -> object:
             if self.refusal is not None:
-                assert self.answers.wait(60), "whoever asks in a round waits for its end"
+                assert self.answers.wait(60), "a round waits for its own store call"
                 raise self.refusal(verb, args[0] if args and isinstance(args[0], str) else None)
             return act(*args, **more)
 
@@ -105,7 +104,7 @@ class Bucket:
 
 
 class Day:
-    """A manager at work, those who look at it, and what was promised to those who write."""
+    """A manager at work, its observers, and its promises to producers."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -122,7 +121,7 @@ class Day:
 
     @property
     def clock_ms(self) -> int:
-        """What the machine's clock says."""
+        """The time of the machine's clock."""
         return NOW + self.passed_ms + self.skew_ms
 
     def start(self) -> None:
@@ -141,7 +140,7 @@ class Day:
         self.metrics = Metrics(self.manager, self.seen, self.worker, by_partition=True)
 
     def until(self, hour: int) -> list[tuple[Trouble, ...]]:
-        """Records come in and rounds are done, until that hour of the day; what the report said after each of them."""
+        """Append and run rounds until this hour of the day; return the problems reported after each round."""
         told: list[tuple[Trouble, ...]] = []
         while self.passed_ms < hour * HOUR:
             self.passed_ms += STEP
@@ -151,7 +150,7 @@ class Day:
         return told
 
     def append(self, name: TopicPartition, count: int = EACH) -> bool:
-        """Whether they were acknowledged."""
+        """Whether the records were acknowledged."""
         told = self.acked[name]
         records = [
             Record(b"k%d" % (at % 5), b"%s %d" % (str(name).encode(), at), self.clock_ms)
@@ -162,25 +161,25 @@ class Day:
                 name.topic, records, name.partition, now_ms=self.clock_ms, durability=Durability.FLUSHED
             )
         except LogError:
-            end = self.manager.partition(name).log.next_offset  # unacknowledged records may be there all the same
+            end = self.manager.partition(name).log.next_offset  # unacknowledged records may be in the log too
             told += records[: end - len(told)]
             return False
         told += records
         return True
 
     def round(self) -> list[tuple[Trouble, ...]]:
-        """Rounds until nothing is left to do, and one more, as there are many in a step: it reports what tasks met."""
+        """Run rounds until no work is left, and one more, as a step has many: it reports the problems of tasks."""
         told = []
         is_busy = True
         while is_busy:
-            assert len(told) < 20, "the rounds come to an end"
+            assert len(told) < 20, "the rounds do not end"
             is_busy = self.work()
             told.append(self.worker.report.troubles)
         self.work()
         return [*told, self.worker.report.troubles]
 
     def work(self) -> bool:
-        """A round. What the store says comes after it, as a refusal does after many tries."""
+        """Run one round. Answers of the store come after it, as a refusal does after several attempts."""
         self.bucket.answers.clear()
         try:
             is_busy = self.worker.round(self.clock_ms)
@@ -189,7 +188,7 @@ class Day:
         assert self.manager.wait_for_tasks(60)
         return is_busy
 
-    # -- those who look
+    # -- observers
 
     def health(self) -> tuple[int, str]:
         status, _, text = health_answer(self.worker.troubles)()
@@ -207,9 +206,9 @@ class Day:
     def tiered_upto(self, name: TopicPartition) -> int:
         head = self.manager.partition(name).head()
         assert head is not None
-        return head.taken_upto
+        return head.allocated_end_offset
 
-    # -- what must hold
+    # -- checks
 
     def check_well(self) -> None:
         assert self.worker.troubles() == []
@@ -223,7 +222,7 @@ class Day:
         bucket = RemoteLog(self.world.store)
         for name in (ORDERS, OTHERS):
             told, upto = self.acked[name], self.tiered_upto(name)
-            assert upto > 0.9 * len(told), "it went on with its uploads"
+            assert upto > 0.9 * len(told), "uploads did not continue"
             assert [each.value for each in bucket.reader().records(name, 0)] == [each.value for each in told[:upto]]
 
     def check_read(self, reader: Any) -> None:
@@ -258,16 +257,18 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("how", REFUSALS)
-def test_the_bucket_is_gone_for_an_hour(day: Day, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_manager_continues_and_recovers_when_the_bucket_is_unavailable_for_an_hour(
+    day: Day, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     day.bucket.refusal = REFUSALS[how]
     before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
     kept = {name: len(day.acked[name]) for name in ALL}
     reports = day.until(TEN)
-    # it goes on with the rest
+    # the other work continues
     assert {name: len(day.acked[name]) - kept[name] for name in ALL} == dict.fromkeys(ALL, EACH * HOUR // STEP)
     assert day.metric("tiered_round_failures_total") == 0
-    # it says what is wrong
+    # the problem is reported
     code, text = day.health()
     kind = type(REFUSALS[how]("", None)).__name__
     assert (code, text.count("\n")) == (503, 1), "one line for one cause"
@@ -276,15 +277,15 @@ def test_the_bucket_is_gone_for_an_hour(day: Day, how: str, caplog: pytest.LogCa
     assert day.metric("tiered_partition_problems", **{"class": kind}) == 3
     assert day.metric("tiered_remote_copy_lag_bytes", topic="orders") > 0
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert len(told) == 2, [each.getMessage() for each in told]  # where it was met first, and how many met it
+    assert len(told) == 2, [each.getMessage() for each in told]  # first occurrence, and number of partitions
     since: dict[TopicPartition | None, int] = {}
     for troubles in reports:
         now = {each.name: each.since_ms for each in troubles}
         assert {each.kind for each in troubles} <= {kind}
-        assert {name: now.get(name) for name in since} == since, "it never went away meanwhile"
+        assert {name: now.get(name) for name in since} == since, "the problem was reported as ended in between"
         since |= now
     assert set(since) == {LATEST, ORDERS, OTHERS}
-    # it loses nothing meanwhile, and recovers alone
+    # no record is lost, and the manager recovers without help
     assert {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)} == before
     day.bucket.refusal = None
     day.until(ELEVEN)
@@ -295,8 +296,8 @@ def test_the_bucket_is_gone_for_an_hour(day: Day, how: str, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("how", ["deleted", "credentials expired"])
-def test_a_start_while_the_bucket_refuses_is_refused_and_the_next_one_goes_on(day: Day, how: str) -> None:
-    """Whoever restarts it (systemd, every 30 s) tries again until it is there."""
+def test_opening_while_the_bucket_refuses_fails_and_a_later_open_continues(day: Day, how: str) -> None:
+    """The supervisor (systemd, every 30 s) restarts the process until the bucket answers."""
     day.bucket.refusal = REFUSALS[how]
     day.until(TEN)
     day.manager.close()
@@ -310,22 +311,25 @@ def test_a_start_while_the_bucket_refuses_is_refused_and_the_next_one_goes_on(da
     day.check_nothing_lost()
 
 
-def test_a_disk_is_full_for_an_hour(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+def test_manager_continues_and_recovers_when_a_disk_is_full_for_an_hour(
+    day: Day, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     kept = {name: len(told) for name, told in day.acked.items()}
     day.disk.is_full = True
     reports = day.until(TEN)
-    # nothing is acknowledged that is not there, and what can be done is: what the bucket holds leaves the disk
+    # Only durable records are acknowledged. Work that needs no space continues: copied segments are dropped from the
+    # disk.
     assert {name: len(told) for name, told in day.acked.items()} == kept
     assert [each.is_active for each in day.manager.partition(ORDERS).log.segments()] == [True]
-    # it says what is wrong
+    # the problem is reported
     code, text = day.health()
     assert (code, "enospc" in text) == (503, True), text
     assert all(reports[1:]) or day.status().stuck
     assert day.metric("tiered_log_dir_free_bytes") == 0
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert 1 <= len(told) <= 2 + len(ALL), [each.getMessage() for each in told]
-    # it recovers alone
+    # the manager recovers without help
     day.disk.is_full = False
     day.until(ELEVEN)
     assert len(day.acked[ORDERS]) == kept[ORDERS] + EACH * HOUR // STEP
@@ -336,15 +340,17 @@ def test_a_disk_is_full_for_an_hour(day: Day, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("days", [30, -3], ids=["a month ahead", "three days back"])
-def test_the_clock_jumps_for_an_hour(day: Day, days: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_manager_reports_a_clock_jump_of_an_hour_and_expires_nothing(
+    day: Day, days: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     day.skew_ms = days * DAY
     day.until(TEN)
-    # it goes on: records come in and go up, by the time before
+    # records are appended and copied, by the time before the jump
     assert len(day.acked[ORDERS]) == EACH * TEN * HOUR // STEP
     for name in (ORDERS, OTHERS):
         assert day.tiered_upto(name) > EACH * NINE * HOUR // STEP
-    # it says what is wrong
+    # the problem is reported
     code, text = day.health()
     assert (code, text.count("\n")) == (503, 1)
     assert ("ahead=30d" if days > 0 else "back=3d") in text
@@ -353,7 +359,7 @@ def test_the_clock_jumps_for_an_hour(day: Day, days: int, caplog: pytest.LogCapt
     assert (trouble.topic, trouble.since_ms <= NOW + NINE * HOUR + STEP) == (None, True)
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
     assert [each.where for each in day.status().stuck if "set the clock" in each.next_step] == ["./data"]
-    # it recovers alone, and nothing has expired
+    # the manager recovers without help, and no record has expired
     day.skew_ms = 0
     day.until(EVENING)
     day.check_well()
@@ -362,8 +368,8 @@ def test_the_clock_jumps_for_an_hour(day: Day, days: int, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("days", [30, -3], ids=["a month ahead", "three days back"])
-def test_a_clock_that_nobody_puts_right_is_believed_after_a_day(day: Day, days: int) -> None:
-    """It was the time before the jump that was wrong: a machine that came up with a dead battery."""
+def test_a_clock_jump_that_lasts_a_day_is_accepted(day: Day, days: int) -> None:
+    """The time before the jump was wrong: the machine had started with an empty clock battery."""
     day.skew_ms = days * DAY
     day.passed_ms += DAY - STEP
     day.round()
@@ -381,11 +387,11 @@ def test_a_clock_that_nobody_puts_right_is_believed_after_a_day(day: Day, days: 
     day.round()
     day.check_well()
     checkpoint = day.disk.read("./data/recovery-point-offset-checkpoint").decode()
-    assert f"orders 0 {before + 40}" in checkpoint or days > 0, "checkpoints are written by a clock that went back, too"
+    assert f"orders 0 {before + 40}" in checkpoint or days > 0, "a clock that was set back writes no checkpoints"
 
 
 class RightClock:
-    """A store whose clock is right."""
+    """A store with a right clock."""
 
     def __init__(self, day: Day) -> None:
         self.day = day
@@ -396,7 +402,7 @@ class RightClock:
 
 @pytest.mark.parametrize("days", [3650, -3, -19_000], ids=["ten years ahead", "three days back", "1970"])
 @pytest.mark.parametrize("knows", ["the last process", "the store", "both"])
-def test_the_clock_is_wrong_when_it_starts(day: Day, days: int, knows: str) -> None:
+def test_manager_opened_with_a_wrong_clock_continues_and_expires_nothing(day: Day, days: int, knows: str) -> None:
     day.manager.close()
     last_ms, day.skew_ms = day.clock_ms, days * DAY
     day.start()
@@ -409,10 +415,10 @@ def test_the_clock_is_wrong_when_it_starts(day: Day, days: int, knows: str) -> N
     day.worker._store_clock = RightClock(day)  # type: ignore[assignment]
     day.until(TEN)
     kept = len(day.acked[ORDERS])
-    assert day.tiered_upto(OTHERS) > 0.9 * kept, "uploads go on"
+    assert day.tiered_upto(OTHERS) > 0.9 * kept, "uploads stopped"
     for name in (HERE, ORDERS, OTHERS):
-        assert day.manager.reader().offsets(name) == (0, len(day.acked[name])), "nothing has expired"
-    if knows != "the store" or days > 0:  # a clock that is back of all that is known expires nothing by itself
+        assert day.manager.reader().offsets(name) == (0, len(day.acked[name])), "records have expired"
+    if knows != "the store" or days > 0:  # a clock behind all known times expires nothing anyway
         assert day.health()[0] == 503
         assert day.metric("tiered_clock_jump_seconds") != 0
     day.skew_ms = 0
@@ -421,7 +427,9 @@ def test_the_clock_is_wrong_when_it_starts(day: Day, days: int, knows: str) -> N
     day.check_nothing_lost()
 
 
-def test_one_partition_is_damaged_on_the_disk(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+def test_manager_continues_with_the_rest_when_a_local_segment_is_damaged(
+    day: Day, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     day.append(ORDERS, 200)
     waiting = [
@@ -432,11 +440,11 @@ def test_one_partition_is_damaged_on_the_disk(day: Day, caplog: pytest.LogCaptur
     day.disk.names[path].data[150] ^= 1
     before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
     day.until(TEN)
-    # it goes on with the rest, and with the records that come in
+    # the other partitions and the appends continue
     assert day.tiered_upto(ORDERS) <= waiting[1].base_offset
     assert day.tiered_upto(OTHERS) > before[OTHERS]
     assert len(day.acked[ORDERS]) == len(day.acked[OTHERS]) + 200
-    # it says what is wrong, and where
+    # the problem is reported with its place
     code, text = day.health()
     assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
     assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
@@ -446,20 +454,20 @@ def test_one_partition_is_damaged_on_the_disk(day: Day, caplog: pytest.LogCaptur
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
     with pytest.raises(Corrupt):
         list(day.manager.reader().records(ORDERS, waiting[1].base_offset))
-    # once the good bytes are back it goes on by itself
+    # with the right bytes restored it continues without help
     day.disk.names[path].data[150] ^= 1
     day.until(EVENING)
     day.check_well()
     day.check_nothing_lost()
 
 
-def test_one_partition_is_damaged_in_the_bucket(day: Day, caplog: pytest.LogCaptureFixture) -> None:
-    """Its newest head, which a start reads."""
+def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    """The damaged object is the newest manifest, which an open reads."""
     caplog.set_level(logging.INFO)
     held = day.manager.partition(ORDERS)
     head = held.head()
     assert head is not None
-    key = held.prefix + head_key(head.sequence)
+    key = held.prefix + manifest_key(head.sequence)
     good = day.world.store.get(key)
     day.manager.close()
     day.world.store.put(key, good[:-2] + b"?" + good[-1:])
@@ -468,10 +476,10 @@ def test_one_partition_is_damaged_in_the_bucket(day: Day, caplog: pytest.LogCapt
     kept = len(day.acked[ORDERS])
     day.until(TEN)
     assert day.tiered_upto(OTHERS) > before
-    assert len(day.acked[ORDERS]) == kept, "what the bucket says of its offsets cannot be read"
+    assert len(day.acked[ORDERS]) == kept, "an append succeeded although the offsets in the bucket are unreadable"
     code, text = day.health()
     assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
-    assert head_key(head.sequence) in text
+    assert manifest_key(head.sequence) in text
     assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
     assert [each.where for each in day.status().stuck] == ["orders/0"]
@@ -481,7 +489,7 @@ def test_one_partition_is_damaged_in_the_bucket(day: Day, caplog: pytest.LogCapt
     day.check_nothing_lost()
 
 
-# -- the days notice what they are there for
+# -- planted bugs are detected
 
 
 def _go_by_the_clock(patch: pytest.MonkeyPatch, day: Day) -> None:
@@ -494,7 +502,7 @@ def _believe_in_the_clock_at_once(patch: pytest.MonkeyPatch, day: Day) -> None:
 
 
 def _a_roll_ends_an_uploads_trouble(patch: pytest.MonkeyPatch, day: Day) -> None:
-    patch.setattr(TierTasks, "is_in_trouble", lambda self, name: False)
+    patch.setattr(RemoteTasks, "is_in_trouble", lambda self, name: False)
 
 
 def _each_try_is_a_line_in_the_log(patch: pytest.MonkeyPatch, day: Day) -> None:
@@ -538,7 +546,7 @@ def _nobody_relieves_the_disk(patch: pytest.MonkeyPatch, day: Day) -> None:
 
 
 def _a_full_disk_ends_the_loop(patch: pytest.MonkeyPatch, day: Day) -> None:
-    """As a round that raises would: nobody works any more."""
+    """Like a round that raises: no more work is done."""
     worked = day.worker.round
 
     def round_(now_ms: int) -> bool:
@@ -548,10 +556,10 @@ def _a_full_disk_ends_the_loop(patch: pytest.MonkeyPatch, day: Day) -> None:
 
 
 GONE, FULL, JUMP, DAMAGE = (
-    test_the_bucket_is_gone_for_an_hour,
-    test_a_disk_is_full_for_an_hour,
-    test_the_clock_jumps_for_an_hour,
-    test_one_partition_is_damaged_on_the_disk,
+    test_manager_continues_and_recovers_when_the_bucket_is_unavailable_for_an_hour,
+    test_manager_continues_and_recovers_when_a_disk_is_full_for_an_hour,
+    test_manager_reports_a_clock_jump_of_an_hour_and_expires_nothing,
+    test_manager_continues_with_the_rest_when_a_local_segment_is_damaged,
 )
 PLANTS: tuple[tuple[Callable[[pytest.MonkeyPatch, Day], None], Callable[..., None], dict[str, Any]], ...] = (
     (_a_roll_ends_an_uploads_trouble, GONE, {"how": "out of reach"}),
@@ -570,7 +578,7 @@ PLANTS: tuple[tuple[Callable[[pytest.MonkeyPatch, Day], None], Callable[..., Non
 
 @pytest.mark.damages_bucket
 @pytest.mark.parametrize(("plant", "scene", "words"), PLANTS, ids=lambda each: getattr(each, "__name__", ""))
-def test_what_is_broken_by_hand_is_noticed(
+def test_a_planted_bug_fails_its_day(
     day: Day,
     plant: Callable[[pytest.MonkeyPatch, Day], None],
     scene: Callable[..., None],

@@ -1,4 +1,4 @@
-"""The twenty kinds of fault at the calls of every flow. The suite takes a share; `fault_campaign.py` takes them all."""
+"""The twenty kinds of fault at the calls of every flow: a share in the suite, all of them in `fault_campaign.py`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from remote.segments import segment_upload
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
 
-SHARE = 3  # the suite runs one case of so many; the campaign all of them
+SHARE = 3  # the suite runs one case of so many; the campaign runs all
 ENCRYPTED_SHARE = 15
 SEEDS = range(3)
 
 
-def test_the_twenty_kinds_are_all_there_and_every_verb_meets_some() -> None:
+def test_all_twenty_kinds_exist_and_every_verb_meets_some() -> None:
     assert {kind.number for kind in Kind} == set(range(1, 21))
     assert all(any(verb in kind.verbs for kind in Kind) for verb in ALL)
 
@@ -32,11 +32,11 @@ def test_the_twenty_kinds_are_all_there_and_every_verb_meets_some() -> None:
 def test_every_kind_is_met_by_some_flow() -> None:
     met = {kind for name in SCENES for _, kind in cases(name)}
     assert met == set(Kind)
-    assert all(len(calls_of(name)) > 1 for name in SCENES), "a flow that never asks the store shows nothing"
+    assert all(len(calls_of(name)) > 1 for name in SCENES), "a flow without store calls proves nothing"
 
 
 @pytest.mark.parametrize("name", list(SCENES))
-def test_no_kind_of_fault_at_any_call_breaks_a_promise(name: str) -> None:
+def test_any_kind_of_fault_at_any_call_breaks_no_promise(name: str) -> None:
     for at, kind in cases(name)[sum(name.encode()) % SHARE :: SHARE]:
         # On a busy machine an earlier call may already have met the short deadline of this one kind.
         assert run_case(name, at, kind) or kind is Kind.HANG, "the fault was never met"
@@ -44,7 +44,7 @@ def test_no_kind_of_fault_at_any_call_breaks_a_promise(name: str) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.ENCRYPTED, Mode.BOTH], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("name", list(SCENES))
-def test_nor_does_any_where_the_bucket_holds_nothing_that_can_be_read_without_a_key(name: str, mode: Mode) -> None:
+def test_any_kind_of_fault_breaks_no_promise_of_an_encrypted_bucket(name: str, mode: Mode) -> None:
     first = sum(f"{name}{mode}".encode()) % ENCRYPTED_SHARE
     for at, kind in cases(name, mode)[first::ENCRYPTED_SHARE]:
         assert run_case(name, at, kind, mode) or kind is Kind.HANG, "the fault was never met"
@@ -57,7 +57,7 @@ def test_several_faults_in_one_flow_break_no_promise(name: str) -> None:
         run_drawn(name, seed)
 
 
-# --- rules broken by hand: each must be seen --------------------------------------------------------------------------
+# --- planted bugs: each must be detected ------------------------------------------------------------------------------
 
 
 def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) 
 
 
 def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:
-    """So that its chunks do not open under the row's key."""
+    """The next segment's chunks then do not open with the entry's data key."""
     real, kept = KeyRing.new_object, []
 
     def new_object(self: KeyRing, key_id: str, stem: str) -> tuple[ObjectCipher, str]:
@@ -110,9 +110,11 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_a_planted_bug_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     name, kind, mode = PLANTED[plant]
-    calls_of(name, mode)  # the state to begin in is made by sound code
+    calls_of(name, mode)  # the initial state is created without the bug
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
         _run_all(name, kind, mode)

@@ -1,8 +1,8 @@
-"""A disk that is full from some effect on: at each effect of a program in turn, and room again a little later.
+"""A disk that becomes full at each effect of a program in turn, and has space again a little later.
 
-Directories are full as well. The log refuses what needs room, reads on, and once there is room takes the same call;
-nobody reopens it. What was acknowledged is read in the end, then by a log that was closed and opened, then by one that
-was not closed.
+Directories are full as well. The log refuses calls that need space, still reads, and takes the same call once there is
+space; it is not reopened. All acknowledged records are read by the log itself, by a log that was closed and opened, and
+by a log that was opened after a kill.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from local.names import CLEANED, SWAP
 
 MARKER = b"the end of a transaction"
 KEYS = 3
-TRIES = 3  # calls that find the disk full before there is room
+TRIES = 3  # calls on a full disk before there is space
 
 
 class Story:
-    """A log, what it acknowledged, and steps that are tried until they are taken."""
+    """A log, its acknowledged records, and steps that are repeated until they succeed."""
 
     def __init__(self, full_from: int | None, *, is_compacted: bool = False) -> None:
         self.disk = FillingDisk()
@@ -56,7 +56,7 @@ class Story:
 
         def act() -> None:
             del self.acked[first:]
-            done = self.log.next_offset - first  # batches of a call that was refused may be there all the same
+            done = self.log.next_offset - first  # batches of a refused call may be in the log too
             if producer is not None:
                 given = self.log.append(records, now_ms=1000, durability=Durability.FLUSHED, producer=producer)
                 assert given.base_offset == first
@@ -79,7 +79,9 @@ class Story:
         self.step(lambda: cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=0, **now))
 
     def check(self, log: Log) -> None:
-        assert not [name for name in self.disk.names if name.endswith((CLEANED, SWAP))], "no half of a swap stays"
+        assert not [name for name in self.disk.names if name.endswith((CLEANED, SWAP))], (
+            "files of an unfinished swap are left"
+        )
         found = {each.offset: each.value for each in read_all(log, self.start)}
         if log.settings.is_compacted:
             newest = range(max(0, len(self.acked) - KEYS), len(self.acked))
@@ -103,7 +105,7 @@ def play(full_from: int | None) -> Story:
     story.abort(8)
     story.append(3, Producer(producer_id=7, producer_epoch=0, base_sequence=8))
     bases = [each.base_offset for each in story.log.segments()]
-    story.log._snapshots._remove([bases[1]])  # a roll that had no room for it leaves none
+    story.log._snapshots._remove([bases[1]])  # a roll without space for a producer snapshot writes none
     story.start = bases[1]
     story.step(lambda: story.log.drop_before(bases[1], now_ms=4000, delay_ms=0, raises_log_start=True))
     story.step(lambda: story.log.remove_deleted(5000))
@@ -127,7 +129,7 @@ def play_compacted(full_from: int | None) -> Story:
 
 
 @pytest.mark.parametrize("play", [play, play_compacted])
-def test_a_log_that_met_a_full_disk_at_any_effect_goes_on_by_itself(play: Callable[[int | None], Story]) -> None:
+def test_log_with_a_full_disk_at_any_effect_continues_without_a_reopen(play: Callable[[int | None], Story]) -> None:
     met, renames, count = 0, 0, play(None).disk.effects
     for full_from in range(count):
         story = play(full_from)

@@ -1,7 +1,7 @@
-"""One of two disks is full from some effect on: what stands on the other disk is done, and said to be done.
+"""One of two disks is full from some effect on: work on the other disk is done and acknowledged.
 
-The sweep fills disk B at each effect in turn. Appends to disk A are acknowledged, rounds and the closing raise nothing,
-and once there is room everything acknowledged is read by a manager that is opened again.
+The sweep fills disk B at each effect in turn. Appends to disk A are acknowledged, and rounds and the close raise no
+error. Once there is space, a manager that opens again reads every acknowledged record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SETTINGS = {"num.recovery.threads.per.data.dir": "1", "segment.bytes": "2000", "
 
 
 class TwoDisks(FillingDisk):
-    """Disk B alone fills."""
+    """Only disk B becomes full."""
 
     def _needs_room(self, what: str) -> bool:
         return any(word.startswith(B) for word in what.split()) and super()._needs_room(what)
 
 
 class NoCheckpoints(TwoDisks):
-    """Disk B has room for all but its checkpoints."""
+    """Disk B has space for all files except its checkpoints."""
 
     def _needs_room(self, what: str) -> bool:
         return "-checkpoint" in what and "epoch" not in what and super()._needs_room(what)
@@ -55,7 +55,7 @@ def begun() -> TwoDisks:
 
 
 def is_taken(act: Callable[[], object]) -> bool:
-    """Whether there was room for `act`; any other error is the test's."""
+    """Whether there was space for `act`; any other error fails the test."""
     try:
         act()
     except DiskFailed as error:
@@ -74,7 +74,7 @@ def appended(manager: LogManager, name: TopicPartition) -> bool:
 
 
 def work(disk: TwoDisks) -> dict[TopicPartition, int]:
-    """Appends, rounds and a new topic; the offsets below which each partition's records were acknowledged."""
+    """Appends, rounds and a new topic; return the end offset of each partition's acknowledged records."""
     acked: dict[TopicPartition, int] = {}
     with open_manager(disk) as manager:
         for turn in range(3):
@@ -83,14 +83,16 @@ def work(disk: TwoDisks) -> dict[TopicPartition, int]:
                 if appended(manager, name):
                     acked[name] = manager.partition(name).log.next_offset
                 else:
-                    assert name not in manager._directory.partitions_of(A), "disk A has room"
+                    assert name not in manager._directory.partitions_of(A), (
+                        "an append to disk A failed, although it has space"
+                    )
             manager.tick(NOW + turn)
         is_taken(lambda: manager.create_topic("new", 2, now_ms=NOW))
         assert "new" in {each.name for each in manager.topics()}
     return acked
 
 
-def test_manager_one_disk_full_at_any_effect_others_go_on_and_nothing_is_lost() -> None:
+def test_manager_with_one_full_disk_continues_on_the_other_and_loses_nothing() -> None:
     met = 0
     rehearsal = begun()
     first = rehearsal.effects
@@ -114,7 +116,7 @@ def test_manager_one_disk_full_at_any_effect_others_go_on_and_nothing_is_lost() 
     assert met > 30
 
 
-def test_manager_close_on_a_full_disk_leaves_out_its_clean_marker_alone() -> None:
+def test_manager_close_on_a_full_disk_omits_only_its_clean_shutdown_marker() -> None:
     disk = begun()
     manager = open_manager(disk)
     disk.full_from = 0
@@ -123,7 +125,7 @@ def test_manager_close_on_a_full_disk_leaves_out_its_clean_marker_alone() -> Non
     assert not disk.exists(f"{B}/{CLEAN_SHUTDOWN}")
 
 
-def test_manager_refused_checkpoints_are_written_in_the_first_round_with_room() -> None:
+def test_manager_refused_checkpoints_are_written_in_the_first_round_with_space() -> None:
     disk = begun()
     with open_manager(disk) as manager:
         manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
@@ -138,10 +140,12 @@ def test_manager_refused_checkpoints_are_written_in_the_first_round_with_room() 
         manager.tick(NOW + 1)
         assert manager.refused_checkpoints is None
         assert disk.read(f"{B}/{RECOVERY_POINTS}") != before
-        assert {each.name for each in TopicRegistry([(disk, B)]).all()} == {"t", "new"}, "its copy of the topics too"
+        assert {each.name for each in TopicRegistry([(disk, B)]).all()} == {"t", "new"}, (
+            "the disk's copy of the topic registry is old"
+        )
 
 
-def test_manager_move_and_delete_stand_without_the_checkpoints_of_a_full_disk() -> None:
+def test_manager_move_and_delete_are_durable_without_checkpoints_on_a_full_disk() -> None:
     disk = NoCheckpoints()
     with open_manager(disk) as manager:
         manager.create_topic("t", 4, now_ms=NOW)
@@ -160,12 +164,12 @@ def test_manager_move_and_delete_stand_without_the_checkpoints_of_a_full_disk() 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_log_close_without_room_for_an_index_entry_keeps_its_records_durable(seed: int) -> None:
+def test_log_close_without_space_for_an_index_entry_leaves_its_records_durable(seed: int) -> None:
     disk = FillingDisk()
     log = open_log(disk, SMALL)
     log.append([Record(b"k", b"v", 5000)], now_ms=1000, durability=Durability.MEMORY)
     disk.full_from = disk.effects
-    assert not log.close(), "an index lacks its last entry: the next start has to look"
+    assert not log.close(), "an index lacks its last entry, so the next open must recover"
     assert not log.has_unwritten
     after = disk.crash(random.Random(seed))
     again = open_log(after, SMALL)
@@ -173,7 +177,7 @@ def test_log_close_without_room_for_an_index_entry_keeps_its_records_durable(see
     again.close()
 
 
-def test_log_close_says_when_records_may_be_missing() -> None:
+def test_log_close_reports_that_records_may_be_missing() -> None:
     class Unsynced(FillingDisk):
         def _effect(self, what, act) -> None:  # type: ignore[no-untyped-def]
             if self.full_from is not None and what.startswith("sync"):

@@ -1,7 +1,9 @@
-"""A job beside a live writer: every call of either cut, the other one let in between any two, epochs that change.
+"""A co-writer and a live writer: a fault at every call of either, each between any two calls of the other, and
+takeovers.
 
-The writer copies, expires and deletes as a manager would; the guest replaces a row by another copy of it. What must
-hold is `protocol_world.check`: one chain of heads, every acknowledged row there, every named object whole.
+The writer copies, expires and deletes as a manager does. The co-writer replaces an entry by another copy of its
+segment. `protocol_world.check` holds the invariants: one chain of manifests, every acknowledged entry, every named
+object whole.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from dataclasses import replace
 
 import pytest
 from fault_store import Fault, FaultStore, Killed
-from protocol_world import CHUNK, PREFIX, Writer, check, rows_of, segment_of
+from protocol_world import CHUNK, PREFIX, Writer, check, entries_of, segment_of
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.gc.orphans import find_orphans
 from remote.keys import parse_data_key
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.job_changes import Replacement, append_rows, find_job, replace_tiled
-from remote.manifest.manifest import Head, JobNote
+from remote.manifest.job_changes import Replacement, append_entries, find_job, replace_tiled
+from remote.manifest.manifest import AppliedJob, Head
 from remote.manifest.manifest_changes import delete_partition
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import CompactedView
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
@@ -40,21 +42,21 @@ def begun(store: ObjectStore, rows: int = 4) -> Writer:
     return writer
 
 
-def again(store: ObjectStore, guest: GuestLog, base: int, epoch: int | None = None) -> RemoteSegment:
-    """Another copy of a row, under a name of the guest's."""
+def again(store: ObjectStore, guest: CoWriterLog, base: int, epoch: int | None = None) -> SegmentEntry:
+    """Upload another copy of a segment, under a name of the co-writer."""
     return copy_segment(store, PREFIX, segment_of(base), epoch=epoch or guest.epoch, now_ms=NOW, chunk_bytes=CHUNK)
 
 
 def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Head:
-    """A whole job: join, find the row, upload its successor, commit. Run again it finds itself done."""
-    guest = GuestLog(store, PREFIX)
+    """A whole job: join, find the entry, upload its successor, commit. A second run finds that the job is done."""
+    guest = CoWriterLog(store, PREFIX)
     head = guest.join()
     if find_job(head, job) is not None:
         return head
-    old = next(row for row in rows_of(guest, head) if row.base_offset == base)
+    old = next(row for row in entries_of(guest, head) if row.base_offset == base)
     new = replace(again(store, guest, base), cleaned_through=upto)
     change = replace_tiled(
-        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=upto, bound=bound, note=JobNote(job_id=job)
+        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=upto, bound=bound, note=AppliedJob(job_id=job)
     )
     return guest.commit(change, NOW, touches=(base, base + 10))
 
@@ -67,7 +69,7 @@ def made_by(head: Head) -> list[int]:
     return [row.base_offset for row in head.segments if row.made_by is not None]
 
 
-def test_a_guest_commits_in_the_writers_epoch_and_name_and_the_writer_goes_on() -> None:
+def test_co_writer_commits_in_the_writers_epoch_and_the_writer_continues() -> None:
     store = MemoryStore()
     writer = begun(store)
     epoch = writer.log.epoch
@@ -75,43 +77,43 @@ def test_a_guest_commits_in_the_writers_epoch_and_name_and_the_writer_goes_on() 
     assert (head.epoch, head.writer_id) == (epoch, "a")
     assert made_by(head) == [10]
     assert [each.job_id for each in head.jobs] == ["job"]
-    writer.copy(40)  # by a head from before
+    writer.copy(40)  # based on an older cached manifest
     assert writer.log.state is LogState.WRITER
     assert made_by(newest(store)) == [10]
     check(store, writer)
 
 
-def test_what_the_guest_replaced_is_deleted_by_the_writer_and_by_nobody_else() -> None:
+def test_objects_that_a_co_writer_replaced_are_deleted_only_by_the_writer() -> None:
     store = MemoryStore()
     writer = begun(store)
     head = work(store)
     assert len(head.unlinked) == 2
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     guest.join()
     with pytest.raises(InvalidRequest):
         guest.check_still_writer()
     with pytest.raises(InvalidRequest):
-        guest.make_void(1)
+        guest.set_gc_boundary(1)
     with pytest.raises(InvalidRequest):
         guest.become_writer("x", 1)
-    writer.delete_unlinked()
+    writer.delete_pending()
     assert newest(store).unlinked == ()
     check(store, writer)
 
 
-def test_a_job_that_is_run_again_changes_nothing() -> None:
+def test_a_job_run_twice_commits_once() -> None:
     store = MemoryStore()
     writer = begun(store)
     assert work(store).sequence == work(store).sequence
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     head = guest.join()
-    change = replace_tiled([], cleaned_through=40, bound=None, note=JobNote(job_id="job"))
+    change = replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job"))
     assert guest.commit(change, NOW) == head
     check(store, writer)
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_fault_in_a_guest_harms_the_writer_and_a_second_run_finishes(fault: Fault) -> None:
+def test_a_co_writer_with_any_fault_never_harms_the_writer_and_a_second_run_finishes(fault: Fault) -> None:
     rehearsal = FaultStore(MemoryStore())
     begun(rehearsal.inner)
     work(rehearsal)
@@ -135,7 +137,7 @@ def _meanwhile(writer: Writer) -> dict[str, Callable[[], object]]:
     return {
         "copies": lambda: writer.copy(40),
         "expires the row": lambda: [writer.expire(base) for base in (0, 10)],
-        "deletes what is unlinked": writer.delete_unlinked,
+        "deletes what is unlinked": writer.delete_pending,
         "is succeeded": lambda: begun_anew(writer),
         "meets another job": lambda: work(writer.store, job="other"),
         "meets the same job twice": lambda: work(writer.store),
@@ -148,7 +150,7 @@ def begun_anew(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("event", list(_meanwhile(begun(MemoryStore()))))
-def test_whatever_happens_between_two_calls_of_a_guest_the_bucket_is_sound(event: str) -> None:
+def test_any_event_between_two_calls_of_a_co_writer_leaves_the_bucket_undamaged(event: str) -> None:
     rehearsal = FaultStore(MemoryStore())
     begun(rehearsal.inner)
     work(rehearsal)
@@ -170,9 +172,9 @@ def test_whatever_happens_between_two_calls_of_a_guest_the_bucket_is_sound(event
 
 
 @pytest.mark.parametrize("fault", [None, Fault.AFTER, Fault.EXISTS, Fault.BEFORE, Fault.LATE_1])
-def test_a_guest_between_two_calls_of_a_writer_costs_it_a_rebase_and_nothing_else(fault: Fault | None) -> None:
+def test_a_co_writer_commit_between_two_calls_of_a_writer_costs_only_a_rebase(fault: Fault | None) -> None:
     def story(writer: Writer) -> None:
-        for step in (lambda: writer.copy(40), lambda: writer.expire(0), writer.delete_unlinked):
+        for step in (lambda: writer.copy(40), lambda: writer.expire(0), writer.delete_pending):
             for _ in range(3):
                 try:
                     step()
@@ -202,24 +204,24 @@ def test_a_guest_between_two_calls_of_a_writer_costs_it_a_rebase_and_nothing_els
         check(inner, writer)
 
 
-def test_of_two_jobs_on_the_same_row_one_wins_and_the_others_objects_are_listed_for_deletion() -> None:
+def test_of_two_jobs_on_one_entry_one_wins_and_the_others_objects_are_unlinked() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     old = guest.join().segments[1]
     lost = again(store, guest, 10)
     work(store, job="other")
     group = Replacement(ulids=(old.ulid,), rows=(lost,))
-    head = guest.commit(replace_tiled([group], cleaned_through=40, bound=0, note=JobNote(job_id="job")), NOW)
+    head = guest.commit(replace_tiled([group], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")), NOW)
     assert {lost.data_key, lost.indexes_key} <= {each.key for each in head.unlinked}
     assert {each.job_id for each in head.jobs} == {"other"}, "a job that lost its group is still due"
     check(store, writer)
 
 
-def test_a_guest_of_an_epoch_that_is_over_is_fenced_and_its_objects_are_nobodys_only_then() -> None:
+def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans() -> None:
     store = MemoryStore()
     begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     old = guest.join().segments[1]
     new = again(store, guest, 10)
 
@@ -230,18 +232,18 @@ def test_a_guest_of_an_epoch_that_is_over_is_fenced_and_its_objects_are_nobodys_
     other = Writer(store, "b")
     other.open()
     change = replace_tiled(
-        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=40, bound=0, note=JobNote(job_id="job")
+        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")
     )
     with pytest.raises(Fenced):
         guest.commit(change, NOW)
     assert orphans() == sorted([new.data_key, new.indexes_key])
     assert made_by(newest(store)) == []
     with pytest.raises(Fenced):
-        GuestLog(store, PREFIX).join(epoch=1)
+        CoWriterLog(store, PREFIX).join(epoch=1)
     check(store, other)
 
 
-def test_every_name_that_a_head_holds_says_the_heads_epoch_or_an_older_one() -> None:
+def test_every_object_name_in_a_manifest_has_its_epoch_or_an_older_one() -> None:
     store = MemoryStore()
     begun(store)
     begun_anew(Writer(store))
@@ -251,21 +253,21 @@ def test_every_name_that_a_head_holds_says_the_heads_epoch_or_an_older_one() -> 
         assert parsed.epoch == (2 if row.made_by else 1)
 
 
-def test_a_deleted_topic_takes_no_guests_and_no_commits_of_theirs() -> None:
+def test_a_deleted_topic_refuses_co_writers_and_their_commits() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     guest.join()
     writer.log.commit(delete_partition(now_ms=5), 5)
     with pytest.raises(Conflict):
-        guest.commit(replace_tiled([], cleaned_through=40, bound=None, note=JobNote(job_id="job")), NOW)
+        guest.commit(replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job")), NOW)
     with pytest.raises(Conflict):
-        GuestLog(store, PREFIX).join()
+        CoWriterLog(store, PREFIX).join()
 
 
-def test_without_a_head_there_is_nothing_to_join() -> None:
+def test_a_co_writer_cannot_join_without_a_manifest() -> None:
     with pytest.raises(NotFound):
-        GuestLog(MemoryStore(), PREFIX).join()
+        CoWriterLog(MemoryStore(), PREFIX).join()
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ def _clean(head: Head, *through: int | None) -> Head:
         ((7, 40, 40, 40), 7),
     ],
 )
-def test_tombstones_go_below_what_every_row_that_begins_there_is_clean_through(
+def test_tombstone_bound_is_the_least_cleaned_offset_of_the_entries_below_it(
     through: tuple[int | None, ...], bound: int
 ) -> None:
     head = _clean(newest(begun(MemoryStore()).store), *through)
@@ -303,13 +305,13 @@ def test_tombstones_go_below_what_every_row_that_begins_there_is_clean_through(
     assert _bound(replace(head, views=views)) == 0
 
 
-def test_rows_below_the_log_start_bind_nothing() -> None:
+def test_tombstone_bound_ignores_entries_below_the_log_start_offset() -> None:
     head = _clean(newest(begun(MemoryStore()).store), None, 40, 40, 40)
     assert _bound(replace(head, log_start_offset=10)) == 40
     assert _bound(replace(head, segments=())) is None
 
 
-def test_a_bound_that_does_not_hold_any_more_commits_nothing() -> None:
+def test_a_commit_with_an_outdated_tombstone_bound_is_refused() -> None:
     store = MemoryStore()
     begun(store)
     before = newest(store)
@@ -318,10 +320,10 @@ def test_a_bound_that_does_not_hold_any_more_commits_nothing() -> None:
     assert newest(store) == before
 
 
-def test_groups_that_do_not_tile_are_refused() -> None:
+def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
     store = MemoryStore()
     begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     rows = guest.join().segments
     new = again(store, guest, 10)
     wrong = [
@@ -335,30 +337,30 @@ def test_groups_that_do_not_tile_are_refused() -> None:
     ]
     for each in wrong:
         with pytest.raises(InvalidRequest):
-            guest.commit(replace_tiled([each], cleaned_through=40, bound=0, note=JobNote(job_id="j")), NOW)
+            guest.commit(replace_tiled([each], cleaned_through=40, bound=0, note=AppliedJob(job_id="j")), NOW)
 
 
-def test_rows_are_added_at_the_very_end_or_not_at_all() -> None:
+def test_entries_are_appended_exactly_at_the_end_or_refused() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     guest.join()
     new = again(store, guest, 40)
     with pytest.raises(Conflict):
-        guest.commit(append_rows([new], start_offset=50, note=JobNote(job_id="j")), NOW)
-    head = guest.commit(append_rows([new], start_offset=40, note=JobNote(job_id="j")), NOW)
-    assert guest.commit(append_rows([new], start_offset=40, note=JobNote(job_id="j")), NOW) == head
+        guest.commit(append_entries([new], start_offset=50, note=AppliedJob(job_id="j")), NOW)
+    head = guest.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW)
+    assert guest.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW) == head
     assert head.segments[-1].made_by == "j"
     check(store, writer)
 
 
-def test_the_notes_of_jobs_are_few_and_the_newest_ones() -> None:
+def test_only_the_newest_notes_of_jobs_are_retained() -> None:
     store = MemoryStore()
     begun(store)
-    guest = GuestLog(store, PREFIX)
+    guest = CoWriterLog(store, PREFIX)
     head = guest.join()
     for number in range(70):
-        note = JobNote(job_id=f"j{number}" if number != 5 else "j4", turn=number)
+        note = AppliedJob(job_id=f"j{number}" if number != 5 else "j4", turn=number)
         change = replace_tiled([], cleaned_through=0, bound=None, note=note)
         head = change(replace(head, sequence=head.sequence + 1))
     assert len(head.jobs) == 64

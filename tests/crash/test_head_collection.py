@@ -1,6 +1,6 @@
-"""Old heads are collected: whoever slept meanwhile, writer or reader, finds the newest head and no other.
+"""Garbage collection of old manifests: a writer or reader that slept through it finds the newest manifest and no other.
 
-Every call of a collection is failed in every way, and stale writers and readers are let in between any two calls.
+Every call of a collection fails in every way, and stale writers and readers run between any two calls.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pytest
 
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
 from remote.check.partition_check import check_partition
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.pin_watch import RENEWAL_LAG_MS
 from remote.gc.pins import list_pins, lowest_pinned, pin_newest, release, renew
-from remote.keys import HEADS, boundary_key, head_key, parse_head_key, parse_pin_key, pin_key
+from remote.keys import HEADS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary
-from remote.manifest.manifest_changes import expire_segments, forget_unlinked, set_properties
+from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes, set_properties
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed
-from protocol_world import PREFIX, Writer, rows_of
+from protocol_world import PREFIX, Writer, entries_of
 
 KEPT = 3
 
@@ -45,18 +45,18 @@ def opened(store, name="a", commits=0):
 
 def collect(writer, *, now_ms=5, store=None):
     upto = writer.log.cached.sequence - KEPT
-    return collect_heads(store or writer.store, PREFIX, writer.log, upto, now_ms=now_ms)
+    return collect_manifests(store or writer.store, PREFIX, writer.log, upto, now_ms=now_ms)
 
 
 def sequences(store):
-    return [parse_head_key(info.key.removeprefix(PREFIX)) for info in store.list(PREFIX + HEADS)]
+    return [parse_manifest_key(info.key.removeprefix(PREFIX)) for info in store.list(PREFIX + HEADS)]
 
 
 def sound(store):
     assert [each for each in check_partition(store, PREFIX).findings if each.severity.name == "CORRUPT"] == []
 
 
-def test_the_newest_heads_stay_and_a_fresh_reader_finds_the_newest():
+def test_the_newest_manifests_stay_and_a_fresh_reader_finds_the_newest():
     store = MemoryStore()
     writer = opened(store, commits=9)
     assert collect(writer).heads == 7
@@ -78,7 +78,7 @@ def test_a_writer_that_slept_through_a_collection_is_fenced_though_its_name_was_
     newest = writer.log.cached
     with pytest.raises(Fenced):
         stale.log.commit(set_properties({"stale": "1"}), now_ms=5)
-    assert 2 in sequences(store), "it was created, under a name that counts for nothing"
+    assert 2 in sequences(store), "the stale manifest was not created under a void name"
     assert MetadataLog(store, PREFIX).load() == newest
     commit_some(writer, 1)
     sound(store)
@@ -86,7 +86,7 @@ def test_a_writer_that_slept_through_a_collection_is_fenced_though_its_name_was_
     assert 2 not in sequences(store)
 
 
-def test_a_reader_that_slept_finds_the_newest_head_and_not_one_that_a_stale_writer_left():
+def test_a_reader_that_slept_finds_the_newest_manifest_and_not_a_void_one():
     store = MemoryStore()
     stale = opened(store, "stale")
     asleep, exact, onlooker = (MetadataLog(store, PREFIX) for _ in range(3))
@@ -102,7 +102,7 @@ def test_a_reader_that_slept_finds_the_newest_head_and_not_one_that_a_stale_writ
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
 
 
-def test_becoming_a_writer_after_a_long_sleep_goes_on_top_of_the_newest_head():
+def test_a_takeover_after_a_long_sleep_follows_the_newest_manifest():
     store = MemoryStore()
     opened(store, "a")
     sleeper = MetadataLog(store, PREFIX)
@@ -116,7 +116,7 @@ def test_becoming_a_writer_after_a_long_sleep_goes_on_top_of_the_newest_head():
     sound(store)
 
 
-def test_a_stale_writers_boundary_stays_below_every_newer_one():
+def test_the_gc_boundary_of_a_stale_writer_stays_below_every_newer_one():
     store = MemoryStore()
     stale = opened(store, "stale", commits=6)
     writer = opened(store, "b", commits=12)
@@ -132,7 +132,7 @@ def test_a_stale_writers_boundary_stays_below_every_newer_one():
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_any_call_of_a_collection_may_fail_in_any_way(fault):
+def test_a_collection_with_any_fault_at_any_call_leaves_the_newest_manifest(fault):
     def prepared():
         store = MemoryStore()
         writer = opened(store, commits=9)
@@ -166,7 +166,7 @@ def test_any_call_of_a_collection_may_fail_in_any_way(fault):
         sound(inner)
 
 
-def test_a_stale_writer_and_a_reader_may_come_between_any_two_calls_of_a_collection():
+def test_a_stale_writer_and_a_reader_between_any_two_calls_find_the_newest_manifest():
     def attempt(at):
         store = MemoryStore()
         stale = opened(store, "stale")
@@ -197,7 +197,7 @@ def test_a_stale_writer_and_a_reader_may_come_between_any_two_calls_of_a_collect
 # --- pins ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pinned_head_stays_and_what_it_names_is_told_from_what_left_before():
+def test_a_pinned_manifest_stays_and_only_objects_unlinked_earlier_are_free():
     store = MemoryStore()
     writer = opened(store)
     for base in (100, 110, 120):
@@ -221,8 +221,8 @@ def test_a_pinned_head_stays_and_what_it_names_is_told_from_what_left_before():
     sound(store)
 
 
-def test_a_pin_that_was_seen_lapsed_and_is_renewed_then_is_not_taken_from_its_holder():
-    """The holder's clock is a little behind, or its request was held up: it relies on the pin from then on."""
+def test_a_pin_renewed_after_it_was_seen_expired_is_not_removed():
+    """The holder's clock is slow, or its request was delayed: it relies on the pin after the renewal."""
     store = MemoryStore()
     writer = opened(store)
     for base in (100, 110, 120):
@@ -231,7 +231,7 @@ def test_a_pin_that_was_seen_lapsed_and_is_renewed_then_is_not_taken_from_its_ho
     renewed = []
 
     class Renewing(MemoryStore):
-        """Between the look at the pins and the deletes."""
+        """Renews the pin between the read of the pins and the deletes."""
 
         def __getattribute__(self, name):
             return super().__getattribute__(name) if name == "delete" else getattr(store, name)
@@ -241,15 +241,15 @@ def test_a_pin_that_was_seen_lapsed_and_is_renewed_then_is_not_taken_from_its_ho
                 renewed.append(renew(store, PREFIX, pin, clock=lambda: 99, expires_ms=200))
             store.delete(keys)
 
-    collect_heads(Renewing(), PREFIX, writer.log, 1, now_ms=100)
+    collect_manifests(Renewing(), PREFIX, writer.log, 1, now_ms=100)
     assert renewed[0] is not None
     assert list_pins(store, PREFIX) == renewed
-    assert collect_heads(store, PREFIX, writer.log, 1, now_ms=200 + RENEWAL_LAG_MS).pins == 1
+    assert collect_manifests(store, PREFIX, writer.log, 1, now_ms=200 + RENEWAL_LAG_MS).pins == 1
     assert list_pins(store, PREFIX) == []
 
 
 @pytest.mark.parametrize("deed", ["collected", "deleted"])
-def test_a_pin_that_came_too_late_is_taken_back_and_the_next_head_is_pinned(deed):
+def test_a_pin_written_too_late_is_withdrawn_and_the_next_manifest_is_pinned(deed):
     store = MemoryStore()
     writer = opened(store)
     for base in (100, 110, 120):
@@ -272,7 +272,7 @@ def test_a_pin_that_came_too_late_is_taken_back_and_the_next_head_is_pinned(deed
                     collect(writer)
                 else:
                     writer.expire(100)
-                    writer.delete_unlinked()
+                    writer.delete_pending()
             store.put(key, body)
 
     pin, head = pin_newest(Slow(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="late")
@@ -281,8 +281,8 @@ def test_a_pin_that_came_too_late_is_taken_back_and_the_next_head_is_pinned(deed
     assert pin.commit_id == head.commit_id
 
 
-def test_a_pinned_head_loses_nothing_to_a_deleter_that_looked_for_pins_before_and_acts_after():
-    """The reader stalls between the head and its pin; meanwhile a row leaves the index and its grace time passes."""
+def test_a_pin_written_after_the_deleter_read_the_pins_protects_its_manifest():
+    """The reader stalls between the manifest and its pin; an entry expires, and its grace period ends."""
     store = MemoryStore()
     writer = opened(store)
     for base in (100, 110):
@@ -296,17 +296,17 @@ def test_a_pinned_head_loses_nothing_to_a_deleter_that_looked_for_pins_before_an
         def put(self, key, body):
             for stall in stalls:
                 stall()
-                assert list_pins(store, PREFIX) == [], "the deleter finds no pin, whatever is listed long enough may go"
+                assert list_pins(store, PREFIX) == [], "the deleter found a pin that is not yet written"
             stalls.clear()
             store.put(key, body)
 
     _, head = pin_newest(Stalling(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="slow")
-    writer.delete_unlinked()
-    for row in rows_of(writer.log, head):
+    writer.delete_pending()
+    for row in entries_of(writer.log, head):
         assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
 
 
-def test_heads_that_are_collected_faster_than_pinned_are_a_conflict():
+def test_manifests_deleted_faster_than_they_are_pinned_raise_conflict():
     store = MemoryStore()
     writer = opened(store, commits=4)
 
@@ -324,12 +324,12 @@ def test_heads_that_are_collected_faster_than_pinned_are_a_conflict():
     assert list_pins(store, PREFIX) == []
 
 
-def test_no_head_is_nothing_to_pin():
+def test_pinning_without_a_manifest_raises_not_found():
     with pytest.raises(NotFound):
         pin_newest(MemoryStore(), PREFIX, MetadataLog(MemoryStore(), PREFIX), now_ms=1, expires_ms=2, holder="x")
 
 
-def test_boundaries_and_pins_that_are_damaged_are_corrupt():
+def test_damaged_boundaries_and_pins_raise_corrupt():
     whole = encode_boundary(7)
     assert decode_boundary(whole) == 7
     for at in range(len(whole)):
@@ -346,13 +346,13 @@ def test_boundaries_and_pins_that_are_damaged_are_corrupt():
     store.put(PREFIX + name, b"{}")
     with pytest.raises(Corrupt):
         list_pins(store, PREFIX)
-    store.put(PREFIX + head_key(1), b"x")
+    store.put(PREFIX + manifest_key(1), b"x")
     store.put(PREFIX + boundary_key(1), b"x")
     with pytest.raises(Corrupt):
         MetadataLog(store, PREFIX).is_void(1)
 
 
-def test_objects_remember_which_head_listed_them_first():
+def test_a_pending_delete_has_the_sequence_of_the_manifest_that_unlinked_it():
     store = MemoryStore()
     writer = opened(store)
     for base in (100, 110):
@@ -361,14 +361,14 @@ def test_objects_remember_which_head_listed_them_first():
     first = writer.log.cached.sequence
     writer.expire(110)
     assert [each.unlinked_sequence for each in writer.log.cached.unlinked] == [first] * 2 + [first + 1] * 2
-    writer.log.commit(forget_unlinked([each.key for each in writer.log.cached.unlinked[:2]]), now_ms=5)
+    writer.log.commit(remove_pending_deletes([each.key for each in writer.log.cached.unlinked[:2]]), now_ms=5)
     assert {each.unlinked_sequence for each in writer.log.cached.unlinked} == {first + 1}
     assert expire_segments([], now_ms=1)(writer.log.cached) is writer.log.cached
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_three_writers_that_race_sleep_and_collect_lose_nothing_that_was_acknowledged(seed):
-    """Any of them may be let in between any two calls of another; readers never go back."""
+def test_three_racing_writers_that_sleep_and_collect_lose_no_acknowledged_commit(seed):
+    """Any writer may run between any two calls of another; readers never see an older manifest again."""
     rng = random.Random(seed)
     store, busy, acknowledged = MemoryStore(), [], set()
     readers = [MetadataLog(store, PREFIX) for _ in range(2)]
@@ -392,7 +392,7 @@ def test_three_writers_that_race_sleep_and_collect_lose_nothing_that_was_acknowl
         if writer is None or writer.log.state is LogState.FENCED or rng.random() < 0.05:
             writers[number] = writer = Writer(FaultStore(store, before_call=between), f"{number}.{rng.random()}")
             if rng.random() < 0.5:
-                writer.log.load()  # and then it sleeps
+                writer.log.load()  # then the writer sleeps
                 return
         try:
             if writer.log.state is LogState.READER:

@@ -1,4 +1,4 @@
-"""The attacks of the hostile campaign are real: a lying gate changes replies, and a lost record is a complaint."""
+"""The attacks of the hostile campaign work: a lying gate changes replies, and a lost record gives a complaint."""
 
 from __future__ import annotations
 
@@ -54,16 +54,14 @@ def _told(gate: LyingGate) -> str:
 @pytest.mark.parametrize(
     ("lie", "changed"), [(Lie.LOST, {"cut"}), (Lie.FLIP, {"200 1024 bytes"}), (Lie.MISSING, {"404 1024 bytes"})]
 )
-def test_a_lying_gate_changes_some_replies_and_no_longer_than_it_lies(
-    gate: LyingGate, lie: Lie, changed: set[str]
-) -> None:
+def test_a_lying_gate_changes_some_replies_and_only_while_it_lies(gate: LyingGate, lie: Lie, changed: set[str]) -> None:
     with gate.lying(lie, random.Random(1)):
         found = {_told(gate) for _ in range(REQUESTS)}
     assert found == {"sound", *changed}
     assert {_told(gate) for _ in range(REQUESTS)} == {"sound"}
 
 
-def test_an_acknowledged_record_that_is_not_read_is_a_complaint() -> None:
+def test_an_acknowledged_record_that_is_not_read_gives_a_complaint() -> None:
     answer = Answer(words=("consume", "kept/0"), code=0, out='{"value": "a"}\n{"value": "b"}\n', err="")
     assert unread(answer, ["a", "b"]) == []
     (told,) = unread(answer, ["a", "c"])

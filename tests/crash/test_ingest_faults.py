@@ -1,4 +1,4 @@
-"""An ingest with every store call cut, and others let in between any two: each record once, or the job run again."""
+"""An ingest with faults at every store call and other jobs between any two: each record once, after a second run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from local.records.batch import encode_batch
 from local.records.record_columns import of_arrow
 from local.settings import LogSettings
 from remote.keys import partition_prefix
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segments.segment_upload import copy_segment
@@ -37,7 +37,7 @@ TASKS, COUNT = 2, 30
 
 
 def run(store: ObjectStore, job_id: str = "job", tasks: int = TASKS, count: int = COUNT) -> None:
-    """A whole job as Spark would run it: plan, tasks, commit, and on an error of the commit an abort."""
+    """A whole job as Spark runs it: plan, tasks, commit, and an abort when the commit fails."""
     made = plan_ingest(
         store, "t", now_ms=NOW, job_id=job_id, topic_id=TOPIC_ID, create_partitions=2, settings=SETTINGS, span=1000
     )
@@ -78,7 +78,7 @@ def calls() -> int:
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_fault_doubles_or_loses_a_record_once_the_job_was_run_again(fault: Fault) -> None:
+def test_an_ingest_with_any_fault_and_a_second_run_has_every_record_once(fault: Fault) -> None:
     for at in range(calls()):
         inner = MemoryStore()
         store = FaultStore(inner, at, fault)
@@ -94,7 +94,7 @@ def test_no_fault_doubles_or_loses_a_record_once_the_job_was_run_again(fault: Fa
 
 
 @pytest.mark.parametrize("event", ["the same job", "another job"])
-def test_whoever_comes_between_two_calls_every_record_is_in_once_or_its_job_failed(event: str) -> None:
+def test_an_ingest_with_another_job_between_two_calls_fails_or_has_every_record_once(event: str) -> None:
     for at in range(calls()):
         inner = MemoryStore()
 
@@ -114,7 +114,7 @@ def test_whoever_comes_between_two_calls_every_record_is_in_once_or_its_job_fail
             assert [value for value in found if value.startswith(b"job/")] == of_job("job")  # type: ignore[union-attr]
 
 
-def test_an_abort_that_deletes_at_once_takes_what_a_late_commit_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_deletes_at_once_loses_objects_of_a_late_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand: the commit's answer is lost, and its effect comes after the abort has deleted."""
 
     def deletes(store: ObjectStore, made: ingest.IngestPlan, parts: list[ingest.Ingested], *, now_ms: int) -> None:
@@ -124,11 +124,11 @@ def test_an_abort_that_deletes_at_once_takes_what_a_late_commit_names(monkeypatc
 
     monkeypatch.setitem(globals(), "abort_ingest", deletes)
     with pytest.raises(AssertionError):
-        test_no_fault_doubles_or_loses_a_record_once_the_job_was_run_again(Fault.LATE_3)
+        test_an_ingest_with_any_fault_and_a_second_run_has_every_record_once(Fault.LATE_3)
 
 
-def test_a_partition_whose_last_transaction_is_open_in_the_bucket_is_refused() -> None:
-    """Data of a transaction is up, its marker is not: behind it nobody would read anything any more."""
+def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None:
+    """Data of a transaction is copied, its marker is not: a `read_committed` reader would read no record behind it."""
     disk, store, name = ModelDisk(), MemoryStore(), TopicPartition("t", 0)
     log = Log.open(disk, "./t-0", name, LogSettings(), now_ms=0)
     batch = encode_batch(
@@ -144,4 +144,4 @@ def test_a_partition_whose_last_transaction_is_open_in_the_bucket_is_refused() -
     head = metadata.commit(add_segments([row]), NOW)
     with pytest.raises(InvalidRequest, match="transaction is open"):
         plan_ingest(store, "t", now_ms=NOW)
-    assert GuestLog(store, prefix).join() == head
+    assert CoWriterLog(store, prefix).join() == head

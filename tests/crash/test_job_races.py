@@ -1,9 +1,9 @@
-"""A job's effect fails, and at that very moment somebody else commits: every job, every fault, both sides of the call.
+"""An effect of a job fails at the moment of another commit: every job, every fault, both sides of the call.
 
-`test_bucket_compaction_faults` and `test_ingest_faults` have faults by themselves and races by themselves; here the
-commit that is lost, held up, answered wrongly or killed meets another one. A call that hangs is one that is given up
-and comes late (`LATE`): that is all that a caller sees of it. Afterwards the manager goes on, the job is run again, and
-both tiers and the bucket alone have every acknowledged value once.
+`test_bucket_compaction_faults` and `test_ingest_faults` test faults and races separately. Here the commit that is lost,
+delayed, answered wrongly or killed meets another one. A call that hangs looks to its caller like a late one (`LATE`).
+Afterwards the manager continues and the job runs again. Both tiers together and the bucket alone have every
+acknowledged value once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from test_bucket_compaction_faults import SETTINGS, Scene
 from test_recompaction_faults import HOUR, check, check_bucket_alone
 
 from local.errors import AlreadyExists, LogError, Unavailable
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest import co_writer, job_changes
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
@@ -28,7 +28,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.jobs import ingest
 from tiered.jobs.rewriting import RewritePlan, plan_merge, plan_recode, run_rewrite
 
-Job = Callable[[Scene, ObjectStore], None]  # one that returns has done what it was to do: it asserts so
+Job = Callable[[Scene, ObjectStore], None]  # a job that returns has finished: it asserts so
 EFFECTS = ("put", "put_if_absent", "upload", "delete")
 FAULTS = [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3, Fault.KILL_BEFORE, Fault.KILL_AFTER]
 
@@ -47,7 +47,7 @@ def recode(scene: Scene, store: ObjectStore) -> None:
 
 
 def _rewritten(scene: Scene, store: ObjectStore, plan: RewritePlan) -> None:
-    run_rewrite(store, plan, now_ms=lambda: scene.story.clock, groups_a_head=8)
+    run_rewrite(store, plan, now_ms=lambda: scene.story.clock, groups_a_manifest=8)
     there = {row.ulid for row in scene.head().segments}
     assert not there & {row.ulid for group in plan.groups for row in group.rows}
 
@@ -63,7 +63,7 @@ def effects(job: Job) -> list[int]:
 
 
 def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
-    """One case: call `at` of the job meets the fault, the manager does a round right before it or right behind it."""
+    """One case: call `at` of the job meets the fault, and the manager runs a round right before or after the call."""
     scene, rounds = Scene(**SETTINGS[1]), []
 
     def meanwhile(number: int) -> None:
@@ -74,7 +74,7 @@ def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
     store = FaultStore(scene.store, at, fault, before_call=meanwhile)
     with suppress(LogError, Killed):
         job(scene, store)
-    if not rounds:  # the process was gone by then
+    if not rounds:  # the process was killed before
         scene.round("ab", "5")
     store.deliver(1 << 60)
     check_bucket_alone(scene.store, scene.story)
@@ -87,18 +87,16 @@ def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_an_effect_that_fails_while_a_manager_commits_loses_nothing_and_brings_nothing_back(
-    job: Job, fault: Fault
-) -> None:
+def test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job: Job, fault: Fault) -> None:
     found = effects(job)
-    assert len(found) > 2, "nothing to cut"
+    assert len(found) > 2, "the job has too few effects"
     for at in found:
         for behind in (False, True):
             raced(job, at, fault, behind=behind)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
-def test_a_commit_of_an_ingest_that_fails_while_the_same_job_runs_elsewhere_has_every_record_once(fault: Fault) -> None:
+def test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(fault: Fault) -> None:
     rehearsal = FaultStore(MemoryStore())
     test_ingest_faults.run(rehearsal)
     for at in (at for at, verb in enumerate(rehearsal.calls) if verb == "put_if_absent"):
@@ -121,26 +119,26 @@ def test_a_commit_of_an_ingest_that_fails_while_the_same_job_runs_elsewhere_has_
             ] * 2
 
 
-# --- broken rules are seen -------------------------------------------------------------------------------------------
+# --- planted bugs are detected ----------------------------------------------------------------------------------------
 
 
 def _believes_any_answer(self: MetadataLog, head: Head, body: Body) -> Head:
-    """ "Exists" is taken for our own, and no answer for a yes."""
+    """The answer "exists" is taken for the own object, and a missing answer for success."""
     with suppress(AlreadyExists, Unavailable):
-        self._store.put_if_absent(self._prefix + head_key(head.sequence), body)
+        self._store.put_if_absent(self._prefix + manifest_key(head.sequence), body)
     return head
 
 
 @pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_a_commit_that_believes_any_answer_is_seen(monkeypatch: pytest.MonkeyPatch, job: Job, fault: Fault) -> None:
-    monkeypatch.setattr(co_writer.GuestLog, "_create", _believes_any_answer)
+def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.MonkeyPatch, job: Job, fault: Fault) -> None:
+    monkeypatch.setattr(co_writer.CoWriterLog, "_create", _believes_any_answer)
     with pytest.raises((AssertionError, LogError)):
-        test_an_effect_that_fails_while_a_manager_commits_loses_nothing_and_brings_nothing_back(job, fault)
+        test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job, fault)
 
 
-def test_an_ingest_that_does_not_look_for_its_note_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingest_that_does_not_check_its_note_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ingest, job_changes):
         monkeypatch.setattr(module, "is_done", lambda head, note: False)
     with pytest.raises((AssertionError, LogError)):
-        test_a_commit_of_an_ingest_that_fails_while_the_same_job_runs_elsewhere_has_every_record_once(Fault.AFTER)
+        test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(Fault.AFTER)

@@ -1,6 +1,6 @@
-"""Every disk call of the life of a view beside its log, cut or failed: the old view or the new one is there, whole.
+"""A view in the log directory with a power cut or error at every disk call: the old or the new view is there, complete.
 
-`tiered.read.local_views` has the steps and what a crash after each of them leaves.
+`tiered.read.local_views` lists the steps and the state after a crash at each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tiered.read import local_views
 from tiered.read.bucket_reader import RemoteLog
 
 KEYS = 120
-STATES = 3  # crash states that are looked at for every cut
+STATES = 3  # crash states that are checked for every power cut
 Found = list[tuple[int, bytes | None]]
 OLD: Found = [(at, b"old value %d" % at) for at in range(KEYS)]
 NEW: Found = [
@@ -37,7 +37,7 @@ NEW: Found = [
 
 
 def prepared() -> World:
-    """A view of the first half, and a second half that it has not taken up: keys anew, a deletion, a new key."""
+    """A view of the first half, and a second half of the log that it lacks: new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
@@ -57,7 +57,7 @@ def build(manager: LogManager) -> None:
 
 
 def refresh(manager: LogManager) -> None:
-    """A run, and the round that deletes the parts of the old view."""
+    """A build, and the round that deletes the parts of the old view."""
     build(manager)
     manager.tick(NOW)
 
@@ -69,7 +69,7 @@ def read(manager: LogManager) -> Found:
 
 
 def effects_of(act: Callable[[LogManager], None]) -> list[str]:
-    """The calls to the disk that change something, in order."""
+    """The calls to the disk that have an effect, in order."""
     world = prepared()
     manager = world.open()
     begun = len(world.disk.journal)
@@ -78,7 +78,7 @@ def effects_of(act: Callable[[LogManager], None]) -> list[str]:
 
 
 def cut(world: World, act: Callable[[LogManager], None], at: int, *, before: bool, fails: bool = False) -> None:
-    """`act` in a fresh process whose effect `at` is the last, or fails; the process ends as a crash ends it."""
+    """Run `act` in a fresh process; its effect `at` is the last one or fails, and the process ends as in a crash."""
     manager = world.open()
     world.disk.cut_before = before
     if fails:
@@ -94,7 +94,7 @@ def cut(world: World, act: Callable[[LogManager], None], at: int, *, before: boo
 
 
 def check(world: World, expected: tuple[Found, ...], where: str) -> Found:
-    """What a start finds; then the next run brings the view up to the log, and nothing is left over."""
+    """Check the view after an open; then the next build includes the whole log, and no file is left over."""
     with world.open() as manager:
         assert len(list(manager.reader().records(NAME, 0))) == KEYS + 11, where
         found = read(manager)
@@ -119,8 +119,10 @@ EFFECTS = effects_of(refresh)
 SWITCHED = max(at for at, what in enumerate(effects_of(build)) if "view-catalog" in what or what == "sync ./data/t-0/")
 
 
-def test_the_story_is_what_the_tests_below_take_it_for() -> None:
-    """A part is written aside and renamed, the catalog is switched, the old part is deleted, in that order."""
+def test_a_view_build_renames_parts_then_the_catalog_then_deletes_old_parts() -> None:
+    """A part is written to a temporary name and renamed, the catalog is replaced, the old part is deleted, in this
+    order.
+    """
     parts = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view/~aside")]
     catalogs = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")]
     deleted = [at for at, what in enumerate(EFFECTS) if what.startswith("unlink ./data/t-0/view/compacted")]
@@ -134,7 +136,7 @@ def test_the_story_is_what_the_tests_below_take_it_for() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_after_a_power_cut_the_old_view_or_the_new_one_is_there_whole(before: bool) -> None:
+def test_a_power_cut_during_a_view_build_leaves_the_old_or_the_new_view_complete(before: bool) -> None:
     seen = set()
     for at in range(1, len(EFFECTS) + 1):
         for state in range(STATES):
@@ -148,8 +150,8 @@ def test_after_a_power_cut_the_old_view_or_the_new_one_is_there_whole(before: bo
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_disk_error_leaves_the_old_view_or_the_new_one(before: bool) -> None:
-    """Of a manager that goes on, and of the next start."""
+def test_a_disk_error_during_a_view_build_leaves_the_old_or_the_new_view(before: bool) -> None:
+    """In the manager that continues, and after the next open."""
     for at in range(1, len(EFFECTS) + 1):
         world = prepared()
         cut(world, refresh, at, before=before, fails=True)
@@ -157,8 +159,8 @@ def test_a_disk_error_leaves_the_old_view_or_the_new_one(before: bool) -> None:
         check(world, (OLD, NEW), f"effect {at}: {EFFECTS[at - 1]}")
 
 
-def test_a_catalog_that_may_not_be_durable_lets_no_file_be_deleted() -> None:
-    """A process dies between the rename and the sync of the directory; the next one deletes; then the power fails."""
+def test_a_view_catalog_that_may_not_be_durable_permits_no_deletion() -> None:
+    """A process dies between the rename and the directory sync; the next process deletes; then the power fails."""
     renamed = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")][1] + 1
 
     def start_and_round(world: World) -> None:
@@ -182,7 +184,7 @@ def test_a_catalog_that_may_not_be_durable_lets_no_file_be_deleted() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_view_that_is_dropped_is_there_whole_or_not_at_all(before: bool) -> None:
+def test_a_dropped_view_with_a_power_cut_is_complete_or_absent(before: bool) -> None:
     def drop(manager: LogManager) -> None:
         drop_views(manager, "t", now_ms=NOW)
         manager.tick(NOW)
@@ -201,7 +203,7 @@ def test_a_view_that_is_dropped_is_there_whole_or_not_at_all(before: bool) -> No
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_truncated_log_never_has_a_view_that_knows_other_records(before: bool) -> None:
+def test_a_view_never_has_records_that_a_truncation_removed_from_its_log(before: bool) -> None:
     def truncate(manager: LogManager) -> None:
         manager.partitions()[0].log.truncate_to(60, now_ms=NOW)
         write(manager, [Record(b"other", b"%d" % at, NOW) for at in range(100)])
@@ -221,11 +223,11 @@ def test_a_truncated_log_never_has_a_view_that_knows_other_records(before: bool)
             assert all(log[offset] == value for offset, value in read(manager))
 
 
-# -- a topic that gets a remote tier: the view goes from the disk to the bucket
+# -- a topic gets a remote tier: its view moves from the disk to the bucket
 
 
 def enabled() -> World:
-    """As `prepared`, with a remote tier since then that holds the whole log."""
+    """As `prepared`, with a remote tier that was enabled later and holds the whole log."""
     world = prepared()
     with world.open() as manager:
         manager.alter_topic("t", {"remote.storage.enable": "true"}, now_ms=NOW)
@@ -235,7 +237,7 @@ def enabled() -> World:
 
 
 def check_carried(world: World, where: str) -> Found:
-    """A start finds one of the two; in the end the view is in the bucket alone, and the disk has none of its files."""
+    """An open finds one of the two views; at the end the view is in the bucket alone, without files on the disk."""
     with world.open() as manager:
         found = read(manager)
         assert found in (OLD, NEW), where
@@ -253,7 +255,7 @@ def check_carried(world: World, where: str) -> Found:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_power_cut_while_a_view_goes_to_the_bucket_loses_none_of_it(before: bool) -> None:
+def test_a_power_cut_while_a_view_moves_to_the_bucket_loses_none_of_it(before: bool) -> None:
     world = enabled()
     manager = world.open()
     begun = len(world.disk.journal)
@@ -268,7 +270,7 @@ def test_a_power_cut_while_a_view_goes_to_the_bucket_loses_none_of_it(before: bo
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_a_store_that_fails_while_a_view_goes_to_the_bucket_loses_none_of_it(fault: Fault) -> None:
+def test_a_store_fault_while_a_view_moves_to_the_bucket_loses_none_of_it(fault: Fault) -> None:
     calls = carry_with(enabled(), 0, None).calls
     assert calls.count("upload") > 1
     seen = set()
@@ -280,21 +282,21 @@ def test_a_store_that_fails_while_a_view_goes_to_the_bucket_loses_none_of_it(fau
 
 
 def carry_with(world: World, at: int, fault: Fault | None) -> FaultStore:
-    """A run whose call `at` meets `fault`; the manager ends as a crash ends it."""
+    """Build with `fault` at call `at`; the manager ends as in a crash."""
     store = FaultStore(world.store)
     manager = world.open(store=store)
     store._at, store._fault = len(store.calls) + at if fault is not None else -1, fault
     begun = len(store.calls)
     with suppress(Killed):
         build(manager)
-    store.deliver(len(store.calls) + 10)  # what was held up arrives after all
+    store.deliver(len(store.calls) + 10)  # delayed requests arrive now
     store.calls = store.calls[begun:]
     with suppress(Killed):
         manager.abandon()
     return store
 
 
-# -- the rules broken by hand: each of these has to be found
+# -- planted bugs: each of them must be detected
 
 
 def _no_sync_of_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,12 +321,15 @@ def _no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "test"),
     [
-        (_no_sync_of_the_directory, lambda: test_after_a_power_cut_the_old_view_or_the_new_one_is_there_whole(False)),
-        (_no_sync_before_a_deletion, test_a_catalog_that_may_not_be_durable_lets_no_file_be_deleted),
-        (_no_cut, lambda: test_a_truncated_log_never_has_a_view_that_knows_other_records(False)),
+        (
+            _no_sync_of_the_directory,
+            lambda: test_a_power_cut_during_a_view_build_leaves_the_old_or_the_new_view_complete(False),
+        ),
+        (_no_sync_before_a_deletion, test_a_view_catalog_that_may_not_be_durable_permits_no_deletion),
+        (_no_cut, lambda: test_a_view_never_has_records_that_a_truncation_removed_from_its_log(False)),
     ],
 )
-def test_a_broken_rule_is_caught(
+def test_a_planted_bug_is_detected(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None]
 ) -> None:
     plant(monkeypatch)

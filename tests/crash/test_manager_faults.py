@@ -1,7 +1,7 @@
-"""Every store call and every disk call of a whole manager's life, cut; then restart, and compare with what was acked.
+"""A whole manager's life with a fault at every store call and every disk call; then a restart and a comparison.
 
-The story: two topics (one compacted) are written, tiered, dropped locally, expired, deleted after the grace time. A
-fault hits one call. What must hold afterwards is in `_check`: I1 to I5 and I7 to I9, as far as they can be seen.
+The story: two topics (one compacted) are written, copied, dropped from the disk, expired, and deleted after the grace
+period. A fault hits one call. `_check` then checks I1 to I5 and I7 to I9 as far as they are visible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bucket_truth import assert_sound
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
-from local.cleaner.record_retention import Judge
+from local.cleaner.record_retention import RecordFilter
 from local.errors import LogError
 from local.format.record import Record
 from local.log import Durability
@@ -48,7 +48,7 @@ SETTINGS = {
 
 
 class Story:
-    """What was promised so far: acknowledged records by partition and offset."""
+    """The promises so far: acknowledged records by partition and offset."""
 
     def __init__(self) -> None:
         self.acked: dict[TopicPartition, dict[int, Record]] = {PLAIN: {}, COMPACTED: {}}
@@ -100,7 +100,7 @@ def play(disk: ModelDisk, store: object, story: Story) -> None:
 
 
 def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
-    """Restart and compare; then go on writing, restart again, compare again."""
+    """Restart and compare; then append, restart and compare again."""
     for _ in range(2):
         manager = open_manager(disk, store, story.clock)
         names = [name for topic in manager.topics() for name in topic.partitions()]
@@ -125,23 +125,23 @@ def _check_partition(manager: LogManager, store: MemoryStore, story: Story, name
     assert offsets == sorted(set(offsets)), "an offset was read twice or out of order"
     for record in found:
         sent = story.sent[name][record.offset]
-        assert Record(record.key, record.value, record.timestamp_ms) in sent, "a record was made up"
+        assert Record(record.key, record.value, record.timestamp_ms) in sent, "a record was read that no producer sent"
     kept = {record.offset: (record.key, record.value) for record in found}
     if name == PLAIN:
         for offset, record in story.acked[name].items():
             if record.timestamp_ms > story.clock - 2 * DAY:
-                assert kept.get(offset) == record[:2], f"acknowledged offset {offset} is gone"
+                assert kept.get(offset) == record[:2], f"acknowledged offset {offset} is lost"
     else:
         last = {record.key: offset for offset, record in sorted(story.acked[name].items())}
         newest = {key: offset for offset, (key, _) in sorted(kept.items())}
         for key, offset in last.items():
-            assert newest.get(key, -1) >= offset, f"the newest record of {key!r} is gone"
+            assert newest.get(key, -1) >= offset, f"the newest record of {key!r} is lost"
     assert max(story.acked[name], default=-1) < end
     _check_bucket(store, name)
 
 
 def _check_bucket(store: MemoryStore, name: TopicPartition) -> None:
-    """Rows tile without overlap, and all of them can be read from the bucket alone."""
+    """Entries tile without overlap, and all of them are readable from the bucket alone."""
     assert_sound(store)
     bucket = RemoteLog(store)
     if name.topic not in bucket.topics():
@@ -178,7 +178,7 @@ def run_with_power_cut(at: int, *, before: bool, seed: int) -> None:
 
 
 def rehearse() -> tuple[int, int]:
-    """How many store calls and disk effects the story has."""
+    """The numbers of store calls and of disk effects of the story."""
     disk, store, story = ModelDisk(), FaultStore(MemoryStore("memory://b")), Story()
     play(disk, store, story)
     return len(store.calls), disk.effects
@@ -188,14 +188,14 @@ CALLS, EFFECTS = rehearse()
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_single_store_fault_loses_or_doubles_a_record(fault: Fault) -> None:
+def test_manager_with_a_store_fault_at_any_call_loses_or_duplicates_no_record(fault: Fault) -> None:
     assert CALLS > 50
     for at in range(CALLS):
         run_with_store_fault(at, fault)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
-def test_no_power_cut_loses_or_doubles_a_record(before: bool) -> None:
+def test_manager_with_a_power_cut_at_any_effect_loses_or_duplicates_no_record(before: bool) -> None:
     assert EFFECTS > 100
     for at in range(1, EFFECTS + 1, 2):
         run_with_power_cut(at, before=before, seed=1)
@@ -238,16 +238,16 @@ def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.Monke
 
 
 def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
-    real = Judge._batches
+    real = RecordFilter._batches
 
-    def batches(self: Judge, found: Any, data: Any, table: Any, keep: Any, tombstones: Any) -> None:
+    def batches(self: RecordFilter, found: Any, data: Any, table: Any, keep: Any, tombstones: Any) -> None:
         real(self, found, data, table, np.roll(keep, 1), tombstones)
 
-    patch.setattr(Judge, "_batches", batches)
+    patch.setattr(RecordFilter, "_batches", batches)
 
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
-    """The bucket's end is not looked at: offsets would be given twice by a machine that lost its disk."""
+    """The end of the bucket is ignored: a machine that lost its disk would give offsets twice."""
     patch.setattr(partition_opening, "reconcile", lambda log, head, now_ms, producers: None)
 
 
@@ -267,13 +267,15 @@ def kill_at_every_call() -> None:
     ],
     ids=lambda plant: plant.__name__.strip("_"),
 )
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_a_planted_bug_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
         kill_at_every_call()
 
 
-def test_a_disk_that_is_lost_whole_goes_on_where_the_bucket_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_with_a_lost_disk_continues_at_the_end_of_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_the_disk() -> list[int]:
         disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
         play(disk, store, story)

@@ -1,4 +1,4 @@
-"""A log moves from one disk to another: every call cut or failed, every state found at the start finished or undone."""
+"""A log moves to another disk with a stop or failure at every call; an open finishes or undoes every state found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VIEWS = {"view-catalog": b"catalog", "view/compacted/0.log": b"part" * 3, "view/
 
 @pytest.fixture(autouse=True)
 def _many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logs here are small, and are to be copied while they grow all the same."""
+    """The logs here are small, and must still be copied in several rounds."""
     monkeypatch.setattr(log_moves, "LITTLE_BYTES", 1)
 
 
@@ -52,7 +52,7 @@ def log_of(dirs: LogDirectories, name: TopicPartition = NAME) -> Log:
 
 
 def begun(disk: ModelDisk | BrokenDisk) -> LogDirectories:
-    """A log of several segments in A whose start was raised, and another one in B."""
+    """A log of several segments in A with a raised log start offset, and another log in B."""
     dirs = opened(disk)
     assert (dirs.root_of(NAME), dirs.root_of(OTHER)) == (A, B)
     fill(log_of(dirs), 120)
@@ -71,7 +71,7 @@ def begun(disk: ModelDisk | BrokenDisk) -> LogDirectories:
 
 
 class Story:
-    """Records that are flushed while the move goes on; `acked` is the log end that was promised."""
+    """Flushed records that are appended during the move; `acked` is the acknowledged log end offset."""
 
     def __init__(self, dirs: LogDirectories) -> None:
         self.dirs = dirs
@@ -80,7 +80,7 @@ class Story:
         self.rounds = 0
 
     def write(self, done: int = 0, total: int = 0) -> None:
-        """As a progress callable: somebody appends, rolls and drops meanwhile."""
+        """Append, roll and drop during the move; passed as the progress callback."""
         self.rounds += 1
         if self.rounds > 12:
             return
@@ -99,12 +99,12 @@ class Story:
 
 
 def check(disk: ModelDisk | BrokenDisk, acked: int) -> LogDirectories:
-    """One live copy with everything that was promised, nothing left behind, and it goes on."""
+    """There is one live copy with every promised record, no leftover, and the log takes appends."""
     dirs = opened(disk)
     assert not dirs.offline
     log = log_of(dirs)
     assert log.next_offset >= acked
-    assert log.log_start_offset >= START, "the log start moves along"
+    assert log.log_start_offset >= START, "the log start offset did not move along"
     offsets = [record.offset for record in read_all(log)]
     assert offsets == list(range(offsets[0], log.next_offset))
     assert offsets[0] <= log.log_start_offset
@@ -112,7 +112,9 @@ def check(disk: ModelDisk | BrokenDisk, acked: int) -> LogDirectories:
     left = [name for root in (A, B) for name in disk.list(root) if parse_marked_directory(name)]
     assert left == []
     assert [disk.is_directory(f"{root}/t-0") for root in (A, B)].count(True) == 1
-    assert {path: disk.read(f"{dirs.root_of(NAME)}/t-0/{path}") for path in VIEWS} == VIEWS, "the views move along"
+    assert {path: disk.read(f"{dirs.root_of(NAME)}/t-0/{path}") for path in VIEWS} == VIEWS, (
+        "the views did not move along"
+    )
     log.append([Record(b"k", b"v", 1)], now_ms=0, durability=Durability.FLUSHED)
     return dirs
 
@@ -126,13 +128,13 @@ def effects_of_a_move() -> int:
     return disk.effects - before
 
 
-def test_a_log_moves_while_it_is_written_to() -> None:
+def test_a_log_moves_during_appends() -> None:
     disk = ModelDisk()
     story = Story(begun(disk))
     before = [(record.offset, record.value) for record in read_all(story.log)]
     story.run()
     assert story.dirs.root_of(NAME) == B
-    assert log_of(story.dirs) is story.log, "whoever holds the log goes on with it"
+    assert log_of(story.dirs) is story.log, "holders of the log have another object"
     assert disk.list(A) == [name for name in disk.list(A) if not name.startswith("t-0")]
     found = [(record.offset, record.value) for record in read_all(story.log)]
     assert found[-1][0] == story.acked - 1
@@ -144,7 +146,7 @@ def test_a_log_moves_while_it_is_written_to() -> None:
     assert log_of(again).recovered_segments == 0
 
 
-def test_it_moves_there_and_back() -> None:
+def test_a_log_moves_to_another_directory_and_back() -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     for root in (B, A, B, A):
@@ -156,22 +158,24 @@ def test_it_moves_there_and_back() -> None:
     check(disk, 120)
 
 
-def test_readers_of_the_old_segments_go_on_in_the_new_ones() -> None:
+def test_reads_in_segments_of_the_old_directory_continue_in_the_new_one() -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)
     first = log.read(101, 300)
     dirs.move(NAME, B, now_ms=10**12, delay_ms=1000)
     assert log.read(101, 300) == first
-    dirs.remove_deleted(0)  # the clock was wrong when it moved, and is right now
-    assert [name for name in disk.list(A) if parse_marked_directory(name)], "until its time has come"
+    dirs.remove_deleted(0)  # the clock was wrong during the move, and is right now
+    assert [name for name in disk.list(A) if parse_marked_directory(name)], (
+        "the old directory was deleted before its delay"
+    )
     dirs.remove_deleted(999)
     assert [name for name in disk.list(A) if parse_marked_directory(name)]
     dirs.remove_deleted(1000)
     assert not [name for name in disk.list(A) if parse_marked_directory(name)]
 
 
-def test_producers_are_known_after_a_move_and_after_the_next_start() -> None:
+def test_producer_state_survives_a_move_and_the_next_open() -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)
@@ -186,7 +190,7 @@ def test_producers_are_known_after_a_move_and_after_the_next_start() -> None:
     assert again.append(records, now_ms=0, producer=producer) == first._replace(is_duplicate=True)
 
 
-def test_a_cleaning_meanwhile_is_not_missed() -> None:
+def test_a_cleaner_pass_during_a_move_is_not_lost() -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)
@@ -205,8 +209,8 @@ def test_a_cleaning_meanwhile_is_not_missed() -> None:
     assert [(record.offset, record.value) for record in read_all(log_of(opened(disk)))] == want
 
 
-def test_a_truncation_after_a_move_lowers_what_vouches_for_the_log_where_it_is_now() -> None:
-    """Were it left, records appended there and torn by a power cut would pass for damage of what was durable."""
+def test_a_truncation_after_a_move_lowers_the_recovery_point_in_the_new_directory() -> None:
+    """Otherwise new records there that a power cut tore would count as damage of durable records."""
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)
@@ -221,8 +225,8 @@ def test_a_truncation_after_a_move_lowers_what_vouches_for_the_log_where_it_is_n
 
 
 @pytest.mark.parametrize("at", range(1, 12))
-def test_who_looks_while_a_log_moves_finds_it_in_one_place(at: int) -> None:
-    """The directories are listed one after the other: it could be in both, or in none and taken to be empty."""
+def test_a_read_only_open_during_a_move_finds_the_log_in_one_directory(at: int) -> None:
+    """The directories are listed one after the other, so the log could seem to be in both or in none."""
     disk = ModelDisk()
     dirs = begun(disk)
     listings, names_of = [], disk.list
@@ -243,7 +247,7 @@ def test_who_looks_while_a_log_moves_finds_it_in_one_place(at: int) -> None:
         assert log.next_offset == 120
 
 
-def test_who_looks_at_a_log_that_has_moved_since_is_told_and_shown_no_empty_log() -> None:
+def test_a_read_only_log_that_has_moved_raises_not_found_and_is_not_shown_empty() -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     log = LogDirectories(disk, (A, B), read_only=True).open_log(NAME, SMALL, now_ms=0)
@@ -255,7 +259,7 @@ def test_who_looks_at_a_log_that_has_moved_since_is_told_and_shown_no_empty_log(
 
 
 class Pausing(ModelDisk):
-    """Refuses one effect of the first disk for want of room, once; the mover does its part before that is told."""
+    """Refuses one effect of the first disk for lack of space, once; the mover works before the error is raised."""
 
     refuses = ""
     in_between: Callable[[], object] = staticmethod(lambda: None)
@@ -271,8 +275,10 @@ class Pausing(ModelDisk):
 def moved_while_it_is_refused(
     disk: Pausing, dirs: LogDirectories, refused: str, act: Callable[[], object], then: Callable[[], object]
 ) -> None:
-    """`act` is refused at `refused`, and there, before it is taken back, the mover copies what it finds; then `then`
-    comes, and the move goes on."""
+    """Let the mover copy while `act` is refused and not yet undone; then run `then`, and let the move finish.
+
+    `act` is refused at the effect `refused`.
+    """
     log, begun_ones = log_of(dirs), []
     real = log_moves._Copy.__init__
 
@@ -293,11 +299,11 @@ def moved_while_it_is_refused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_moves._Copy, "__init__", begin)
         dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=meanwhile)
-    assert disk.in_between is look, "nothing came between"
+    assert disk.in_between is look, "the mover did not run in between"
     assert not disk.refuses
 
 
-def test_a_segment_that_a_failed_roll_sealed_for_a_moment_moves_with_the_indexes_that_it_has_in_the_end() -> None:
+def test_a_segment_closed_by_a_failed_roll_moves_with_its_final_indexes() -> None:
     disk = Pausing()
     dirs = begun(disk)
     log = log_of(dirs)
@@ -310,12 +316,12 @@ def test_a_segment_that_a_failed_roll_sealed_for_a_moment_moves_with_the_indexes
     )
     assert log.segments()[-1].base_offset < 120
     log.roll(now_ms=0)
-    assert log.segments()[-2].max_timestamp_ms == 9000, "as old as it seems it would be dropped"
+    assert log.segments()[-2].max_timestamp_ms == 9000, "the segment looks older than it is, so it would be dropped"
     assert log.offset_for_timestamp(9000) == 120
 
 
-def test_a_batch_that_was_taken_back_for_want_of_room_does_not_move() -> None:
-    """The marker of an abort has no room for its entry; one that commits comes in its place, as long as it."""
+def test_a_batch_undone_for_lack_of_space_does_not_move() -> None:
+    """The abort marker has no space for its index entry. A commit marker of the same length replaces it."""
     disk = Pausing()
     dirs = begun(disk)
     log = log_of(dirs)
@@ -337,7 +343,7 @@ def test_a_batch_that_was_taken_back_for_want_of_room_does_not_move() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
-def test_every_crash_leaves_exactly_one_live_copy(before: bool) -> None:
+def test_a_crash_at_any_effect_of_a_move_leaves_exactly_one_live_copy(before: bool) -> None:
     effects = effects_of_a_move()
     assert effects > 100
     for at in range(1, effects + 1):
@@ -354,8 +360,8 @@ def cut_and_check(at: int, before: bool, rng: random.Random, *, states: int) -> 
         check(disk.crash(rng), story.acked)
 
 
-def test_a_crash_of_the_start_that_cleans_up_leaves_one_copy_too() -> None:
-    """Every third call of a move is the last, then every call of the start after it."""
+def test_a_crash_during_the_clean_up_after_a_move_leaves_exactly_one_live_copy() -> None:
+    """Every third call of a move is the last one, then every call of the open after it."""
     rng = random.Random(7)
     for at in range(1, effects_of_a_move(), 3):
         disk = ModelDisk()
@@ -379,8 +385,8 @@ def test_a_crash_of_the_start_that_cleans_up_leaves_one_copy_too() -> None:
             break
 
 
-def test_a_process_that_dies_without_losing_the_page_cache_leaves_one_copy() -> None:
-    """Killed, started, and only then the power goes: names that were seen were not durable yet."""
+def test_a_process_killed_during_a_move_and_a_later_power_cut_leave_one_live_copy() -> None:
+    """Kill, open, and then a power cut: names that the open saw were not durable yet."""
     rng = random.Random(11)
     for at in range(1, effects_of_a_move() + 1):
         disk = ModelDisk()
@@ -394,13 +400,13 @@ def test_a_process_that_dies_without_losing_the_page_cache_leaves_one_copy() -> 
 
 
 def clone(disk: ModelDisk) -> ModelDisk:
-    """The same disk once more; nothing of it is unsynced."""
+    """The same disk again, with everything synced."""
     return disk.crash(random.Random(0))
 
 
 @pytest.mark.parametrize("root", [A, B])
 @pytest.mark.parametrize("cause", [None, "enospc"])
-def test_a_disk_that_fails_during_a_move_loses_nothing(root: str, cause: str | None) -> None:
+def test_a_disk_failure_at_any_call_of_a_move_loses_nothing(root: str, cause: str | None) -> None:
     at = 0
     while True:
         at += 1
@@ -424,7 +430,7 @@ def test_a_disk_that_fails_during_a_move_loses_nothing(root: str, cause: str | N
     assert at > 60
 
 
-def test_a_full_target_ends_the_move_and_the_log_goes_on_where_it_is() -> None:
+def test_a_full_target_disk_ends_the_move_and_the_log_continues_at_its_place() -> None:
     disk = BrokenDisk()
     dirs = begun(disk)
     disk.fail_once(B, disk.calls[B] + 12, "enospc")
@@ -437,7 +443,7 @@ def test_a_full_target_ends_the_move_and_the_log_goes_on_where_it_is() -> None:
     assert log_of(dirs).next_offset == 130
 
 
-def test_moves_that_make_no_sense_are_refused() -> None:
+def test_invalid_moves_are_refused() -> None:
     dirs = begun(ModelDisk())
     with pytest.raises(InvalidRequest, match="there already"):
         dirs.move(NAME, A, now_ms=0, delay_ms=0)
@@ -445,8 +451,8 @@ def test_moves_that_make_no_sense_are_refused() -> None:
         dirs.move(NAME, "./c", now_ms=0, delay_ms=0)
 
 
-def test_the_only_copy_is_never_removed_and_the_partition_not_begun_anew() -> None:
-    """A ``-delete`` without the log it was replaced by: what an operator who took the target away would find."""
+def test_the_only_copy_is_never_deleted_and_the_partition_not_created_again() -> None:
+    """A ``-delete`` directory without the log that replaced it: the state after an operator removed the target."""
     disk = ModelDisk()
     begun(disk).close()
     doomed = f"{A}/{deleted_directory(NAME, 'f' * 32)}"
@@ -463,7 +469,7 @@ def test_the_only_copy_is_never_removed_and_the_partition_not_begun_anew() -> No
     check(disk, 120)
 
 
-def test_a_future_is_left_alone_while_the_log_itself_is_on_a_disk_that_is_away() -> None:
+def test_a_future_replica_is_not_deleted_while_its_log_is_on_an_offline_directory() -> None:
     disk = BrokenDisk()
     begun(disk).close()
     future = f"{B}/{future_directory(NAME, 'f' * 32)}"
@@ -534,13 +540,15 @@ def _unless_future(real: Callable[..., None]) -> Callable[..., None]:
     ],
     ids=lambda plant: plant.__name__.strip("_"),
 )
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_a_planted_bug_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     effects = effects_of_a_move()
 
     def hunt() -> None:
         for at in range(1, effects + 1):
             cut_and_check(at, at % 2 == 0, random.Random(at), states=3)
-        test_a_process_that_dies_without_losing_the_page_cache_leaves_one_copy()
+        test_a_process_killed_during_a_move_and_a_later_power_cut_leave_one_live_copy()
 
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
@@ -548,7 +556,7 @@ def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callabl
 
 
 @pytest.mark.parametrize("segment", [1, -1])
-def test_a_damaged_batch_is_not_carried_over_and_the_log_stays_where_it_is(segment: int) -> None:
+def test_a_damaged_batch_stops_the_move_and_the_log_stays_at_its_place(segment: int) -> None:
     disk = ModelDisk()
     dirs = begun(disk)
     log = log_of(dirs)

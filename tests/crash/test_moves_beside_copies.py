@@ -1,7 +1,8 @@
-"""A partition moves to another log directory while its segments go up: nothing is lost, nothing is there twice.
+"""A partition moves to another log directory during the copy of its segments: nothing is lost or copied twice.
 
-The copy is held before and after every call that it sends and at every part that it reads, in turn; then the partition
-moves, once or there and back, its old files go, and the copy goes on.
+1. The copy is stopped before and after every call that it sends and at every part that it reads, in turn.
+2. The partition moves, once or there and back, and its old files are deleted.
+3. The copy continues.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.segment.segment import Segment
 from remote.manifest.manifest_changes import Change, objects_of
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import Body, UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
@@ -29,7 +30,7 @@ from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails
 NAME = TopicPartition("t", 0)
 A, B = "./a", "./b"
 COUNT = 90
@@ -45,7 +46,7 @@ TOPIC = {
 
 
 class Steps:
-    """Counts what tasks ask of the store, and holds one of them at one step until it is let go."""
+    """Counts the store calls of tasks, and holds one of them at one step until it is released."""
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0
@@ -61,7 +62,7 @@ class Steps:
 
 
 class Stepping:
-    """A store in which the beginning and the end of every verb, and every part of an upload, is a step."""
+    """A store in which the start and the end of every verb, and every part of an upload, is a step."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner, self.step = inner, Steps(0)
@@ -91,7 +92,7 @@ class Stepping:
 
 
 class World:
-    """Two log directories and a bucket; three closed segments, none copied yet."""
+    """Two log directories and a bucket; three closed segments that are not copied yet."""
 
     def __init__(self, own: dict[str, str]) -> None:
         self.disk, self.inner = ModelDisk(), MemoryStore("memory://bucket")
@@ -132,7 +133,7 @@ class World:
         return to
 
     def check(self, root: str) -> None:
-        """All is in the bucket once, the disk has let go of it where the log is now, and nothing is left over."""
+        """Every segment is in the bucket once and dropped from the log's new directory, and no file is left over."""
         manager = self.manager
         assert manager.problems == {}
         head = manager.partition(NAME).head()
@@ -153,7 +154,7 @@ class World:
 
 
 def story(at: int, moves: int, own: dict[str, str]) -> bool:
-    """The copy is held at its step `at`; False where it has fewer."""
+    """Run the story with the copy held at its step `at`; False when the copy has fewer steps."""
     world = World(own)
     step = world.store.step = Steps(at)
     world.manager.tick(NOW, waits=False)
@@ -168,7 +169,7 @@ def story(at: int, moves: int, own: dict[str, str]) -> bool:
         step.opened.set()
     if is_held:
         assert world.manager.wait_for_tasks(LIMIT_S)
-        assert world.manager.problems == {}, "a move is no trouble"
+        assert world.manager.problems == {}, "a move caused a problem"
         world.settle()
         world.check(root)
     world.manager.close()
@@ -188,9 +189,9 @@ def test_a_partition_moves_at_any_step_of_its_copies(moves: int, own: dict[str, 
 
 
 def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None:
-    """As lost, because the segment that it was a copy of is retired."""
+    """As if lost, because the copied segment is retired."""
 
-    def unlink(rows: list[RemoteSegment]) -> Change:
+    def unlink(rows: list[SegmentEntry]) -> Change:
         return lambda head: replace(
             head, unlinked=head.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, head.epoch))
         )
@@ -223,7 +224,9 @@ def _a_move_waits_for_the_copy(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda plant: plant.__name__.strip("_"),
 )
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_a_planted_bug_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
         all(story(at, 1, {}) for at in range(1, 60))

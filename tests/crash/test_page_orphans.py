@@ -1,7 +1,7 @@
-"""Pages of rows whose head never came: nobody's once another epoch has begun, and collected in two steps. No other is.
+"""A manifest page without a manifest is an orphan only in a later epoch, and is then listed and deleted.
 
-Every call of a writer that writes pages fails in every way, or is its last; and at every call somebody collects what is
-nobody's, without any grace time, by a list of that moment and by one from before.
+Every call of a writer that writes pages fails in every way, or is its last. At every call a process deletes orphans
+without a grace period, by a list of that moment and by an earlier list.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from local.errors import LogError
-from remote.keys import SPILLS, parse_spill_key
+from remote.keys import PAGES, parse_page_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
@@ -32,12 +32,12 @@ FAULTS = (Fault.AFTER, Fault.LATE_1, Fault.OUTAGE, Fault.KILL_BEFORE, Fault.KILL
 
 @pytest.fixture(autouse=True)
 def hardly_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = SpillRule(head_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
 
 
 def work(writer: Writer) -> None:
-    """Pages are written, and one is opened to take a row out."""
+    """Write pages, and open one to take an entry out."""
     writer.open()
     for base in (100, 110, 120):
         writer.copy(base)
@@ -53,7 +53,7 @@ def collect(store: ObjectStore, found: GarbageList) -> list[str]:
 
 
 def pages(store: ObjectStore) -> set[str]:
-    return {info.key.removeprefix(PREFIX) for info in store.list(PREFIX + SPILLS)}
+    return {info.key.removeprefix(PREFIX) for info in store.list(PREFIX + PAGES)}
 
 
 def new_store() -> MemoryStore:
@@ -61,7 +61,7 @@ def new_store() -> MemoryStore:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
-def test_a_page_without_a_head_is_collected_after_the_next_epoch_began_and_no_other_ever(fault: Fault) -> None:
+def test_a_page_without_a_manifest_is_deleted_only_after_the_next_epoch_began(fault: Fault) -> None:
     count, orphans = _calls(), set()
     for at in range(FAULTS.index(fault) % 2, count, 2):
         inner = new_store()
@@ -72,7 +72,7 @@ def test_a_page_without_a_head_is_collected_after_the_next_epoch_began_and_no_ot
                 return
             now = listed(inner)
             taken = collect(inner, before[0]) + collect(inner, now)
-            assert taken == [], "the first epoch's writer may still name all that there is"
+            assert taken == [], "the writer of the first epoch may still name every object"
             before[0] = now
 
         store = FaultStore(inner, at, fault, before_call=others)
@@ -88,15 +88,17 @@ def test_a_page_without_a_head_is_collected_after_the_next_epoch_began_and_no_ot
         named |= {page.spill.key for page in head.unlinked_pages}
         unnamed = pages(inner) - named
         found = listed(inner)
-        assert {each.key for each in found.entries if parse_spill_key(each.key)} == unnamed
-        assert delete_garbage(inner, found, now_ms=NOW, grace_ms=1).entries == (), "not before the grace time"
+        assert {each.key for each in found.entries if parse_page_key(each.key)} == unnamed
+        assert delete_garbage(inner, found, now_ms=NOW, grace_ms=1).entries == (), (
+            "an object was deleted before the grace period"
+        )
         assert unnamed <= set(collect(inner, found))
         assert pages(inner) <= named
         assert listed(inner).entries == []
         successor.copy(max(100, head.next_offset))
         check(inner, successor)
         orphans |= unnamed
-    assert orphans or fault is Fault.OUTAGE, "no page was ever left without a head"
+    assert orphans or fault is Fault.OUTAGE, "no page was left without a manifest"
 
 
 def _calls() -> int:

@@ -1,4 +1,4 @@
-"""A holder that stalls between reading its pin and writing it anew never believes in one that keeps nothing."""
+"""A holder that stalls between reading its pin and renewing it never relies on a pin that protects nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local.errors import Unavailable
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.pins import list_pins, pin_newest, renew
 from remote.keys import PINS
 from remote.manifest.commit_protocol import MetadataLog
@@ -16,7 +16,7 @@ from remote.manifest.manifest_changes import set_properties
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
-from protocol_world import PREFIX, Writer, rows_of
+from protocol_world import PREFIX, Writer, entries_of
 
 END, LATER = 100, 200
 
@@ -31,17 +31,17 @@ def a_row_leaves_the_index(writer):
 
 def a_row_is_deleted(writer):
     writer.expire(100)
-    writer.delete_unlinked()
+    writer.delete_pending()
 
 
 def its_head_is_collected(writer):
     for step in range(9):
         writer.log.commit(set_properties({"step": str(step)}), now_ms=5)
-    collect_heads(writer.store, PREFIX, writer.log, writer.log.cached.sequence - 1, now_ms=END)
+    collect_manifests(writer.store, PREFIX, writer.log, writer.log.cached.sequence - 1, now_ms=END)
 
 
 class Stalling:
-    """Before the pin is written `stall` happens."""
+    """Calls `stall` before the pin is written."""
 
     def __init__(self, inner, stall):
         self._inner, self._stall = inner, stall
@@ -61,15 +61,15 @@ class Stalling:
     [
         (nothing, END - 1, True),
         (nothing, END, True),
-        (a_row_leaves_the_index, END - 1, True),  # it waits on the list, and whoever looks finds the pin
-        (a_row_leaves_the_index, END, False),  # a deleter may have looked while the pin was none
-        (a_row_is_deleted, END - 1, False),  # by a clock that is ahead
+        (a_row_leaves_the_index, END - 1, True),  # the objects are pending deletes, and each deleter finds the pin
+        (a_row_leaves_the_index, END, False),  # a deleter may have read the pins while this one had expired
+        (a_row_is_deleted, END - 1, False),  # by a fast clock
         (a_row_is_deleted, END, False),
         (its_head_is_collected, END - 1, False),
         (its_head_is_collected, END, False),
     ],
 )
-def test_a_renewal_counts_only_where_what_the_pin_keeps_is_there_and_stays(deed, woke_ms, counts, fork):
+def test_a_renewal_counts_only_if_all_pinned_objects_exist_and_stay(deed, woke_ms, counts, fork):
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -87,11 +87,11 @@ def test_a_renewal_counts_only_where_what_the_pin_keeps_is_there_and_stays(deed,
     assert (later is not None) == counts
     assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([LATER] if counts else [0] if fork else [])
     if counts:
-        for row in rows_of(log, head):
+        for row in entries_of(log, head):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
 
 
-def test_a_pin_whose_rows_have_left_the_index_is_renewed_again_and_again():
+def test_a_pin_on_unlinked_entries_can_be_renewed_repeatedly():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -109,7 +109,7 @@ def test_a_pin_whose_rows_have_left_the_index_is_renewed_again_and_again():
 
 
 class Cut(Stalling):
-    """After the pin is written nothing is answered any more, as often as it is `cut`."""
+    """Stops to answer after the pin is written, while `is_cut`."""
 
     def __init__(self, inner, stall):
         super().__init__(inner, stall)
@@ -134,17 +134,15 @@ class Cut(Stalling):
         (nothing, END - 1, END, True),
         (nothing, END, END, True),
         (a_row_leaves_the_index, END - 1, END - 1, True),
-        (a_row_leaves_the_index, END - 1, END, False),  # nobody can tell any more whether it was written in time
+        (a_row_leaves_the_index, END - 1, END, False),  # it is unknown whether the renewal was in time
         (a_row_leaves_the_index, END, END, False),
         (a_row_leaves_the_index, END, END + 50, False),
         (a_row_is_deleted, END, END, False),
         (its_head_is_collected, END, END, False),
     ],
 )
-def test_nobody_believes_in_a_renewal_that_was_written_and_not_looked_at(
-    deed, woke_ms, again_ms, counts, fork, asked_ms
-):
-    """The first holder hears nothing after its PUT, or dies. Another one, or itself, comes later."""
+def test_a_renewal_that_was_written_and_not_verified_is_not_relied_on(deed, woke_ms, again_ms, counts, fork, asked_ms):
+    """The first holder gets no answer to its PUT, or dies. Another holder, or the same one, continues later."""
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
@@ -161,19 +159,19 @@ def test_nobody_believes_in_a_renewal_that_was_written_and_not_looked_at(
     with pytest.raises(Unavailable):
         renew(Cut(store, stall), PREFIX, pin, clock=lambda: now[0], expires_ms=LATER)
     (left,) = list_pins(store, PREFIX)
-    assert left.expires_ms == LATER, "to keep is always safe"
+    assert left.expires_ms == LATER, "a pin that stays longer is always safe"
     later = renew(store, PREFIX, pin, clock=lambda: again_ms, expires_ms=asked_ms)
     assert (later is not None) == counts
     if counts:
         assert later.expires_ms == later.sure_until_ms == max(LATER, asked_ms)
         assert list_pins(store, PREFIX) == [later]
-        for row in rows_of(log, head):
+        for row in entries_of(log, head):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
     else:
         assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([0] if fork else [])
 
 
-def test_a_renewal_whose_last_write_had_no_answer_is_made_again_and_counts():
+def test_a_renewal_with_a_lost_last_answer_is_repeated_and_counts():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()

@@ -1,7 +1,7 @@
-"""The crash tests are only worth something if they die of durability bugs: each of these is planted, and caught.
+"""Planted durability bugs: each breaks one rule of the log, and the crash tests must detect it.
 
-Each plant breaks one rule of the order of effects, or of what recovery may believe. `BUGS` is the table that
-``docs/reference/reliability.md`` repeats.
+Each plant breaks one rule about the order of effects, or about the data that recovery may trust. `BUGS` is the table
+that ``docs/reference/reliability.md`` repeats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from log_script import NAME, ROOT
 from local import names
 from local.cleaner import cleaner, offset_map, record_retention
 from local.cleaner.cleaned_transactions import CleanedTransactions
-from local.cleaner.record_retention import Judge
+from local.cleaner.record_retention import RecordFilter
 from local.errors import LogError
 from local.index import txn_scan
 from local.log import Log, checkpoints, loading, producer_snapshot, recovery
@@ -37,7 +37,7 @@ Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 STATES_MAX = 6_000
 BY_NAME = {case.name: case for case in CASES}
-# What a broken rule shows itself as: a broken promise, a refused start, or a start-up that trips over wrong bytes.
+# The signs of a broken rule: a broken promise, a refused open, or an open that fails on wrong bytes.
 CAUGHT = (AssertionError, LogError, ArithmeticError, LookupError, ValueError, struct.error)
 
 
@@ -79,7 +79,7 @@ def _no_directory_fsync_at_all(patch: Patch) -> None:
 
 
 def _memory_counts_as_flushed_in_the_recovery_point(patch: Patch) -> None:
-    """The checkpoint of the recovery points runs ahead of the fsyncs it vouches for."""
+    """The checkpoint of the recovery points is ahead of its fsyncs."""
     real = LogDirectory.write_checkpoints
 
     def write_checkpoints(self: LogDirectory) -> None:
@@ -166,7 +166,7 @@ def _clean_marker_before_the_snapshot_is_durable(patch: Patch) -> None:
 
 
 def _damaged_snapshot_trusted(patch: Patch) -> None:
-    """A snapshot that cannot be read stands for no producers."""
+    """An unreadable snapshot counts as a snapshot without producers."""
     real = producer_snapshot.decode
 
     def decode(data: bytes, **more: object) -> object:
@@ -179,7 +179,7 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:
-    """Each rule alone keeps a crash from showing records of an aborted transaction (`local.index.txn_scan`)."""
+    """Each rule alone prevents a crash from showing records of an aborted transaction (`local.index.txn_scan`)."""
     real = ModelFile.sync
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
     patch.setattr(recovery, "check_txn_index", lambda disk, directory, base: None)
@@ -265,20 +265,20 @@ def _unfinished_swaps_thrown_away(patch: Patch) -> None:
 
 
 def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
-    real = Judge._batches
+    real = RecordFilter._batches
 
-    def batches(self: Judge, found: Any, data: Any, table: Any, keep: Any, tombstones: Any) -> None:
+    def batches(self: RecordFilter, found: Any, data: Any, table: Any, keep: Any, tombstones: Any) -> None:
         real(self, found, data, table, np.roll(keep, 1), tombstones)
 
-    patch.setattr(Judge, "_batches", batches)
+    patch.setattr(RecordFilter, "_batches", batches)
 
 
 def _tombstones_leave_at_once(patch: Patch) -> None:
-    patch.setattr(Judge, "_due", lambda self, segment, columns: np.ones(len(columns), np.bool_))
+    patch.setattr(RecordFilter, "_due", lambda self, segment, columns: np.ones(len(columns), np.bool_))
 
 
 def _last_batches_of_producers_taken(patch: Patch) -> None:
-    patch.setattr(Judge, "_must_stay", lambda self, table: table.last_offsets + 1 == self._facts.upto_offset)
+    patch.setattr(RecordFilter, "_must_stay", lambda self, table: table.last_offsets + 1 == self._facts.upto_offset)
 
 
 def _aborted_records_count_as_newest(patch: Patch) -> None:
@@ -293,12 +293,12 @@ def _open_transactions_cleaned(patch: Patch) -> None:
 
 def _markers_leave_before_their_data(patch: Patch) -> None:
     patch.setattr(CleanedTransactions, "end", lambda self, producer_id, last_offset, marker: True)
-    patch.setattr(Judge, "_due_markers", lambda self, table, useless: np.flatnonzero(useless).tolist())
+    patch.setattr(RecordFilter, "_due_markers", lambda self, table, useless: np.flatnonzero(useless).tolist())
     patch.setattr(cleaner, "grouped", lambda judged, *rest, **more: [[each] for each in judged][::-1])
 
 
 def _cleaner_checkpoint_ahead_of_the_swap(patch: Patch) -> None:
-    """What was not cleaned counts as clean: an old value stays there when its tombstone leaves."""
+    """The dirty part counts as clean: an old value stays there after its tombstone was removed."""
     real = cleaner.clean
 
     def clean(log: Log, disk: ModelDisk, **rules: Any) -> object:
@@ -319,7 +319,7 @@ def _snapshots_above_the_end_believed_at_a_start(patch: Patch) -> None:
 
 
 def _recovery_point_left_above_a_cut(patch: Patch) -> None:
-    patch.setattr(Log, "_vouch_no_further_than", lambda self, offset: None)
+    patch.setattr(Log, "_certify_no_further_than", lambda self, offset: None)
 
 
 def _cut_file_not_synced(patch: Patch) -> None:
@@ -378,12 +378,12 @@ def _explore_until_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize(("plant", "name"), BUGS, ids=[plant.__name__.strip("_") for plant, _ in BUGS])
-def test_a_planted_durability_bug_is_caught(monkeypatch: Patch, plant: Plant, name: str) -> None:
+def test_a_planted_durability_bug_is_detected(monkeypatch: Patch, plant: Plant, name: str) -> None:
     plant(monkeypatch)
     with pytest.raises(CAUGHT):
         _explore_until_caught(name)
 
 
-def test_what_catches_them_passes_without_them() -> None:
+def test_the_same_programs_pass_without_a_planted_bug() -> None:
     for name in ("retention", "delete records and epochs", "transactions", "truncation", "compaction"):
         explore(BY_NAME[name], draws=3, states_max=300)

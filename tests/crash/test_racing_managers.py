@@ -1,4 +1,4 @@
-"""Two and three managers race for one partition: hundreds of seeds here, thousands by `race_campaign.py`."""
+"""Two and three managers race for one partition: hundreds of seeds here, thousands in `race_campaign.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiered.node.writer_ids import DELETION
 SEEDS = 320
 RUNS = 8
 DANGEROUS_SEEDS = 8  # for each of two dangers, a second each
-PLANTED_SEEDS = 1200  # looked at for a plant; most die within ten of those that it can show in
+PLANTED_SEEDS = 1200  # most bugs show within the first ten of the seeds in which they can show
 
 ENOUGH: dict[str, tuple[Callable[[Race], int], float]] = {
     "heads": (lambda race: len(race.truth.heads), 5),
@@ -42,20 +42,20 @@ RARER: dict[str, Callable[[Race], int]] = {
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_whoever_wins_nothing_is_lost_and_nothing_is_there_twice(run: int) -> None:
+def test_races_for_a_partition_lose_and_duplicate_no_record(run: int) -> None:
     races = [race_once(seed) for seed in range(run, SEEDS, RUNS)]
     for what, (count, per_race) in ENOUGH.items():
         assert sum(map(count, races)) >= per_race * len(races), f"hardly any {what}"
 
 
 @pytest.mark.parametrize("seed", [3, 8])
-def test_one_seed_is_one_story(seed: int) -> None:
+def test_a_seed_always_gives_the_same_race(seed: int) -> None:
     first, second = race_once(seed), race_once(seed)
     assert first.events == second.events
     assert _anonymous(first.inner._objects) == _anonymous(second.inner._objects)
 
 
-def test_forks_in_danger_are_whole_or_nobody_is_told_of_them() -> None:
+def test_forks_of_an_expiring_source_are_whole_or_their_creation_does_not_return() -> None:
     for in_danger, least_told in ((forker_sleeps_long, 0), (fork_outlives, DANGEROUS_SEEDS // 4)):
         races = [race_once(seed, scene=in_danger(scene_of(seed))) for seed in range(DANGEROUS_SEEDS)]
         forks = [each for race in races for each in race.forks]
@@ -64,7 +64,7 @@ def test_forks_in_danger_are_whole_or_nobody_is_told_of_them() -> None:
 
 
 def _anonymous(objects: dict[str, tuple[bytes, int]]) -> list[str]:
-    """Names without the topic's id, which is drawn by the system."""
+    """Names without the topic id, which is drawn by the system."""
     return [re.sub("^t-.{22}", "t", key) for key in objects]
 
 
@@ -72,7 +72,7 @@ def _count(race: Race, ending: str) -> int:
     return sum(each.endswith(ending) for each in race.events)
 
 
-def test_what_an_actor_starts_beside_itself_neither_takes_the_baton_nor_outlives_it() -> None:
+def test_a_helper_thread_of_an_actor_neither_takes_the_baton_nor_outlives_it() -> None:
     race, told = Race(1, scene_of(1)), []
 
     def ask(store: GatedStore) -> None:
@@ -93,7 +93,7 @@ def test_what_an_actor_starts_beside_itself_neither_takes_the_baton_nor_outlives
     assert told[-1] is False
 
 
-def test_the_suites_seeds_have_every_scene_and_every_actor_at_work() -> None:
+def test_the_seeds_of_the_suite_cover_every_scene_and_every_actor() -> None:
     scenes = [scene_of(seed) for seed in range(SEEDS)]
     assert {each.kind for each in scenes} == set(TOPICS)
     for trait in ("rule", "kept_heads", "kills", "deletes_topic", "has_guest", "has_fork", "pauses", "has_freer"):
@@ -103,11 +103,11 @@ def test_the_suites_seeds_have_every_scene_and_every_actor_at_work() -> None:
     assert idle == []
 
 
-# --- rules broken by hand: each must be seen --------------------------------------------------------------------------
+# --- planted bugs: each must be detected ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.breaks.__name__.strip("_"))
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+def test_a_planted_bug_is_detected(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
     plant.breaks(monkeypatch)
     with pytest.raises(AssertionError, match=r"^seed [0-9]+ "):
         _race_on(plant)

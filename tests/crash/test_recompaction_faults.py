@@ -1,12 +1,12 @@
-"""Every store call and every disk effect of a replacement, cut; then a restart, and what readers of either tier see.
+"""The replacement of segments in the bucket with a fault at every store call and disk effect; then a restart and reads.
 
-The story writes a few keys, uploads them, writes them again so that the uploaded segments shrink, and goes on for a
-day: rows are replaced, vouched for, their old objects deleted, tombstones given a horizon and dropped. A fault hits one
-call of the part from the second cleaning on. Afterwards, and after a restart that works through what was left:
+The story writes a few keys, copies them, and writes them again so that the copied segments shrink. It continues for a
+day: entries are replaced and vouched for, old objects are deleted, tombstones get a delete horizon and are removed. A
+fault hits one call from the second cleaner pass on. Afterwards, and again after a restart that finishes the work:
 
-* both tiers together give every key the newest value that was acknowledged, no key comes back, offsets ascend;
-* the bucket alone gives every key its newest value below the bucket's end;
-* every object that a head names is there, and one that nobody names is of an older epoch.
+* Both tiers together give every key its newest acknowledged value. No key returns. Offsets ascend.
+* The bucket alone gives every key its newest value below the bucket's end.
+* Every object that a manifest names exists. Every unnamed object is of an older epoch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOPIC = {
 
 
 class Story:
-    """What was sent and what was acknowledged, by offset."""
+    """The sent and the acknowledged records, by offset."""
 
     def __init__(self) -> None:
         self.sent: dict[int, set[Record]] = {}
@@ -63,7 +63,7 @@ class Story:
         self.clock = NOW
 
     def put(self, manager: LogManager, keys: Iterable[str], value: str | None) -> None:
-        """A batch for each key, then the segment is closed."""
+        """Append a batch for each key, then close the segment."""
         for key in keys:
             data = None if value is None else (value * 60 + str(self.clock)).encode()
             record = Record(key.encode(), data, self.clock)
@@ -101,7 +101,7 @@ def play(disk: ModelDisk, store: object, story: Story, *, begun: Callable[[], No
 
 
 def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
-    """What readers see, at once and after a restart has worked through what was left; then go on, and look again."""
+    """Check the reads now, after a restart that finishes the work, and after more appends."""
     check_bucket_alone(store, story)
     for _ in range(2):
         manager = open_manager(disk, store, story.clock)
@@ -137,7 +137,9 @@ def check_table(records: list[StoredRecord], story: Story, *, below: int | None)
     assert offsets == sorted(set(offsets)), "an offset was read twice or out of order"
     found: dict[bytes | None, StoredRecord] = {}
     for record in records:
-        assert Record(record.key, record.value, record.timestamp_ms) in story.sent[record.offset], "made up"
+        assert Record(record.key, record.value, record.timestamp_ms) in story.sent[record.offset], (
+            "a record was read that no producer sent"
+        )
         found[record.key] = record
     wanted: dict[bytes | None, tuple[int, bytes | None]] = {}
     for offset, record in sorted(story.acked.items()):
@@ -148,7 +150,7 @@ def check_table(records: list[StoredRecord], story: Story, *, below: int | None)
         if newest is None:
             assert value is None, f"the newest value of {key!r}, at {offset}, is lost"
         else:
-            assert newest.offset >= offset, f"{key!r} has come back with the value of {newest.offset}"
+            assert newest.offset >= offset, f"{key!r} has returned with the value of {newest.offset}"
 
 
 def check_objects(store: MemoryStore, prefix: str, head: Head) -> None:
@@ -157,7 +159,7 @@ def check_objects(store: MemoryStore, prefix: str, head: Head) -> None:
     named |= {each.key for each in head.unlinked}
     parsed = {key: parse_data_key(key) for key in there - named}
     leaked = [key for key, name in parsed.items() if name is not None and name.epoch == head.epoch]
-    assert leaked == [], "objects of this epoch that nobody names"
+    assert leaked == [], "objects of this epoch are not named"
     assert {key for row in head.segments for key in (row.data_key, row.indexes_key)} <= there
 
 
@@ -180,7 +182,7 @@ def run_with_power_cut(at: int, *, before: bool) -> None:
 
 
 def rehearse() -> tuple[range, range]:
-    """The store calls and disk effects of the part that is cut."""
+    """The store calls and disk effects of the part with faults."""
     disk, store, story = ModelDisk(), FaultStore(MemoryStore("memory://b")), Story()
     first: list[tuple[int, int]] = []
     play(disk, store, story, begun=lambda: first.append((len(store.calls), disk.effects)))
@@ -191,11 +193,11 @@ def rehearse() -> tuple[range, range]:
 CALLS, EFFECTS = rehearse()
 
 
-def test_the_story_replaces_rows_and_drops_tombstones() -> None:
+def test_recompaction_replaces_entries_and_removes_tombstones() -> None:
     disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
     play(disk, store, story)
     head = RemoteLog(store).head(NAME)
-    assert head.segments[0].next_offset > 10, "several rows became one"
+    assert head.segments[0].next_offset > 10, "several segments were not merged into one"
     assert all((row.cleaned_through or 0) > 10 for row in head.segments)
     assert not any(record.value is None for record in RemoteLog(store).reader().records(NAME, 0))
     assert len(CALLS) > 20
@@ -203,25 +205,25 @@ def test_the_story_replaces_rows_and_drops_tombstones() -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
-def test_no_store_fault_in_a_replacement_loses_a_value_or_brings_one_back_or_leaks(fault: Fault) -> None:
+def test_a_replacement_with_any_store_fault_loses_no_value_and_leaks_no_object(fault: Fault) -> None:
     for at in CALLS:
         run_with_store_fault(at, fault)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
-def test_no_power_cut_in_a_replacement_loses_a_value_or_brings_one_back(before: bool) -> None:
+def test_a_replacement_with_any_power_cut_loses_or_revives_no_value(before: bool) -> None:
     for at in EFFECTS[::5]:
         run_with_power_cut(at, before=before)
 
 
 def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
     real = upload_and_commit.add_segments
-    rows_of = upload_and_commit._commit
+    entries_of = upload_and_commit._commit
 
     def one_by_one(ways: upload_and_commit._Ways, change: object, infos: object) -> None:
         del change
         for upload in list(ways.partition.uploaded.values()):
-            rows_of(ways, real([upload.row]), [])
+            entries_of(ways, real([upload.row]), [])
         ways.partition.uploaded.clear()
 
     patch.setattr(upload_and_commit, "_commit", one_by_one)
@@ -266,7 +268,9 @@ def kill_at_every_call() -> None:
     [_each_copy_has_its_own_commit, _old_objects_go_before_their_rows],
     ids=lambda plant: plant.__name__.strip("_"),
 )
-def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_a_planted_bug_is_detected(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         kill_at_every_call()

@@ -1,4 +1,4 @@
-"""What a scrub finds is made good, or told as hopeless; never do other records come of it than were there before."""
+"""Damage that a scrub finds is repaired or reported as hopeless; a repair never adds or changes records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tally:
 
 
 def _of_history(found: Found) -> bool:
-    """About heads before the newest: nobody reads by them but who has pinned one."""
+    """Whether the finding is about manifests before the newest, which only readers with a pin use."""
     return found.object.startswith("meta/head/") or found.what.startswith("named again")
 
 
@@ -59,12 +59,12 @@ def _heal(store: MemoryStore, topic: str) -> RepairPlan:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_drawn_corruption_is_healed_or_hopeless_and_no_record_changes(store: MemoryStore, topic: str) -> None:
+def test_every_drawn_corruption_is_repaired_or_hopeless_and_no_record_changes(store: MemoryStore, topic: str) -> None:
     truth, drawn, tally = _records(store, topic), rot.Rot(store, topic), Tally()
     for seed in range(3_000, 3_000 + CASES // len(TOPICS)):
         bad, what = drawn.of(seed)
         plan = _heal(bad, topic)
-        if plan.pages:  # a lost page hid its rows: scrub again
+        if plan.pages:  # a lost page hid its entries: scrub again
             again = _heal(bad, topic)
             plan = replace(again, pages=plan.pages, segments=plan.segments + again.segments)
         left = rot.scrubbed(bad, topic).of("corrupt")
@@ -86,7 +86,7 @@ def test_every_drawn_corruption_is_healed_or_hopeless_and_no_record_changes(stor
     assert tally.healed > 0, tally
 
 
-def test_a_repaired_bucket_is_planned_again_with_nothing_to_do(store: MemoryStore) -> None:
+def test_the_plan_for_a_repaired_bucket_is_empty(store: MemoryStore) -> None:
     bad = MemoryStore("memory://b", now_ms=lambda: NOW)
     bad._objects = dict(store._objects)
     prefix = named("raw").prefix
@@ -107,19 +107,19 @@ def test_a_repaired_bucket_is_planned_again_with_nothing_to_do(store: MemoryStor
 
 
 @pytest.mark.parametrize("heads_left", [True, False])
-def test_a_lost_page_comes_back_from_older_heads_or_from_the_objects(heads_left: bool) -> None:
-    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+def test_a_lost_page_is_restored_from_older_manifests_or_from_the_objects(heads_left: bool) -> None:
+    from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
 
     world = CareWorld.empty()
-    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    fill(world, "t", PLAIN_ENCODING, 12, SMALL_PAGES)
     store = world.store
     assert isinstance(store, MemoryStore)
     truth, prefix = _records(store, "t"), named("t").prefix
     if not heads_left:
-        from remote.gc.old_manifests import collect_heads
+        from remote.gc.old_manifests import collect_manifests
 
         log = world.logs["t"]
-        collect_heads(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
+        collect_manifests(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
     lost = MetadataLog(store, prefix).refresh().spills[1]
     body = store.get(prefix + lost.key)
     store.delete([prefix + lost.key])
@@ -133,12 +133,12 @@ def test_a_lost_page_comes_back_from_older_heads_or_from_the_objects(heads_left:
 
 
 @pytest.mark.parametrize("what", ["indexes", "page"])
-def test_a_repair_cut_at_any_call_and_begun_again_comes_to_its_end(what: str) -> None:
-    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+def test_a_repair_stopped_at_any_call_is_finished_by_a_second_run(what: str) -> None:
+    from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
     from fault_kinds import Clock, FaultStore, Kind
 
     world = CareWorld.empty()
-    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    fill(world, "t", PLAIN_ENCODING, 12, SMALL_PAGES)
     assert isinstance(world.store, MemoryStore)
     truth, prefix = _records(world.store, "t"), named("t").prefix
     log = MetadataLog(world.store, prefix)
@@ -167,8 +167,8 @@ def test_a_repair_cut_at_any_call_and_begun_again_comes_to_its_end(what: str) ->
             cut(at, kind)
 
 
-def test_other_sound_bytes_under_the_name_are_no_good_copy() -> None:
-    """Batches with their CRCs, at the same offsets, of the same size; only the row's checksum tells."""
+def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
+    """Batches with valid CRCs, at the same offsets and of the same size; only the checksum in the entry differs."""
     from care_world import CareWorld, batches
 
     world = CareWorld.empty()
@@ -185,24 +185,24 @@ def test_other_sound_bytes_under_the_name_are_no_good_copy() -> None:
     assert plan.hopeless[0].offsets == (0, 10)
 
 
-def test_a_page_of_rewritten_rows_does_not_come_back_with_the_rows_before() -> None:
-    """Older heads hold the same offsets by other rows, whose objects wait for their deletion."""
-    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+def test_a_page_of_rewritten_entries_is_not_restored_with_the_entries_before() -> None:
+    """Older manifests hold the same offsets in other entries, whose objects are pending deletes."""
+    from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
 
     from remote.manifest.job_changes import replace_tiled
-    from remote.manifest.manifest import JobNote
+    from remote.manifest.manifest import AppliedJob
     from tiered.jobs.rewriting import plan_recode, rewrite_group
 
     world = CareWorld.empty()
-    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    fill(world, "t", PLAIN_ENCODING, 12, SMALL_PAGES)
     store, prefix = world.store, named("t").prefix
     assert isinstance(store, MemoryStore)
     truth = _records(store, "t")
     plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
     done = [rewrite_group(plan, group, store) for group in plan.groups]
     replaced = [each.replacement for each in done if each.replacement is not None]
-    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=JobNote(job_id="j"), keeps_maker=True)
-    world.commit("t", change, touches=(0, 2000))  # as a manager whose pages are small: new pages in the same head
+    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=AppliedJob(job_id="j"), keeps_maker=True)
+    world.commit("t", change, touches=(0, 2000))  # as a manager with small pages: new pages in the same manifest
     log = MetadataLog(store, prefix)
     before = [row.data_key for row in log.index(log.refresh()).rows()]
     lost = log.refresh().spills[1]
@@ -216,12 +216,12 @@ def test_a_page_of_rewritten_rows_does_not_come_back_with_the_rows_before() -> N
     assert rot.scrubbed(store, "t").of("corrupt") == []
 
 
-def test_a_damaged_page_of_an_immutable_bucket_is_followed_by_another() -> None:
-    """Nothing may be put over it."""
-    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+def test_a_damaged_page_of_an_immutable_bucket_is_replaced_under_a_new_name() -> None:
+    """The damaged object cannot be overwritten."""
+    from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
 
     world = CareWorld.empty()
-    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    fill(world, "t", PLAIN_ENCODING, 12, SMALL_PAGES)
     store = world.store
     assert isinstance(store, MemoryStore)
     truth, prefix = _records(store, "t"), named("t").prefix
@@ -239,8 +239,8 @@ def test_a_damaged_page_of_an_immutable_bucket_is_followed_by_another() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_fork_is_repaired_as_its_source_is(mode: str) -> None:
-    """Both name the damaged object; what the one upload makes good is no good to the other."""
+def test_a_fork_is_repaired_like_its_source(mode: str) -> None:
+    """Both name the damaged object; the upload that repairs one does not repair the other."""
     from care_world import CareWorld, fill
 
     world = CareWorld.empty()

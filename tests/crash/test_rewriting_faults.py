@@ -1,4 +1,4 @@
-"""Rewriting a bucket, interrupted before and after each effect and begun again, under readers."""
+"""Rewriting a bucket: interrupted before and after each effect and started again, with concurrent readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFL
 
 @pytest.mark.parametrize("paged", [False, True], ids=["in the head", "in pages"])
 @pytest.mark.parametrize("name", sorted(FLOWS))
-def test_every_call_cut_before_and_after_its_effect(name: str, paged: bool) -> None:
+def test_a_rewrite_interrupted_at_any_call_is_finished_and_readers_see_every_record(name: str, paged: bool) -> None:
     calls = run_case(FLOWS[name], small_segments(paged=paged), None, None)
     assert len([call for call in calls if call in ("put", "upload", "put_if_absent")]) > 4
     for at, verb in enumerate(calls):
@@ -27,6 +27,6 @@ SEEDS = int(os.environ.get("TIERED_FAULT_SEEDS", "15"))
 
 @pytest.mark.parametrize("mode", ["raw", "both"])
 @pytest.mark.parametrize("name", sorted(FLOWS))
-def test_several_faults_in_one_flow_as_drawn(name: str, mode: str) -> None:
+def test_a_rewrite_with_several_drawn_faults_is_finished_by_a_second_run(name: str, mode: str) -> None:
     for seed in range(SEEDS):
         run_drawn(FLOWS[name], small_segments(mode, paged=bool(seed % 2)), f"{name} {seed}")

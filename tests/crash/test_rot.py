@@ -1,4 +1,4 @@
-"""A deep scrub finds every corruption that is drawn, and nothing in a bucket that is as it should be."""
+"""A deep scrub finds every drawn corruption, and has no findings in an undamaged bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiered.health.scrub import plan_scrub, run_scrub
 
 CASES = int(os.environ.get("TIERED_ROT_CASES", "480"))
 TOPICS = (*MODES, "paged", "viewed")
-UNSEALED = ("encrypted", "both", "paged")  # topics with a key whose manifests are those of a version before sealing
+UNSEALED = ("encrypted", "both", "paged")  # encrypted topics with manifests of a version before sealing
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def store() -> MemoryStore:
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_sound_bucket_raises_no_alarm(store: MemoryStore, topic: str, deep: bool) -> None:
+def test_scrub_of_an_undamaged_bucket_has_no_findings(store: MemoryStore, topic: str, deep: bool) -> None:
     report = rot.scrubbed(store, topic, deep=deep)
     told = [each.what for each in report.findings]
     if topic in UNSEALED:
@@ -37,13 +37,13 @@ def test_a_sound_bucket_raises_no_alarm(store: MemoryStore, topic: str, deep: bo
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_drawn_corruption_is_found(store: MemoryStore, topic: str) -> None:
+def test_scrub_finds_every_drawn_corruption(store: MemoryStore, topic: str) -> None:
     missed = rot.run({topic: store}, CASES // len(TOPICS), first_seed=7_000)
     assert missed == []
 
 
-def test_a_deep_scrub_reads_every_byte_of_every_segment(store: MemoryStore) -> None:
-    """Each byte of one segment's objects, turned over by itself."""
+def test_a_deep_scrub_finds_a_change_in_any_byte_of_a_segment(store: MemoryStore) -> None:
+    """Every byte of one segment's objects is changed in turn."""
     prefix = named("raw").prefix
     plan = plan_scrub(store, [named("raw")], deep=True)
     row = plan.jobs[1].row

@@ -1,4 +1,4 @@
-"""A writer that stalls between its last look and its deletes, and a bucket that is put back to an earlier state."""
+"""A writer that stalls between its last check and its deletes, and a bucket that is restored to an earlier state."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def head_of(manager: LogManager) -> Head:
     return head
 
 
-# --- a stall between the look and the deletes -------------------------------------------------------------------------
+# --- a stall between the check and the deletes ------------------------------------------------------------------------
 
 
-def test_a_writer_that_stalls_between_its_last_look_and_its_deletes_takes_nothing_that_anybody_needs() -> None:
-    """It saw no pin and was the writer. While it stalls another takes over, and a reader pins what there is now."""
+def test_a_writer_that_stalls_before_its_deletes_deletes_no_object_still_in_use() -> None:
+    """The writer saw no pin and was not fenced. During the stall another takes over, and a reader pins the new
+    manifest.
+    """
     world, pinned = World(), []
     late = NOW + HOUR
     with world.open() as manager:
@@ -58,7 +60,7 @@ def test_a_writer_that_stalls_between_its_last_look_and_its_deletes_takes_nothin
 
         world.store.delete = meanwhile  # type: ignore[assignment,method-assign]
         manager.tick(late)
-        assert pinned, "it stalled there"
+        assert pinned, "the writer did not stall before the deletes"
         assert isinstance(manager.problems[NAME], Fenced)
     newest = MetadataLog(world.store, held.prefix).refresh()
     there = {info.key.removeprefix(held.prefix) for info in world.store.list(held.prefix)}
@@ -67,11 +69,11 @@ def test_a_writer_that_stalls_between_its_last_look_and_its_deletes_takes_nothin
     assert newest.writer_id == "another"
 
 
-# --- an earlier state of the bucket comes back ------------------------------------------------------------------------
+# --- an earlier state of the bucket is restored -----------------------------------------------------------------------
 
 
 class Timeline:
-    """Records 0 to 400 in the bucket, 430 on the disk at least; the backup was made when 200 were in the bucket."""
+    """The bucket has records 0 to 400, the disk at least 430; the backup was made when the bucket had 200."""
 
     def __init__(self, *, keeps_disk: bool) -> None:
         self.world = World()
@@ -90,7 +92,7 @@ class Timeline:
         settle(self.manager)
 
     def restore(self, *, all_of_it: bool) -> None:
-        """The bucket as the backup has it, or only the heads of then: a listing that lost the newer ones."""
+        """Restore the bucket of the backup, or only its manifests, as after a listing that lost the newer ones."""
         objects = self.world.store._objects
         gone = [key for key in objects if key not in self.backup and (all_of_it or HEADS in key)]
         for key in gone:
@@ -98,7 +100,7 @@ class Timeline:
 
 
 @pytest.mark.parametrize("all_of_it", [True, False])
-def test_a_disk_that_still_has_what_the_older_head_lacks_goes_on_from_it(all_of_it: bool) -> None:
+def test_a_disk_with_the_records_that_an_older_manifest_lacks_copies_them_again(all_of_it: bool) -> None:
     line = Timeline(keeps_disk=True)
     line.manager.close()
     line.restore(all_of_it=all_of_it)
@@ -107,11 +109,11 @@ def test_a_disk_that_still_has_what_the_older_head_lacks_goes_on_from_it(all_of_
         assert values(manager.reader()) == line.expected
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        assert head_of(manager).next_offset == 430, "copied once more, under new names"
+        assert head_of(manager).next_offset == 430, "the records were not copied again under new names"
 
 
 @pytest.mark.parametrize("all_of_it", [True, False])
-def test_a_disk_that_has_let_go_of_what_the_older_head_lacks_changes_nothing_and_says_so(all_of_it: bool) -> None:
+def test_a_disk_that_dropped_the_records_an_older_manifest_lacks_reports_remote_lost(all_of_it: bool) -> None:
     line = Timeline(keeps_disk=False)
     line.manager.close()
     line.restore(all_of_it=all_of_it)
@@ -125,10 +127,10 @@ def test_a_disk_that_has_let_go_of_what_the_older_head_lacks_changes_nothing_and
     assert after == before
 
 
-@pytest.mark.damages_bucket  # rows name what the backup did not have
+@pytest.mark.damages_bucket  # entries name objects that the backup did not have
 @pytest.mark.parametrize("keeps_disk", [True, False])
 @pytest.mark.parametrize("all_of_it", [True, False])
-def test_a_manager_at_work_has_the_whole_head_in_its_hands_and_writes_it_on_top(
+def test_a_running_manager_commits_its_whole_manifest_above_a_restored_older_one(
     keeps_disk: bool, all_of_it: bool
 ) -> None:
     line = Timeline(keeps_disk=keeps_disk)
@@ -140,9 +142,9 @@ def test_a_manager_at_work_has_the_whole_head_in_its_hands_and_writes_it_on_top(
     newest = MetadataLog(line.world.store, line.manager.partitions()[0].prefix).refresh()
     assert newest.sequence > before
     assert newest.next_offset == 530
-    with RemoteLog(line.world.store) as bucket:  # what the manager read before is in its cache
+    with RemoteLog(line.world.store) as bucket:  # the manager has cached its earlier reads
         if all_of_it:
-            with pytest.raises(Corrupt, match="its object is missing"):  # told, never passed over
+            with pytest.raises(Corrupt, match="its object is missing"):  # an error, never skipped
                 values(bucket.reader())
         else:
             assert [record for record in values(bucket.reader()) if record[0] < 430] == line.expected
@@ -151,7 +153,7 @@ def test_a_manager_at_work_has_the_whole_head_in_its_hands_and_writes_it_on_top(
     line.manager.close()
 
 
-def test_what_was_uploaded_since_an_older_head_came_back_are_orphans_once_its_successor_is_written() -> None:
+def test_objects_of_the_epoch_before_a_restore_are_orphans_after_the_next_takeover() -> None:
     line = Timeline(keeps_disk=True)
     line.manager.close()
     line.restore(all_of_it=False)
@@ -160,14 +162,14 @@ def test_what_was_uploaded_since_an_older_head_came_back_are_orphans_once_its_su
         prefix, expected = manager.partitions()[0].prefix, values(manager.reader())
         names = list_partitions(line.world.store)
         found = list_garbage(line.world.store, names, now_ms=NOW + DAY)
-        assert found.entries, "of the epoch before"
+        assert found.entries, "objects of the epoch before the restore"
         delete_garbage(line.world.store, found, now_ms=NOW + DAY, grace_ms=0)
         assert values(manager.reader()) == expected
         assert prefix == names[0].prefix
 
 
 @pytest.mark.parametrize("is_put_back", [True, False])
-def test_a_disk_with_records_of_a_later_epoch_than_the_bucket_says_that_an_older_state_came_back(
+def test_a_disk_with_records_of_a_later_epoch_reports_a_restored_older_bucket(
     caplog: pytest.LogCaptureFixture, *, is_put_back: bool
 ) -> None:
     line = Timeline(keeps_disk=True)

@@ -1,10 +1,9 @@
-"""Rounds that do not wait, with everything that may happen beside their tasks, drawn from a seed; then what must hold.
+"""Rounds that do not wait for their tasks, with drawn events during the tasks; then the checks.
 
-The threads are real, so a seed is a story of deeds, not of steps: what the tasks are at while a deed is done differs
-from run to run. Every acknowledged record that retention and deletion have left is read in the end, and the bucket is
-sound.
+The threads are real. A seed thus fixes the sequence of events, but not the step at which a task meets an event. At the
+end every acknowledged record that retention and deletion left is readable, and the bucket is undamaged.
 
-    python tests/crash/test_tasks_beside_others.py FIRST LAST      as many stories as one likes
+    python tests/crash/test_tasks_beside_others.py FIRST LAST      runs any number of stories
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 
-LIMIT_S = 60.0  # nothing takes so long; a story that would hang fails instead
+LIMIT_S = 60.0  # nothing takes so long; a story that would hang fails
 DEEDS = ["append"] * 4 + ["tick"] * 6
 DEEDS += ["roll", "delete records", "alter", "time passes", "close", "cut", "tasks end", "waiting tick"]
 TOPICS: dict[str, dict[str, str]] = {"t": {}, "c": {"cleanup.policy": "compact"}, "o": {"retention.ms": "3d"}}
 
 
 class Flaky:
-    """A store that is out of reach now and then, before the effect or after it. Uploads last for some deeds."""
+    """A store that fails now and then, before or after the effect. Uploads last for some events."""
 
     def __init__(self, inner: MemoryStore, rng: random.Random, rate: float) -> None:
         self._inner, self._rng, self.rate = inner, rng, rate
@@ -46,7 +45,7 @@ class Flaky:
         self._may_last = True
 
     def deed(self, *, waits: bool) -> None:
-        """The next deed begins; one that waits for tasks lets all uploads end."""
+        """Start the next event; one that waits for tasks lets all uploads finish."""
         with self._changed:
             self._deeds += 1
             self._may_last = not waits
@@ -62,7 +61,7 @@ class Flaky:
             assert self._changed.wait_for(lambda: self._deeds >= due or not self._may_last, LIMIT_S)
 
     def close(self) -> None:
-        """It outlives its managers."""
+        """The store outlives its managers."""
 
     def __getattr__(self, verb: str) -> object:
         real = getattr(self._inner, verb)
@@ -82,7 +81,7 @@ class Flaky:
 
 
 class Story:
-    """One disk, one bucket, managers one after another; what was sent, by topic and offset."""
+    """One disk, one bucket, a sequence of managers; the records sent, by topic and offset."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.now_ms, self.world = random.Random(seed), NOW, World()
@@ -160,11 +159,11 @@ class Story:
         self.manager.alter_topic(topic, disabled if self.rng.random() < 0.3 else enabled, now_ms=self.now_ms)
 
     def end(self) -> None:
-        """The store answers, both kinds of rounds find nothing more to do, and everything is there."""
+        """The store works, rounds of both kinds find no more work, and every record is readable."""
         self.store.rate = 0.0
         self.store.deed(waits=True)
         assert self.manager.wait_for_tasks(LIMIT_S)
-        self._reopen(LIMIT_S)  # whom a cut manager's last commit has fenced begins anew
+        self._reopen(LIMIT_S)  # a manager that was fenced by the last commit of a killed one opens again
         for turn in range(40):
             is_busy = self.manager.tick(self.now_ms, waits=turn % 2 == 0)
             assert self.manager.wait_for_tasks(LIMIT_S)
@@ -185,13 +184,13 @@ class Story:
         if topic == "c":
             newest = {key: at for at, (key, _) in sorted(wanted.items())}
             assert found.items() <= wanted.items()
-            assert set(newest.values()) <= set(found), "a key's newest record is gone"
+            assert set(newest.values()) <= set(found), "the newest record of a key is lost"
         else:
             assert found == wanted
 
 
 def tell(seed: int, deeds: int = 60) -> None:
-    """Raises AssertionError, naming the seed."""
+    """Run one story. Raises AssertionError with the seed."""
     story = Story(seed)
     try:
         for step in range(deeds):
@@ -202,7 +201,7 @@ def tell(seed: int, deeds: int = 60) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 24, 6))
-def test_nothing_is_lost_whatever_happens_beside_the_tasks(first: int) -> None:
+def test_rounds_without_waiting_lose_no_record_under_drawn_events(first: int) -> None:
     for seed in range(first, first + 6):
         tell(seed)
 

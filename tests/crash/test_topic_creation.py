@@ -1,4 +1,4 @@
-"""Many topics at once, cut after every effect: all of them or none, and none that was acknowledged is ever lost."""
+"""Creating many topics at once with a crash after every effect: all or none exist, and no acknowledged one is lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tiered.topics.topic_creation import AskedTopic
 
 NAMES = ("a", "b")
 ASKED = [AskedTopic(name=name, partitions=2) for name in NAMES]
-STATES = 3  # of each moment
+STATES = 3  # crash states at each moment
 
 
 def begun(roots: int = 1) -> World:
-    """A log directory, or two of them, with a topic that was there before and holds records."""
+    """One or two log directories with an older topic that holds records."""
     world = World()
     world.config = replace(world.config, more_data_dirs=tuple(f"./more{at}" for at in range(1, roots)))
     with world.open() as manager:
@@ -30,11 +30,11 @@ def begun(roots: int = 1) -> World:
 
 
 def goes_on(world: World, disk: ModelDisk, *, is_acknowledged: bool) -> bool:
-    """Whether the topics are there after a crash; checks what has to hold either way, and that work goes on."""
-    for _ in range(2):  # what recovery leaves is opened again
+    """Whether the topics exist after a crash; checks all invariants and that appends still work."""
+    for _ in range(2):  # the second time opens the result of the recovery
         with world.open(disk=disk) as manager:
             there = {each.name for each in manager.topics()}
-            assert there in ({"t"}, {"t", *NAMES}), "all or none"
+            assert there in ({"t"}, {"t", *NAMES}), "some of the topics exist, others do not"
             assert "a" in there or not is_acknowledged, "an acknowledged topic was lost"
             assert manager.problems == {}
             assert manager.partition(TopicPartition("t", 0)).log.next_offset >= 20
@@ -51,7 +51,7 @@ def goes_on(world: World, disk: ModelDisk, *, is_acknowledged: bool) -> bool:
 
 
 @pytest.mark.parametrize("roots", [1, 2])
-def test_a_crash_at_any_moment_leaves_all_topics_or_none_and_work_goes_on(roots):
+def test_a_crash_at_any_moment_of_a_creation_leaves_all_topics_or_none(roots):
     world, rng = begun(roots), random.Random(roots)
     found: list[bool] = []
     with world.open() as manager:
@@ -72,8 +72,8 @@ def test_a_crash_at_any_moment_leaves_all_topics_or_none_and_work_goes_on(roots)
 
 
 @pytest.mark.parametrize("roots", [1, 2])
-def test_records_that_were_acknowledged_in_a_new_topic_outlast_a_crash(roots):
-    """They are taken once every name above them is durable."""
+def test_acknowledged_records_of_a_new_topic_survive_a_crash(roots):
+    """Records are accepted only when every name above them is durable."""
     world, rng = begun(roots), random.Random(roots)
     manager = world.open()
     manager.create_topics(ASKED, now_ms=NOW)
@@ -92,7 +92,7 @@ def syncs(disk: ModelDisk, since: int) -> int:
 
 
 @pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 300), (50, 1), (20, 7)])
-def test_syncs_are_three_for_all_and_two_for_each_partition(topics, partitions):
+def test_creating_topics_costs_three_syncs_and_two_for_each_partition(topics, partitions):
     world = begun()
     with world.open() as manager:
         before = len(world.disk.journal)
@@ -101,7 +101,7 @@ def test_syncs_are_three_for_all_and_two_for_each_partition(topics, partitions):
         assert syncs(world.disk, before) == 3 + 2 * topics * partitions
 
 
-def test_partitions_in_which_nothing_was_written_are_opened_and_closed_without_a_sync_of_theirs():
+def test_partitions_without_records_are_opened_and_closed_without_a_sync():
     world = begun()
     with world.open() as manager:
         manager.create_topics([AskedTopic(name="n", partitions=50)], now_ms=NOW)
@@ -121,7 +121,7 @@ def test_partitions_in_which_nothing_was_written_are_opened_and_closed_without_a
         [AskedTopic(name="a"), AskedTopic(name="../b")],
     ],
 )
-def test_one_that_is_refused_keeps_the_others_from_being_made(asked):
+def test_a_refused_topic_prevents_the_creation_of_all_topics_of_the_call(asked):
     world = begun()
     with world.open() as manager:
         before = len(world.disk.journal)
@@ -131,7 +131,7 @@ def test_one_that_is_refused_keeps_the_others_from_being_made(asked):
         assert len(world.disk.journal) == before
 
 
-def test_a_disk_that_refuses_in_the_middle_is_told_and_the_next_start_makes_the_rest():
+def test_a_creation_stopped_by_a_disk_error_raises_and_the_next_open_finishes_it():
     for at in range(1, 200):
         world = begun()
         manager = world.open()

@@ -1,4 +1,4 @@
-"""Every store call and every disk call of a view's run, cut; whoever reads finds the old view or the new one, whole."""
+"""A view build with a fault at every store call and disk call: readers find the old or the new view, complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = 120
 
 
 def prepared() -> World:
-    """A view of the first half, and a second half that it has not taken up: keys anew, a deletion, a new key."""
+    """A view of the first half, and a second half of the log that it lacks: new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -45,7 +45,7 @@ def build(manager: LogManager, now_ms: int = NOW) -> None:
 
 
 def read(world: World) -> list[tuple[int, bytes | None]]:
-    """What a reader with nothing but the bucket finds below the horizon."""
+    """The records that a reader of the bucket alone finds below the horizon."""
     with RemoteLog(world.store) as bucket:
         reader = bucket.reader(read_compacted=True)
         view = find_view(bucket.head(NAME).views, "compacted")
@@ -61,14 +61,14 @@ NEW = [
 ]
 
 
-def test_the_story_is_what_the_tests_below_take_it_for() -> None:
-    """One part of the old view is taken over, one is written anew, and one is added."""
+def test_building_a_view_reuses_one_part_and_writes_two() -> None:
+    """One part of the old view is reused, one is rewritten, and one is added."""
     world = prepared()
     assert read(world) == OLD
     with world.open() as manager:
-        before = {row.ulid for row in manager.partitions()[0].head().view_rows}
+        before = {row.ulid for row in manager.partitions()[0].head().view_entries}
         build(manager)
-        after = {row.ulid for row in manager.partitions()[0].head().view_rows}
+        after = {row.ulid for row in manager.partitions()[0].head().view_entries}
     assert read(world) == NEW
     assert before & after
     assert before - after
@@ -76,14 +76,14 @@ def test_the_story_is_what_the_tests_below_take_it_for() -> None:
 
 
 def run_with(world: World, at: int, fault: Fault | None) -> FaultStore:
-    """A run whose call `at` meets `fault`; the manager ends as a crash ends it."""
+    """Build with `fault` at call `at`; the manager ends as in a crash."""
     store = FaultStore(world.store)
     manager = world.open(store=store)
     store._at, store._fault = len(store.calls) + at if fault is not None else -1, fault
     begun = len(store.calls)
     with suppress(Killed):
         build(manager)
-    store.deliver(len(store.calls) + 10)  # what was held up arrives after all
+    store.deliver(len(store.calls) + 10)  # delayed requests arrive now
     store.calls = store.calls[begun:]
     with suppress(Killed):
         manager.abandon()
@@ -94,7 +94,7 @@ CALLS = run_with(prepared(), 0, None).calls
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_whatever_store_call_of_a_run_fails_the_old_view_or_the_new_one_is_there(fault: Fault) -> None:
+def test_a_build_with_a_store_fault_at_any_call_leaves_the_old_or_the_new_view(fault: Fault) -> None:
     seen = set()
     for at in range(len(CALLS)):
         world = prepared()
@@ -116,7 +116,7 @@ def test_whatever_store_call_of_a_run_fails_the_old_view_or_the_new_one_is_there
     assert seen == {True, False} or fault in (Fault.OUTAGE, Fault.BEFORE, Fault.KILL_BEFORE)
 
 
-def test_an_error_before_the_commit_leaves_nothing_of_the_run_in_the_bucket_and_its_reason_in_the_head() -> None:
+def test_an_error_before_the_commit_leaves_no_object_and_its_reason_in_the_manifest() -> None:
     for at, verb in enumerate(CALLS):
         if verb != "upload":
             continue
@@ -131,7 +131,7 @@ def test_an_error_before_the_commit_leaves_nothing_of_the_run_in_the_bucket_and_
         assert "injected fault" in view.failure.error
 
 
-def test_a_run_that_a_crash_ended_is_told_apart_from_one_at_work() -> None:
+def test_a_build_interrupted_by_a_crash_differs_from_a_running_one() -> None:
     world = prepared()
     run_with(world, CALLS.index("upload"), Fault.KILL_BEFORE)
     with RemoteLog(world.store) as bucket:
@@ -142,7 +142,7 @@ def test_a_run_that_a_crash_ended_is_told_apart_from_one_at_work() -> None:
         assert view.state(manager.partitions()[0].head().epoch) is ViewState.INTERRUPTED
 
 
-def test_a_writer_that_was_fenced_during_a_run_changes_nothing_that_a_reader_sees() -> None:
+def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> None:
     for at in range(len(CALLS)):
         world = prepared()
         store = FaultStore(world.store)
@@ -172,7 +172,7 @@ def test_a_writer_that_was_fenced_during_a_run_changes_nothing_that_a_reader_see
 
 
 def disk_effects() -> int:
-    """How many effects on the disk a run has."""
+    """The number of disk effects of a build."""
     world = prepared()
     manager = world.open()
     begun = world.disk.effects
@@ -182,8 +182,10 @@ def disk_effects() -> int:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("is_power_cut", [True, False])
-def test_whatever_disk_call_of_a_run_fails_the_log_and_the_view_are_whole(is_power_cut: bool, before: bool) -> None:
-    """The part that lay on the disk means nothing to the next start."""
+def test_a_build_with_a_disk_fault_at_any_call_leaves_the_log_and_the_view_whole(
+    is_power_cut: bool, before: bool
+) -> None:
+    """The part on the disk means nothing to the next open."""
     for at in range(1, disk_effects() + 1):
         world = prepared()
         manager = world.open()
