@@ -1,4 +1,5 @@
-"""A topic copied to another bucket: the same records, whatever cuts it short, and never a part of a cleaned one."""
+"""A topic is copied to another bucket: the same records, after any interruption.
+A cleaned topic is never visible in part."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from remote.manifest.sealing import keyed
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
-from tiered.jobs.bucket_copying import CopyOutcome, compare, copy_row, plan_copy, run_copy
+from tiered.jobs.bucket_copying import CopyOutcome, compare, copy_entry, plan_copy, run_copy
 
 
 def _target() -> ObjectStore:
@@ -40,7 +41,7 @@ def _uncleaned(count: int = 6) -> CareWorld:
 
 @pytest.mark.parametrize("mode", sorted(MODES))
 @pytest.mark.parametrize("paged", [False, True])
-def test_the_copy_has_the_same_records_rows_and_log_start(mode: str, paged: bool) -> None:
+def test_bucket_copy_has_the_same_records_entries_and_log_start_offset(mode: str, paged: bool) -> None:
     world, target = small_segments(mode, 7, paged=paged), _target()
     first = next(iter(MetadataLog(world.store, named("t").prefix).index(world.logs["t"].refresh()).rows()))
     expire = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
@@ -54,7 +55,7 @@ def test_the_copy_has_the_same_records_rows_and_log_start(mode: str, paged: bool
     assert damage(check_bucket(target, keys=KEYS)) == []
 
 
-def test_another_codec_and_key_over_there() -> None:
+def test_bucket_copy_with_another_codec_and_key_has_the_same_records() -> None:
     world, target = _uncleaned(), _target()
     assert _copy(world.store, target, codec="zstd", key_id="b").differences == ()
     rows = MetadataLog(target, named("t").prefix).refresh().segments
@@ -62,7 +63,7 @@ def test_another_codec_and_key_over_there() -> None:
     assert records(target) == records(world.store)
 
 
-def test_what_comes_later_is_copied_by_another_run() -> None:
+def test_repeated_bucket_copy_copies_only_new_segments() -> None:
     world, target = _uncleaned(3), _target()
     _copy(world.store, target)
     world.add("t", b"".join(batches(36, (4, 5))), 48)
@@ -73,9 +74,11 @@ def test_what_comes_later_is_copied_by_another_run() -> None:
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_every_call_cut_before_and_after_its_effect_and_begun_again(cleaned: bool) -> None:
-    """On the source's side as on the target's; meanwhile the target is a beginning of the source, or of a cleaned
-    topic nothing, and the source is what it was."""
+def test_bucket_copy_interrupted_at_any_call_is_completed_by_a_second_run(cleaned: bool) -> None:
+    """Faults hit the calls to the source and to the target.
+    1. After the fault, the target holds a prefix of the source's records. A cleaned topic is complete or absent.
+    2. After the second run the target holds all records.
+    3. The source is unchanged."""
     world = small_segments("raw", 4) if cleaned else _uncleaned(4)
     truth = records(world.store)
     assert isinstance(world.store, MemoryStore)
@@ -87,7 +90,7 @@ def test_every_call_cut_before_and_after_its_effect_and_begun_again(cleaned: boo
         cut_one = source if of_source else target
         cut_one.arm(at, kind)
         try:
-            _copy(source, target, rows_a_head=2)
+            _copy(source, target, entries_a_manifest=2)
         except LogError:
             assert kind is not None
         calls = list(cut_one.calls)
@@ -110,16 +113,16 @@ def test_every_call_cut_before_and_after_its_effect_and_begun_again(cleaned: boo
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_told_to_stop_a_cleaned_topic_is_not_there_in_part(cleaned: bool) -> None:
+def test_cancelled_bucket_copy_of_a_cleaned_topic_leaves_no_part_of_it(cleaned: bool) -> None:
     world, target = small_segments("raw", 4) if cleaned else _uncleaned(4), _target()
     stops = iter([False, False, False, True])
-    outcome = _copy(world.store, target, rows_a_head=2, should_stop=lambda: next(stops))
+    outcome = _copy(world.store, target, entries_a_manifest=2, should_stop=lambda: next(stops))
     assert (outcome.is_complete, outcome.rows) == (False, 0 if cleaned else 3)
     assert _copy(world.store, target).is_complete
     assert records(target) == records(world.store)
 
 
-def test_somebody_elses_partition_and_the_same_bucket_are_refused() -> None:
+def test_bucket_copy_to_the_same_bucket_or_a_written_partition_is_refused() -> None:
     world, target = _uncleaned(), _target()
     with pytest.raises(InvalidRequest, match="it is the same"):
         plan_copy(world.store, world.store, named("t"), now_ms=NOW)
@@ -130,12 +133,12 @@ def test_somebody_elses_partition_and_the_same_bucket_are_refused() -> None:
         plan_copy(world.store, target, named("t"), now_ms=NOW)
 
 
-def test_a_source_that_was_rewritten_since_is_told() -> None:
+def test_bucket_copy_is_refused_when_the_source_was_rewritten_since_the_last_run() -> None:
     from tiered.jobs.rewriting import plan_merge, run_rewrite
 
     world, target = _uncleaned(4), _target()
     stops = iter([False, True])
-    _copy(world.store, target, rows_a_head=1, should_stop=lambda: next(stops))
+    _copy(world.store, target, entries_a_manifest=1, should_stop=lambda: next(stops))
     merge = plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=10_000)
     run_rewrite(world.store, merge, now_ms=lambda: NOW)
     with pytest.raises(Conflict, match="other segments there by now"):
@@ -143,7 +146,7 @@ def test_a_source_that_was_rewritten_since_is_told() -> None:
     assert compare(world.store, target, named("t"))[1] != []
 
 
-def test_damage_is_not_carried_over() -> None:
+def test_bucket_copy_does_not_copy_a_damaged_segment() -> None:
     world, target = _uncleaned(2), _target()
     row = MetadataLog(world.store, named("t").prefix).refresh().segments[1]
     body = bytearray(world.store.get(named("t").prefix + row.data_key))
@@ -154,16 +157,16 @@ def test_damage_is_not_carried_over() -> None:
     assert records(target) == []
 
 
-def test_one_row_is_a_job_that_travels() -> None:
+def test_copy_of_one_entry_works_with_a_pickled_plan() -> None:
     world, target = _uncleaned(2), _target()
     plan = pickle.loads(pickle.dumps(plan_copy(world.store, target, named("t"), now_ms=NOW)))
-    row = copy_row(world.store, target, plan, plan.rows[1], epoch=1, chunk_bytes=512)
+    row = copy_entry(world.store, target, plan, plan.rows[1], epoch=1, chunk_bytes=512)
     assert row.content_crc32c == plan.rows[1].row.content_crc32c
     assert plan.cost.puts >= 2 * len(plan.rows) + 1
     assert plan.cost.dollars > 0
 
 
-def test_pages_of_the_source_are_read_and_the_copy_makes_its_own() -> None:
+def test_bucket_copy_reads_pages_of_the_source_and_writes_its_own() -> None:
     world, target = small_segments("raw", 9, paged=True), _target()
     assert world.logs["t"].refresh().spills
     assert SMALL_PAGES.page_rows_max < 9
@@ -171,7 +174,7 @@ def test_pages_of_the_source_are_read_and_the_copy_makes_its_own() -> None:
     assert records(target) == records(world.store)
 
 
-def test_a_manager_goes_on_behind_a_copy_above_the_leader_epochs_of_its_source() -> None:
+def test_manager_on_a_bucket_copy_continues_above_the_leader_epochs_of_the_source() -> None:
     world, target = World(), MemoryStore("memory://other", now_ms=lambda: NOW)
     for at in range(4):
         with world.open() as manager:

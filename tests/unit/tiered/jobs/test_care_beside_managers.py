@@ -1,4 +1,4 @@
-"""Rewriting, scrubbing, repairing and collecting a bucket while a manager works on it: neither undoes the other."""
+"""Rewrite, scrub and garbage collection of a bucket while a manager works on it: neither undoes the other."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _rows(world: World) -> int:
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED], ids=["deleted", "compacted"])
-def test_rounds_of_a_manager_and_of_a_rewriting_in_turn(settings: dict[str, str]) -> None:
-    """Copies, cleanings, local and remote retention between merges and recodings; every record that should be is."""
+def test_maintenance_and_rewrites_in_turn_lose_no_record(settings: dict[str, str]) -> None:
+    """Copies, cleaning and retention alternate with merges and recodes. All expected records stay readable."""
     world = World()
     sent: dict[bytes | None, bytes | None] = {}
     with world.open() as manager:
@@ -62,7 +62,7 @@ def test_rounds_of_a_manager_and_of_a_rewriting_in_turn(settings: dict[str, str]
         assert _newest(other.reader()) == sent
 
 
-def test_retention_and_deletion_go_on_over_merged_segments() -> None:
+def test_retention_and_deletion_work_on_merged_segments() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
@@ -83,7 +83,7 @@ def test_retention_and_deletion_go_on_over_merged_segments() -> None:
         assert found == list(range(start, end))
 
 
-def test_a_manager_that_starts_meanwhile_ends_the_rewriting_and_what_it_left_is_collected() -> None:
+def test_rewrite_is_fenced_by_a_starting_manager_and_its_objects_become_orphans() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -106,8 +106,8 @@ def test_a_manager_that_starts_meanwhile_ends_the_rewriting_and_what_it_left_is_
         settle(manager)
 
 
-def test_a_scrub_beside_a_manager_at_work_raises_no_alarm() -> None:
-    """Segments expire, are merged and deleted between the survey, each look and the report."""
+def test_scrub_during_maintenance_reports_no_damage() -> None:
+    """Segments expire, are merged and deleted between the plan, the reads and the report of the scrub."""
     world = World()
 
     def work(manager: LogManager, turn: int) -> None:
@@ -130,7 +130,7 @@ def test_a_scrub_beside_a_manager_at_work_raises_no_alarm() -> None:
             assert report.of("corrupt") == []
 
 
-def test_the_disk_is_opened_for_good_copies_only_when_one_is_asked_for_and_never_spoils_a_scrub() -> None:
+def test_local_copies_open_the_directory_on_first_use_and_ignore_its_errors() -> None:
     world, opened = World(), []
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""A compaction of the bucket over more rows than one plan takes: rounds, each with a head of its own."""
+"""A compaction of a bucket with more entries than one plan takes: several passes, each with its own manifest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, KEYS = 12, 5
 
 
 class Topic:
-    """Twelve segments of twenty records each, of five keys."""
+    """Twelve segments with twenty records each, of five keys."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -49,7 +49,7 @@ class Topic:
         return compact_partition(self.store, self.name, **given)  # type: ignore[arg-type]
 
     def round(self, **more: object) -> CompactionPlan:
-        """One round, committed twice: its answer was lost."""
+        """One pass, committed twice, as if the reply to the first commit was lost."""
         made, disk = self.plan(**more), ModelDisk()
         disk.make_directory("./job")
         works = [GroupWork(self.store, made, each, storage=disk, directory="./job") for each in made.groups]
@@ -68,7 +68,7 @@ class Topic:
 NEWEST = [(at, b"v%d" % at) for at in range(ROWS * 20 - KEYS, ROWS * 20)]
 
 
-def test_a_plan_takes_so_many_rows_and_says_that_it_is_cut() -> None:
+def test_compaction_plan_takes_a_limited_number_of_entries_and_is_marked_as_cut() -> None:
     topic = Topic()
     rows = topic.head().segments
     first = topic.plan(rows_max=2)
@@ -81,7 +81,7 @@ def test_a_plan_takes_so_many_rows_and_says_that_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("rows_max", [4, 5, 11])
-def test_a_job_over_more_rows_than_a_plan_takes_goes_on_until_all_are_compared(rows_max: int) -> None:
+def test_compaction_job_with_more_entries_than_a_plan_compares_all_of_them(rows_max: int) -> None:
     topic = Topic()
     done = topic.compact(job_id="j", rows_max=rows_max)
     assert (done.is_cut, done.was_done) == (False, False)
@@ -92,7 +92,7 @@ def test_a_job_over_more_rows_than_a_plan_takes_goes_on_until_all_are_compared(r
     assert_sound(topic.store)
 
 
-def test_jobs_over_rows_that_one_cannot_compare_end_with_all_of_them_compared() -> None:
+def test_repeated_compaction_jobs_with_small_plans_compare_all_entries() -> None:
     topic, jobs = Topic(), 1
     while topic.compact(rows_max=2).is_cut:
         jobs += 1
@@ -101,11 +101,11 @@ def test_jobs_over_rows_that_one_cannot_compare_end_with_all_of_them_compared() 
     assert_sound(topic.store)
 
 
-def test_a_job_in_rounds_has_one_note_and_is_over_once() -> None:
+def test_compaction_job_of_several_passes_has_one_note_and_is_done_once() -> None:
     topic = Topic()
     done = topic.compact(job_id="j", rows_max=5)
     assert (done.is_cut, done.was_done, done.upto_offset) == (False, False, ROWS * 20)
-    assert done.rows_before > ROWS, "the merged rows of the first rounds were looked at again"
+    assert done.rows_before > ROWS, "merged entries of the first passes must be compared again"
     assert [(note.job_id, note.turn) for note in topic.head().jobs] == [("j", 0)]
     before = topic.head()
     assert topic.compact(job_id="j", rows_max=5).was_done
@@ -113,7 +113,7 @@ def test_a_job_in_rounds_has_one_note_and_is_over_once() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_a_job_that_was_killed_between_two_rounds_goes_on_where_it_was(rounds: int) -> None:
+def test_compaction_job_killed_between_passes_resumes_at_the_last_offset(rounds: int) -> None:
     topic, reached = Topic(), 0
     for _ in range(rounds):
         made = topic.round(job_id="j", rows_max=4, group_bytes=1)
@@ -126,7 +126,7 @@ def test_a_job_that_was_killed_between_two_rounds_goes_on_where_it_was(rounds: i
     assert_sound(topic.store)
 
 
-def test_rows_that_stay_too_many_are_compared_within_each_round_and_clean_through_its_end() -> None:
+def test_compaction_without_merges_cleans_each_entry_through_the_end_of_its_pass() -> None:
     topic = Topic()
     done = topic.compact(rows_max=4, group_bytes=1)
     assert (done.is_cut, done.upto_offset) == (True, ROWS * 20)
@@ -135,8 +135,9 @@ def test_rows_that_stay_too_many_are_compared_within_each_round_and_clean_throug
     assert_sound(topic.store)
 
 
-def test_rounds_end_where_too_much_waits_for_its_deletion() -> None:
-    """Else a head would list without a bound. The next job, after the grace time, goes on."""
+def test_compaction_stops_when_too_many_pending_deletes_wait() -> None:
+    """Otherwise a manifest would list an unlimited number of pending deletes.
+    The next job continues after the grace period."""
     topic = Topic()
     done = topic.compact(rows_max=1, group_bytes=1)
     head = topic.head()

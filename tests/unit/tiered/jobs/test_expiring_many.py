@@ -1,4 +1,4 @@
-"""Thousands of rows expire: no head grows past its limit on the way, and in the end all is expired and deleted."""
+"""Thousands of entries expire: no manifest exceeds its size limit, and all objects are deleted in the end."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from local.errors import Unavailable
 from policies.remote_retention import UNLINKED_MAX
 from remote.gc.pins import pin_newest, release
-from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_head_key
+from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_manifest_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.commit_protocol import SPILL_RULE, MetadataLog
-from remote.manifest.manifest import Head, decode_head
+from remote.manifest.commit_protocol import PAGE_RULE, MetadataLog
+from remote.manifest.manifest import Head, decode_manifest
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import SpillRule
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.manifest.page_spill import PageRule
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.store import ObjectStore
 from tiered.jobs.orphan_collection import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 
-pytestmark = pytest.mark.damages_bucket  # the rows' objects are none
+pytestmark = pytest.mark.damages_bucket  # the data objects of the entries have no valid content
 ROWS, SOME_ROWS = 12_000, 9_000
-LIMIT = SPILL_RULE.head_bytes_max
+LIMIT = PAGE_RULE.manifest_bytes_max
 KEEPS = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 
 
@@ -39,15 +39,15 @@ def indexes(chunks: ChunkTable) -> tuple[bytes, dict[str, IndexRange]]:
     return encode_bundle(IndexBundle(offset=b"", time=b"", txn=b"", producers=b"", epochs=b"", chunks=chunks))
 
 
-def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[RemoteSegment, bytes]]:
+def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, bytes]]:
     rng, reached = random.Random(count), 0
     for at in range(count):
         ulid, base, reached = new_ulid(NOW + at), reached, reached + rng.randrange(9_000, 11_000)
-        size_bytes = rng.randrange(900_000, 1_000_000)  # so that entries are as large as they are
+        size_bytes = rng.randrange(900_000, 1_000_000)  # random sizes, so that entries have a realistic length
         names = base, reached - 1, 1, ulid
         chunks = ChunkTable(lengths=(size_bytes,), crcs=(at * 2_654_435_761 % (1 << 32),))
         body, ranges = indexes(chunks)
-        row = RemoteSegment(
+        row = SegmentEntry(
             ulid=ulid,
             base_offset=base,
             next_offset=reached,
@@ -83,7 +83,7 @@ def _filled(count: int, step_ms: int) -> World:
 
 
 def filled(count: int, *, step_ms: int = 0) -> World:
-    """A topic whose bucket holds so many rows, of which the disk has nothing."""
+    """A topic with `count` entries in the bucket and no segment on the disk."""
     return _copy_of(_filled(count, step_ms))
 
 
@@ -96,9 +96,9 @@ def data_objects(store: ObjectStore) -> int:
 
 
 def others(store: ObjectStore) -> set[str]:
-    """What is neither a head nor a probe."""
+    """The keys of all objects except manifests and probes."""
     keys = [info.key.split("/", 2)[-1] for info in store.list("")]
-    return {key for key in keys if parse_head_key(key) is None and not key.startswith("meta/probe")}
+    return {key for key in keys if parse_manifest_key(key) is None and not key.startswith("meta/probe")}
 
 
 def head_of(manager: LogManager) -> Head:
@@ -108,7 +108,8 @@ def head_of(manager: LogManager) -> Head:
 
 
 def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str], *, rounds_max: int = 200) -> int:
-    """Rounds until there is nothing more to do at this moment; how many. Every head that is written is looked at."""
+    """Runs maintenance until nothing is due at `now_ms`, and returns the number of runs.
+    Checks the size of every manifest written."""
     for count in range(rounds_max):
         more = manager.tick(now_ms)
         assert manager.problems == {}
@@ -122,18 +123,18 @@ def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str
 
 
 def _parts(body: bytes) -> str:
-    head = decode_head(body)
+    head = decode_manifest(body)
     return f"segments={len(head.segments)} unlinked={len(head.unlinked)} spills={len(head.spills)}"
 
 
 @pytest.mark.parametrize("how", ["time", "size", "delete-records"])
-def test_no_head_outgrows_its_limit_while_thousands_of_rows_expire_and_all_goes_in_the_end(how: str) -> None:
+def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: str) -> None:
     world = filled(ROWS)
     seen: set[str] = set()
     with world.open() as manager:
         assert head_of(manager).segment_count == ROWS
         last = head_of(manager).segments[-1]
-        # By size the last one stays: without it there would be less than one byte.
+        # Retention by size keeps the last entry: without it the log would have less than one byte.
         end, kept = (last.base_offset, [last]) if how == "size" else (last.next_offset, [])
         if how == "delete-records":
             manager.delete_records({NAME: -1}, now_ms=NOW)
@@ -141,8 +142,8 @@ def test_no_head_outgrows_its_limit_while_thousands_of_rows_expire_and_all_goes_
             limit = {"retention.ms": "1", "local.retention.ms": "-2"} if how == "time" else {"retention.bytes": "1"}
             manager.alter_topic("t", limit, now_ms=NOW)
         run_to_the_end(world, manager, NOW, seen)
-        assert manager.reader().offsets(NAME)[0] == end, "readers see retention at once"
-        assert data_objects(world.store) == 2 * ROWS, "nothing is deleted within the grace time"
+        assert manager.reader().offsets(NAME)[0] == end, "retention must be visible to readers at once"
+        assert data_objects(world.store) == 2 * ROWS, "no object may be deleted within the grace period"
         for hours in range(1, 30):
             if run_to_the_end(world, manager, NOW + 2 * hours * HOUR, seen) == 0:
                 break
@@ -153,7 +154,7 @@ def test_no_head_outgrows_its_limit_while_thousands_of_rows_expire_and_all_goes_
     assert others(world.store) == {key for row in kept for key in (row.data_key, row.indexes_key)}
 
 
-def test_what_a_reader_has_pinned_stays_though_its_pages_left_the_index() -> None:
+def test_pinned_objects_are_kept_after_their_pages_are_unlinked() -> None:
     world = filled(SOME_ROWS, step_ms=1000)
     with world.open() as manager:
         held = manager.partitions()[0]
@@ -174,8 +175,8 @@ def test_what_a_reader_has_pinned_stays_though_its_pages_left_the_index() -> Non
     assert others(world.store) == set()
 
 
-def test_rows_that_expire_a_few_at_a_time_wait_for_room_and_no_reader_sees_them_longer_for_it() -> None:
-    """With a grace time far longer than it takes for them all to expire."""
+def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() -> None:
+    """The grace period is much longer than the time in which all entries expire."""
     world = filled(SOME_ROWS, step_ms=1000)
     seen: set[str] = set()
     with world.open() as manager:
@@ -185,23 +186,25 @@ def test_rows_that_expire_a_few_at_a_time_wait_for_room_and_no_reader_sees_them_
             run_to_the_end(world, manager, NOW + 1000 * (due - 1), seen)
             assert manager.reader().offsets(NAME)[0] == bases[due]
             head = head_of(manager)
-            assert len(head.unlinked) <= UNLINKED_MAX + 64, "those of rows, and pages that were opened"
+            assert len(head.unlinked) <= UNLINKED_MAX + 64, (
+                "pending deletes of entries and of opened pages must be limited"
+            )
             assert len(_rows(manager)) + len(head.unlinked) // 2 + _waiting_in_pages(head) >= SOME_ROWS
         run_to_the_end(world, manager, NOW + 1000 * SOME_ROWS, seen)
         for days in (3, 6, 9, 12):
             run_to_the_end(world, manager, NOW + days * DAY, seen)
         head = head_of(manager)
-        assert not head.has_rows
+        assert not head.has_entries
         assert not head.unlinked
         assert not head.unlinked_pages
     assert others(world.store) == set()
 
 
-def _rows(manager: LogManager) -> list[RemoteSegment]:
+def _rows(manager: LogManager) -> list[SegmentEntry]:
     metadata = manager.partitions()[0].metadata
     assert metadata is not None
     head = head_of(manager)
-    return list(metadata.index(head).rows_with_dead(0, head.next_offset))
+    return list(metadata.index(head).entries_with_dead(0, head.next_offset))
 
 
 def _waiting_in_pages(head: Head) -> int:
@@ -223,11 +226,11 @@ def _with_pages_to_delete() -> World:
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER])
-def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behind(
+def test_process_killed_at_any_call_of_a_page_deletion_leaves_no_object(
     monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     for at in range(1000):
         world = _copy_of(_with_pages_to_delete())
         store = FaultStore(world.store, at, fault)
@@ -237,7 +240,7 @@ def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behi
             settle(manager, NOW + 2 * HOUR)
             is_killed = False
         if not is_killed:
-            assert at > 10, "every call has been the last one"
+            assert at > 10, "the loop must reach every call of the deletion"
             return
         world.disk.locks.clear()
         with world.open(now_ms=NOW + 2 * HOUR) as manager:
@@ -248,11 +251,11 @@ def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behi
 
 @pytest.mark.parametrize("damaged", ["first", "all"])
 @pytest.mark.parametrize("how", ["a bit", "cut", "empty columns"])
-def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orphans(
+def test_damaged_page_is_deleted_with_a_warning_and_its_objects_become_orphans(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damaged: str, how: str
 ) -> None:
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     pages = sorted(info.key for info in world.store.list("") if "/meta/spill/" in info.key)
     hit = pages[:1] if damaged == "first" else pages
@@ -269,7 +272,9 @@ def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orph
     assert f"key={hit[0].removeprefix(prefix)} base_offset=" in caplog.text
     left = data_objects(world.store)
     assert 0 < left < before or (damaged == "all" and left == before)
-    assert others(world.store) == {key for key in others(world.store) if key.startswith("data/")}, "the pages are gone"
+    assert others(world.store) == {key for key in others(world.store) if key.startswith("data/")}, (
+        "all pages must be deleted"
+    )
     name = RemotePartitionName("t", prefix.split("/")[0].removeprefix("t-"), 0)
     found = list_garbage(world.store, [name], now_ms=later)
     assert (len(found.entries), found.left_out) == (left, {})
@@ -277,9 +282,9 @@ def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orph
     assert others(world.store) == set()
 
 
-def test_a_page_that_the_store_cannot_give_just_now_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_page_that_is_unavailable_for_a_moment_is_not_treated_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     real = world.store.get
 

@@ -1,4 +1,4 @@
-"""Records brought into the bucket as segments by tasks of a job: offsets, order, once, and a manager afterwards."""
+"""Tasks of a job write records to the bucket as segments: offsets, order, exactly once, and a later manager."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from local.records.record_columns import of_arrow
 from remote.gc.orphans import find_orphans
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import append_rows
-from remote.manifest.manifest import Head, JobNote
+from remote.manifest.job_changes import append_entries
+from remote.manifest.manifest import AppliedJob, Head
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store.memory_store import MemoryStore
@@ -71,7 +71,7 @@ def plan(store, **more) -> IngestPlan:
     return plan_ingest(store, "t", **{**given, **more})
 
 
-def test_records_of_all_tasks_are_there_in_order_in_segments_of_the_asked_size() -> None:
+def test_ingest_commits_the_records_of_all_tasks_in_order_and_segment_size() -> None:
     store = MemoryStore()
     made = plan(store)
     parts = [write(store, made, task, {0: 500, 1: 3}) for task in (2, 0, 1)]
@@ -92,7 +92,7 @@ def test_records_of_all_tasks_are_there_in_order_in_segments_of_the_asked_size()
     assert head(store).properties == SETTINGS
 
 
-def test_without_a_span_offsets_have_no_gaps_and_a_partition_has_one_task() -> None:
+def test_ingest_without_a_span_has_no_offset_gaps_and_one_task_per_partition() -> None:
     store = MemoryStore()
     made = plan(store, span=None)
     parts = [write(store, made, 5, {0: 500}), write(store, made, 9, {1: 100})]
@@ -102,11 +102,11 @@ def test_without_a_span_offsets_have_no_gaps_and_a_partition_has_one_task() -> N
     parts = [write(store, again, 0, {0: 1}), write(store, again, 1, {0: 1, 1: 4})]
     with pytest.raises(Conflict, match="two tasks"):
         commit_ingest(store, again, parts, now_ms=NOW)
-    assert [len(read(store, partition)) for partition in (0, 1)] == [500, 104], "the other partition is in"
+    assert [len(read(store, partition)) for partition in (0, 1)] == [500, 104], "the other partition must be committed"
     assert_sound(store)
 
 
-def test_a_task_with_more_records_than_offsets_is_refused() -> None:
+def test_ingest_task_with_more_records_than_its_span_is_refused() -> None:
     store = MemoryStore()
     made = plan(store, span=100)
     write(store, made, 0, {0: 100})
@@ -116,7 +116,7 @@ def test_a_task_with_more_records_than_offsets_is_refused() -> None:
         write(store, replace(made, span=1 << 62), 2, {0: 1})
 
 
-def test_a_job_that_is_run_again_is_in_once_and_does_what_the_first_run_left() -> None:
+def test_repeated_ingest_job_commits_only_the_partitions_left_by_the_first_run() -> None:
     store = MemoryStore()
     made = plan(store)
     part = write(store, made, 0, {0: 50, 1: 50})
@@ -133,7 +133,7 @@ def test_a_job_that_is_run_again_is_in_once_and_does_what_the_first_run_left() -
     assert_sound(store)
 
 
-def test_a_stream_commits_each_turn_once() -> None:
+def test_streaming_ingest_commits_each_turn_once() -> None:
     store = MemoryStore()
     made = plan(store, is_stream=True)
     for turn in (0, 1, 1, 2, 0):
@@ -146,7 +146,7 @@ def test_a_stream_commits_each_turn_once() -> None:
     assert_sound(store)
 
 
-def test_a_stream_that_must_not_take_a_partition_ends_when_somebody_else_took_it() -> None:
+def test_streaming_ingest_without_leadership_ends_after_a_takeover() -> None:
     store = MemoryStore()
     made = plan(store, is_stream=True, takes_leadership=False)
     commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW)
@@ -159,7 +159,7 @@ def test_a_stream_that_must_not_take_a_partition_ends_when_somebody_else_took_it
     assert [target.epoch for target in again.targets] == [3, 1]
 
 
-def test_of_two_runs_of_one_job_at_once_one_is_in() -> None:
+def test_one_of_two_concurrent_runs_of_an_ingest_job_is_committed() -> None:
     store = MemoryStore()
     one, other = plan(store), plan(store)
     assert [target.epoch for target in one.targets] == [target.epoch for target in other.targets]
@@ -171,7 +171,7 @@ def test_of_two_runs_of_one_job_at_once_one_is_in() -> None:
     assert_sound(store)
 
 
-def test_another_job_fences_this_one() -> None:
+def test_another_ingest_job_fences_this_one() -> None:
     store = MemoryStore()
     one = plan(store)
     part = write(store, one, 0, {0: 30, 1: 1})
@@ -187,7 +187,7 @@ def test_another_job_fences_this_one() -> None:
     assert_sound(store)
 
 
-def test_what_is_aborted_is_listed_for_deletion_and_can_never_be_committed() -> None:
+def test_aborted_ingest_unlinks_its_objects_and_can_never_be_committed() -> None:
     store = MemoryStore()
     made = plan(store)
     part = write(store, made, 0, {0: 30, 1: 5})
@@ -202,7 +202,7 @@ def test_what_is_aborted_is_listed_for_deletion_and_can_never_be_committed() -> 
     assert_sound(store)
 
 
-def test_an_abort_after_a_commit_whose_answer_was_lost_takes_nothing_away() -> None:
+def test_abort_of_an_ingest_that_is_committed_changes_nothing() -> None:
     store = MemoryStore()
     made = plan(store)
     part = write(store, made, 0, {0: 30})
@@ -212,7 +212,7 @@ def test_an_abort_after_a_commit_whose_answer_was_lost_takes_nothing_away() -> N
     assert len(read(store)) == 30
 
 
-def test_an_attempt_that_gives_up_takes_its_objects_along() -> None:
+def test_discarded_ingest_task_deletes_its_objects() -> None:
     store = MemoryStore()
     made = plan(store)
     before = {info.key for info in store.list("")}
@@ -223,7 +223,7 @@ def test_an_attempt_that_gives_up_takes_its_objects_along() -> None:
     assert {info.key for info in store.list("")} == before
 
 
-def test_a_manager_goes_on_behind_what_was_brought_in() -> None:
+def test_manager_continues_after_the_ingested_records() -> None:
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -249,7 +249,7 @@ def test_a_manager_goes_on_behind_what_was_brought_in() -> None:
     assert_sound(world.store)
 
 
-def test_a_manager_with_records_that_are_not_in_the_bucket_is_refused_and_loses_none_of_them() -> None:
+def test_manager_with_records_that_are_not_copied_is_refused_after_an_ingest() -> None:
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
@@ -265,8 +265,8 @@ def test_a_manager_with_records_that_are_not_in_the_bucket_is_refused_and_loses_
     reopened.close()
 
 
-def test_nothing_is_brought_into_a_tier_that_is_being_given_up() -> None:
-    """Its rows count for nothing and leave bit by bit: what came after them would leave as well, after a success."""
+def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
+    """Entries of such a tier are unlinked step by step. Records ingested after them would be unlinked too."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -280,15 +280,15 @@ def test_nothing_is_brought_into_a_tier_that_is_being_given_up() -> None:
         assert before.given_up
         with pytest.raises(InvalidRequest, match="given up"):
             plan(world.store, create_partitions=None, settings={})
-        assert head(world.store) == before, "nor is its writer fenced for it"
+        assert head(world.store) == before, "the writer must not be fenced either"
         with pytest.raises(InvalidRequest, match="given up"):
-            append_rows([], start_offset=50, note=JobNote(job_id="job"))(before)
+            append_entries([], start_offset=50, note=AppliedJob(job_id="job"))(before)
         settle(manager)
         assert not head(world.store).given_up
     assert plan(world.store, create_partitions=None, settings={}).targets[0].start_offset == 50
 
 
-def test_leadership_that_must_not_be_taken_is_not() -> None:
+def test_ingest_that_must_not_take_leadership_leaves_the_writer_epoch() -> None:
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -303,17 +303,17 @@ def test_leadership_that_must_not_be_taken_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "at_rest",
+    "object_encoding",
     [
         {"remote.compression": "zstd"},
         {"remote.encryption.key.id": "a"},
         {"remote.encryption.key.id": "a", "remote.compression": "zstd"},
     ],
 )
-def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_rest: dict[str, str]) -> None:
+def test_ingest_and_compaction_use_the_object_encoding_of_the_topic(object_encoding: dict[str, str]) -> None:
     keys = KeyRing({"a": bytes(range(32))})
     store = keyed(MemoryStore(), keys)
-    made = plan(store, settings={**SETTINGS, **at_rest, "cleanup.policy": "compact"}, keys=keys)
+    made = plan(store, settings={**SETTINGS, **object_encoding, "cleanup.policy": "compact"}, keys=keys)
     part = write(store, made, 0, {0: 400}, keys=keys)
     commit_ingest(store, made, [part], now_ms=NOW)
     before = head(store).segments
@@ -324,8 +324,8 @@ def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_re
     assert (outcome.records_before, outcome.records_after) == (400, 5)
     for row in (*before, *head(store).segments):
         assert (row.key_id, row.codec) == (
-            at_rest.get("remote.encryption.key.id"),
-            at_rest.get("remote.compression", "none"),
+            object_encoding.get("remote.encryption.key.id"),
+            object_encoding.get("remote.compression", "none"),
         )
     log = RemoteLog(store, keys=keys)
     found = [record.value for record in log.reader().records(NAME, 0)]
@@ -333,7 +333,7 @@ def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_re
     assert damage(check_bucket(store, keys=keys)) == []
 
 
-def test_a_compacted_topic_takes_records_with_keys_and_its_tombstones_wait_for_a_compaction() -> None:
+def test_ingest_into_a_compacted_topic_needs_keys_and_is_not_yet_cleaned() -> None:
     store = MemoryStore()
     made = plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
     disk = ModelDisk()
@@ -346,7 +346,7 @@ def test_a_compacted_topic_takes_records_with_keys_and_its_tombstones_wait_for_a
     assert {row.cleaned_through for row in head(store).segments} == {None}
 
 
-def test_topics_that_are_not_there_or_not_clear() -> None:
+def test_ingest_refuses_a_missing_or_ambiguous_topic_and_invalid_arguments() -> None:
     store = MemoryStore()
     with pytest.raises(NotFound):
         plan(store, create_partitions=None)
@@ -363,7 +363,7 @@ def test_topics_that_are_not_there_or_not_clear() -> None:
     assert len(plan(store, topic_id="B" * 22, create_partitions=3).targets) == 3
 
 
-def test_a_partition_without_rows_is_compacted_in_no_time() -> None:
+def test_compaction_of_a_partition_without_entries_does_nothing() -> None:
     store = MemoryStore()
     plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
     before = head(store)

@@ -1,4 +1,4 @@
-"""The newest record of each key, found by parts of bounded size, is the one that a dictionary finds."""
+"""The key exchange finds the newest record of each key in parts of bounded size, as a dictionary would."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LARGE = 2**62
 
 
 def run_of(keys, offsets):
-    """Keys are pairs of numbers: the halves of a digest."""
+    """A run of keys and offsets. Each key is a pair of numbers, the halves of a digest."""
     halves = np.array(keys, np.int64).reshape(-1, 2)
     return KeyRun(halves[:, 0].copy(), halves[:, 1].copy(), np.array(offsets, np.int64))
 
 
 def drawn(rng, count, base):
-    """Digests of which some share a half with another key's, and some both: the same key again."""
+    """Random digests. Some share one half with another key, and some keys are repeated."""
     halves = rng.integers(-(2**63), 2**63 - 1, (max(1, count // 3), 2))
     halves[: len(halves) // 4, 1] = halves[0, 1]
     keys = halves[rng.integers(0, len(halves), count)].tolist()
@@ -47,7 +47,7 @@ def wanted_of(keys, offsets):
 
 @pytest.mark.parametrize("buckets", [1, 2, 7, 1000])
 @pytest.mark.parametrize("held", [1, 50, 10_000])
-def test_whatever_the_number_of_buckets_and_the_memory_the_newest_of_each_key_stays(buckets, held):
+def test_newest_record_of_each_key_is_found_for_any_buckets_and_memory(buckets, held):
     rng = np.random.default_rng(buckets * held)
     for base in (0, 17, LARGE):
         keys, offsets = drawn(rng, 700, base)
@@ -70,7 +70,7 @@ def add(strings, run, buckets):
         strings.setdefault(number, []).append(string)
 
 
-def test_a_bucket_has_about_its_share_of_any_keys():
+def test_every_bucket_has_about_the_same_share_of_the_keys():
     rng = np.random.default_rng(1)
     run = run_of(rng.integers(-(2**63), 2**63 - 1, (64_000, 2)), np.arange(64_000))
     shares = {}
@@ -79,7 +79,7 @@ def test_a_bucket_has_about_its_share_of_any_keys():
     assert all(800 < len(newest(each)) < 1200 for each in shares.values())
 
 
-def test_a_combiner_holds_so_many_records_and_no_more_and_lets_keys_that_come_again_travel_once():
+def test_combiner_has_a_bounded_number_of_records_and_sends_repeated_keys_once():
     combiner = Combiner(1000)
     given = [
         len(each.offsets)
@@ -101,7 +101,7 @@ def test_a_combiner_holds_so_many_records_and_no_more_and_lets_keys_that_come_ag
 
 
 @pytest.mark.parametrize("start", [0, 5, LARGE])
-def test_offsets_go_back_to_the_group_that_holds_them(start):
+def test_offsets_are_returned_to_the_group_that_has_them(start):
     rng = np.random.default_rng(start % 7)
     offsets = start + np.unique(rng.integers(0, 5000, 900))
     bases = start + np.array([0, 1, 1000, 1001, 4000, 4990])
@@ -113,7 +113,7 @@ def test_offsets_go_back_to_the_group_that_holds_them(start):
         assert offsets_of(strings.get(number, [])).tolist() == mine.tolist()
 
 
-def test_strings_longer_than_a_row_may_be_are_parted(monkeypatch):
+def test_encoded_runs_are_split_at_the_maximum_length(monkeypatch):
     monkeypatch.setattr("tiered.jobs.key_exchange.STRING_RECORDS", 10)
     keys, offsets = drawn(np.random.default_rng(3), 95, 0)
     strings = [string for _, string in parted(run_of(keys, offsets), 1)]
@@ -124,7 +124,7 @@ def test_strings_longer_than_a_row_may_be_are_parted(monkeypatch):
     assert offsets_of(back).tolist() == list(range(95))
 
 
-def test_a_record_takes_nineteen_bytes_on_its_way_and_two_back():
+def test_encoded_record_takes_19_bytes_to_the_bucket_and_2_back():
     rng = np.random.default_rng(5)
     keys = rng.integers(-(2**63), 2**63 - 1, (100_000, 2))
     offsets = np.sort(rng.choice(2_000_000, 100_000, replace=False)) + LARGE
@@ -134,7 +134,7 @@ def test_a_record_takes_nineteen_bytes_on_its_way_and_two_back():
     assert len(back) < 2.1 * 100_000
 
 
-def test_what_is_cut_is_noticed():
+def test_truncated_run_raises_corrupt():
     (string,) = [string for _, string in parted(run_of([(1, 2), (3, 4)], [5, 900]), 1)]
     (back,) = [string for _, string in by_group(np.array([5, 900]), np.array([0]))]
     assert newest([string]).tolist() == [5, 900]
@@ -147,12 +147,12 @@ def test_what_is_cut_is_noticed():
             offsets_of([back[:length]])
 
 
-def test_a_small_buffer_compares_few_records_at_a_time():
+def test_small_buffer_compares_few_records_at_a_time():
     assert [records_held(each) for each in (0, 31, 64, 64 << 20)] == [1, 1, 2, 2 << 20]
 
 
 def peak_bytes(directory, keys, buffer_bytes):
-    """Memory while the newest of so many keys, each of which comes twice, are found; what travels lies on the disk."""
+    """Peak memory of finding the newest of `keys` keys, each of which appears twice. Encoded runs are on the disk."""
     buckets, found = bucket_count(2 * keys, buffer_bytes), 0
     places = [directory / str(number) for number in range(buckets)]
     tracemalloc.start()
@@ -185,11 +185,11 @@ def strings_in(place):
             yield file.read(*struct.unpack("<I", head))
 
 
-def test_memory_is_the_buffers_however_many_keys_there_are(tmp_path):
+def test_memory_is_bounded_by_the_buffer_for_any_number_of_keys(tmp_path):
     few, many = (peak_bytes(fresh(tmp_path / str(keys)), keys, 512 << 10) for keys in (20_000, 320_000))
     whole = peak_bytes(fresh(tmp_path / "whole"), 320_000, 64 << 20)
     assert many < 1.5 * few + (1 << 20) < 4 << 20
-    assert whole > 320_000 * 2 * 24 > 3 * many, "a map of all keys would not fit"
+    assert whole > 320_000 * 2 * 24 > 3 * many, "the keys must not fit into the small buffer"
 
 
 def fresh(directory):

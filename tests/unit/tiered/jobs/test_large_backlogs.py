@@ -1,4 +1,4 @@
-"""Backlogs beyond one commit (64 MiB, 100 segments), on every path that commits in groups."""
+"""Backlogs larger than one commit (64 MiB, 100 segments), on every path that commits in groups."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tiered.plans.saved_plan import apply_saved, decode_plan, encode_plan, save_
 from tiered.read.bucket_reader import RemoteLog
 
 SEGMENTS = 110
-VALUE = bytes(640 << 10)  # one record fills a segment, and two of them do not fit into one: cleaning merges none
+VALUE = bytes(640 << 10)  # One record fills a segment, and two records do not fit: cleaning merges no segments.
 LARGE = {"segment_bytes": str(1 << 20), "index_interval_bytes": "4096", "append_batch_bytes": "16384"}
-LIMIT_S = 120.0  # no path takes so long; a path that hangs fails instead
+LIMIT_S = 120.0  # far more than any path needs: a path that hangs fails
 Path = Callable[[LogManager], None]
 
 
@@ -52,7 +52,7 @@ def _tasks(manager: LogManager) -> None:
 
 
 def _applied(manager: LogManager) -> None:
-    """A cleaning and the copies are two plans: no plan holds both."""
+    """Cleaning and copying need two plans: no plan holds both."""
     for _ in range(3):
         manager.apply(manager.plan(NOW))
 
@@ -99,7 +99,7 @@ def _head(manager: LogManager) -> Head:
 
 
 def _check(store: ObjectStore, topic: str = "t") -> None:
-    """All records are in the bucket, in more segments and bytes than one commit holds."""
+    """Asserts that the bucket has all records, in more segments and bytes than one commit holds."""
     (name,) = [each for each in list_partitions(store) if each.topic == topic]
     rows = list(MetadataLog(store, name.prefix).index(MetadataLog(store, name.prefix).refresh()).rows())
     assert len(rows) == SEGMENTS > COMMIT_SEGMENTS_MAX
@@ -110,7 +110,7 @@ def _check(store: ObjectStore, topic: str = "t") -> None:
 
 
 @pytest.mark.parametrize("path", sorted(COPYING))
-def test_a_backlog_of_several_commits_reaches_the_bucket_whole(path: str) -> None:
+def test_backlog_of_several_commits_is_copied_completely(path: str) -> None:
     world, (properties, copy) = World(), COPYING[path]
     with _backlog(world, properties) as manager:
         copy(manager)
@@ -123,7 +123,7 @@ def test_a_backlog_of_several_commits_reaches_the_bucket_whole(path: str) -> Non
 @pytest.fixture(scope="module")
 def bucket() -> MemoryStore:
     world = World()
-    World.made.remove(world)  # shared by the tests of this module, each of which checks what it made of it
+    World.made.remove(world)  # shared by the tests of this module, and each of them checks its own result
     with _backlog(world, TIERED) as manager:
         _rounds(manager)
     return world.store
@@ -140,26 +140,26 @@ def _name(store: ObjectStore):
     return next(iter(list_partitions(store)))
 
 
-def test_a_bucket_copy_of_several_commits_is_whole(bucket: MemoryStore) -> None:
+def test_bucket_copy_of_several_commits_is_complete(bucket: MemoryStore) -> None:
     target = MemoryStore("memory://other", now_ms=lambda: NOW)
     plan = plan_copy(bucket, target, _name(bucket), now_ms=NOW)
     assert run_copy(bucket, target, plan, now_ms=lambda: NOW).is_complete
     _check(target)
 
 
-def test_a_rewrite_of_several_commits_is_whole(bucket: MemoryStore) -> None:
+def test_rewrite_of_several_commits_is_complete(bucket: MemoryStore) -> None:
     store = _copy_of(bucket)
     run_rewrite(store, plan_recode(store, _name(store), now_ms=NOW, codec="zstd"), now_ms=lambda: NOW)
     _check(store)
 
 
-def test_a_fork_of_more_segments_than_one_commit_copies_is_whole(bucket: MemoryStore) -> None:
+def test_fork_of_more_segments_than_one_commit_is_complete(bucket: MemoryStore) -> None:
     store = _copy_of(bucket)
     run_fork(store, plan_fork(store, [_name(store)], "f", known=[]), now_ms=lambda: NOW)
     _check(store, "f")
 
 
-def test_a_bucket_compaction_of_several_groups_keeps_the_newest_records() -> None:
+def test_bucket_compaction_of_several_groups_keeps_the_newest_records() -> None:
     world, disk = World(), ModelDisk()
     with _backlog(world, TIERED, keys=60) as manager:
         _rounds(manager)
@@ -178,7 +178,7 @@ def test_a_bucket_compaction_of_several_groups_keeps_the_newest_records() -> Non
     assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % (at % 60)) for at in range(50, SEGMENTS)]
 
 
-def test_an_ingest_of_more_segments_than_one_commit_copies_is_whole() -> None:
+def test_ingest_of_more_segments_than_one_commit_is_complete() -> None:
     store, disk = MemoryStore("memory://ingest"), ModelDisk()
     disk.make_directory("./task")
     settings = {"segment.bytes": str(1 << 20), "append.batch.bytes": "16384", "retention.ms": "-1"}

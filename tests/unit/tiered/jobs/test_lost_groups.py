@@ -1,4 +1,4 @@
-"""Jobs beside others that expire or replace their segments: what is committed, what stays due, what is printed."""
+"""Jobs while other processes expire or replace their segments: commits, work that stays due, and messages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from disk_model import ModelDisk
 from test_compaction_rounds import KEYS, NEWEST, ROWS, SETTINGS, Topic
 
 from local.cleaner.offset_map import Buffer
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import expire_segments, forget_unlinked
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes
+from remote.segment_entry import SegmentEntry
 from tiered.cli.main import invoke
 from tiered.jobs import bucket_compaction, compaction_passes, rewriting
 from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, GroupResult, commit_compaction
 from tiered.jobs.compaction_passes import GroupWork, newest_by_group
 from tiered.jobs.rewriting import commit_groups, plan_merge, rewrite_group, run_rewrite
 
-GROUP = 4  # segments of a group
+GROUP = 4  # segments per group
 
 
 class Job:
-    """A compaction cut into its steps, for others to act between them."""
+    """A compaction split into its steps, so that other processes can act between them."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.disk = topic, ModelDisk()
@@ -43,7 +43,7 @@ class Job:
         return self.plan.groups
 
     def works(self) -> list[GroupWork]:
-        """Each attempt reads the bucket anew, as a task does."""
+        """Each attempt reads the bucket again, as a task does."""
         store, plan, disk = self.topic.store, self.plan, self.disk
         return [GroupWork(store, plan, each, storage=disk, directory="./job") for each in self.groups]
 
@@ -55,18 +55,18 @@ class Job:
 
 
 def expire(topic: Topic, count: int, *, deletes: bool = False) -> None:
-    """Retention takes the oldest `count` segments; with `deletes` their grace time passed as well."""
-    log = GuestLog(topic.store, topic.name.prefix)
+    """Expires the oldest `count` segments. With `deletes`, their objects are deleted too."""
+    log = CoWriterLog(topic.store, topic.name.prefix)
     rows = log.join().segments[:count]
     start = rows[-1].next_offset
     head = log.commit(expire_segments([row.ulid for row in rows], now_ms=NOW_MS, log_start_offset=start), NOW_MS)
     if deletes:
         topic.store.delete([topic.name.prefix + each.key for each in head.unlinked])
-        log.commit(forget_unlinked([each.key for each in head.unlinked]), NOW_MS)
+        log.commit(remove_pending_deletes([each.key for each in head.unlinked]), NOW_MS)
 
 
 def merge_first_group(topic: Topic) -> None:
-    """Another job replaces the first group's segments."""
+    """Merges the segments of the first group, as another job would."""
     size = sum(row.size_bytes for row in topic.head().segments[:GROUP])
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS, target_bytes=size)
     done = [rewrite_group(plan, plan.groups[0], topic.store)]
@@ -79,7 +79,7 @@ def unlinked(topic: Topic) -> set[str]:
 
 @pytest.mark.parametrize("count", range(1, ROWS + 1))
 @pytest.mark.parametrize("when", ["before the rewriting", "with its objects", "before the commit"])
-def test_compaction_entries_expire_meanwhile_the_rest_is_committed(count: int, when: str) -> None:
+def test_compaction_commits_the_entries_that_have_not_expired(count: int, when: str) -> None:
     topic = Topic()
     job = Job(topic)
     if when != "before the commit":
@@ -96,12 +96,12 @@ def test_compaction_entries_expire_meanwhile_the_rest_is_committed(count: int, w
     assert topic.records() == left
     assert {row.cleaned_through for row in head.segments} <= {ROWS * 20}
     assert (count == ROWS) == (not head.segments)
-    assert job.commit(results).given_up == 0, "a commit whose answer was lost"
+    assert job.commit(results).given_up == 0, "the repeated commit after a lost reply must report no lost group"
     assert topic.records() == left
     assert_sound(topic.store)
 
 
-def test_compaction_both_passes_pass_over_entries_whose_objects_were_deleted() -> None:
+def test_both_compaction_passes_skip_entries_whose_objects_were_deleted() -> None:
     topic = Topic()
     plan = topic.plan(job_id="j")
     expire(topic, 3, deletes=True)
@@ -114,7 +114,7 @@ def test_compaction_both_passes_pass_over_entries_whose_objects_were_deleted() -
     assert topic.records() == NEWEST
 
 
-def test_compaction_of_expired_entries_never_moves_the_log_start_back() -> None:
+def test_compaction_of_expired_entries_never_lowers_the_log_start_offset() -> None:
     topic = Topic()
     job = Job(topic)
     results = job.rewritten()
@@ -125,7 +125,7 @@ def test_compaction_of_expired_entries_never_moves_the_log_start_back() -> None:
     assert [offset for offset, _ in topic.records()] == [offset for offset, _ in NEWEST]
 
 
-def test_compaction_a_replaced_group_is_reported_and_the_job_stays_due() -> None:
+def test_compaction_reports_a_replaced_group_and_stays_due() -> None:
     topic = Topic()
     job = Job(topic)
     results = job.rewritten()
@@ -146,7 +146,7 @@ def test_compaction_a_replaced_group_is_reported_and_the_job_stays_due() -> None
     assert_sound(topic.store)
 
 
-def test_compaction_a_vouched_segment_is_replaced_the_job_stays_due() -> None:
+def test_compaction_stays_due_when_a_vouched_segment_was_replaced() -> None:
     topic = Topic()
     topic.compact()
     fresh = Job.__new__(Job)
@@ -160,13 +160,13 @@ def test_compaction_a_vouched_segment_is_replaced_the_job_stays_due() -> None:
     assert "j" not in {note.job_id for note in topic.head().jobs}
 
 
-def _replace_by_a_copy(topic: Topic, row: RemoteSegment) -> None:
+def _replace_by_a_copy(topic: Topic, row: SegmentEntry) -> None:
     plan = rewriting.plan_recode(topic.store, topic.name, now_ms=NOW_MS, storage_class="STANDARD_IA")
     assert [group.rows for group in plan.groups] == [(row,)]
     assert run_rewrite(topic.store, plan, now_ms=lambda: NOW_MS).rows_after == 1
 
 
-def test_compaction_a_group_without_a_result_keeps_the_job_due() -> None:
+def test_compaction_stays_due_without_the_result_of_a_group() -> None:
     topic = Topic()
     job = Job(topic)
     outcome = job.commit(job.rewritten()[1:])
@@ -176,7 +176,9 @@ def test_compaction_a_group_without_a_result_keeps_the_job_due() -> None:
     assert topic.records() == NEWEST
 
 
-def test_compaction_in_rounds_stops_at_a_lost_group_and_repeats_that_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_in_several_passes_stops_at_a_lost_group_and_repeats_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     topic = Topic()
     commits = []
 
@@ -193,7 +195,7 @@ def test_compaction_in_rounds_stops_at_a_lost_group_and_repeats_that_round(monke
     assert topic.records() == NEWEST
 
 
-def test_merge_entries_expire_meanwhile_the_rest_is_merged() -> None:
+def test_merge_commits_the_entries_that_have_not_expired() -> None:
     for count in range(1, ROWS):
         topic = Topic()
         plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
@@ -207,7 +209,7 @@ def test_merge_entries_expire_meanwhile_the_rest_is_merged() -> None:
         assert_sound(topic.store)
 
 
-def test_merge_all_entries_expired_nothing_is_due_any_more() -> None:
+def test_merge_whose_entries_all_expired_is_not_due_any_more() -> None:
     topic = Topic()
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
     done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
@@ -217,7 +219,7 @@ def test_merge_all_entries_expired_nothing_is_due_any_more() -> None:
     assert topic.head().segments == ()
 
 
-def test_merge_figures_are_those_of_the_groups_that_were_committed() -> None:
+def test_merge_figures_count_only_committed_groups() -> None:
     topic = Topic()
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
     done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
@@ -227,7 +229,7 @@ def test_merge_figures_are_those_of_the_groups_that_were_committed() -> None:
     assert (outcome.rows_before, outcome.stored_before, outcome.stored_after) == (0, 0, 0)
 
 
-def test_entries_of_a_merge_still_tile_the_log_after_an_expiry() -> None:
+def test_entries_do_not_overlap_when_a_merge_is_committed_after_an_expiry() -> None:
     topic = Topic()
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
     done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
@@ -271,7 +273,7 @@ def _merge_at_commit(monkeypatch: pytest.MonkeyPatch, module: object, name: str,
     monkeypatch.setattr(module, name, commit)
 
 
-def test_compact_of_replaced_segments_warns_exits_5_and_does_it_when_resumed(node, monkeypatch, capfd) -> None:
+def test_compact_of_replaced_segments_exits_5_and_succeeds_when_resumed(node, monkeypatch, capfd) -> None:
     node = [*node, "-X", "cleanup.policy=compact"]
     _merge_at_commit(monkeypatch, compaction_passes, "commit_compaction", node)
     assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 5
@@ -305,7 +307,7 @@ def test_rewrite_without_room_for_pending_deletes_warns_and_exits_3(node, monkey
     assert "after the grace time" in told.err
 
 
-def test_pipeline_of_replaced_segments_leaves_the_unit_due_and_exits_3(node, monkeypatch, capfd) -> None:
+def test_pipeline_of_replaced_segments_stays_due_and_exits_3(node, monkeypatch, capfd) -> None:
     _merge_at_commit(monkeypatch, rewriting, "commit_groups", node)
     words = [*node, "pipeline", "run", "--spark", "none", "--yes", "--resume", "night", "-o", "json"]
     assert invoke(words) == 3
@@ -314,10 +316,10 @@ def test_pipeline_of_replaced_segments_leaves_the_unit_due_and_exits_3(node, mon
     assert unit["state"] == "due"
     assert "not merged" in unit["why"]
     assert "still due" in told.err
-    assert invoke(words) == 0, "the job of this name continues with what is left"
+    assert invoke(words) == 0, "the repeated job must do the remaining work"
 
 
-def test_pipeline_plan_says_why_for_every_unit_that_is_due(node, monkeypatch, capfd) -> None:
+def test_pipeline_plan_gives_a_reason_for_every_unit(node, monkeypatch, capfd) -> None:
     more = ["-X", "retention.ms=1", "-X", "cleanup.policy=delete"]
     assert invoke([*node, *more, "pipeline", "plan", "-o", "json"]) == 0
     units = json.loads(capfd.readouterr().out)["units"]
@@ -325,7 +327,7 @@ def test_pipeline_plan_says_why_for_every_unit_that_is_due(node, monkeypatch, ca
     assert all(unit["why"] for unit in units)
 
 
-def test_samples_have_what_the_tests_above_compare() -> None:
+def test_samples_have_the_sizes_that_the_tests_assume() -> None:
     topic = Topic()
     assert len(topic.head().segments) == ROWS == 3 * GROUP
     assert len(NEWEST) == KEYS

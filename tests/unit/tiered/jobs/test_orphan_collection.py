@@ -1,4 +1,4 @@
-"""Orphans in two steps: what was listed goes only when it is nobody's by a new look, and old enough."""
+"""Orphans are deleted in two steps: first listed, then checked again and deleted if old enough."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from care_world import NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, fill, nam
 from local.errors import Corrupt, InvalidRequest
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segments.object_encoding import AS_IT_IS
+from remote.segments.object_encoding import PLAIN_ENCODING
 from remote.store.memory_store import MemoryStore
-from remote.store.unfinished_uploads import UnfinishedUpload, nobodys_uploads
+from remote.store.unfinished_uploads import UnfinishedUpload, orphaned_uploads
 from tiered.jobs.orphan_collection import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
 
 DAY = 86_400_000
@@ -22,7 +22,7 @@ LATER = NOW + 4 * DAY
 
 
 class FakeUploads:
-    """Unfinished uploads as S3 has them."""
+    """The unfinished uploads of an S3 bucket."""
 
     def __init__(self, *uploads: UnfinishedUpload) -> None:
         self.there = list(uploads)
@@ -41,9 +41,9 @@ class FakeUploads:
 
 @pytest.fixture
 def world() -> CareWorld:
-    """A topic whose rows lie in pages, with an upload that was never committed and a writer who came after it."""
+    """A topic with entries in pages, an upload that was never committed, and a later writer."""
     world = CareWorld.empty()
-    fill(world, "t", AS_IT_IS, 9, SMALL_PAGES)
+    fill(world, "t", PLAIN_ENCODING, 9, SMALL_PAGES)
     world.add("t", batches(5000, (4,))[0], 5010, commit=False)
     reopen(world)
     return world
@@ -63,7 +63,7 @@ def objects(world: CareWorld) -> dict[str, tuple[bytes, int]]:
     return dict(world.store._objects)
 
 
-def test_what_was_listed_and_is_nobodys_goes_and_nothing_else(world: CareWorld) -> None:
+def test_gc_deletes_exactly_the_listed_orphans(world: CareWorld) -> None:
     found, before = listed(world), objects(world)
     names = {each.name.prefix + each.key for each in found.entries}
     assert {name.rpartition(".")[2] for name in names} == {"log", "indexes"}
@@ -82,13 +82,13 @@ def test_what_was_listed_and_is_nobodys_goes_and_nothing_else(world: CareWorld) 
 
 
 @pytest.mark.parametrize(("now_ms", "count"), [(NOW, 0), (NOW + 3 * DAY - 1, 0), (NOW + 3 * DAY, 2)])
-def test_what_is_younger_than_the_grace_time_stays(world: CareWorld, now_ms: int, count: int) -> None:
+def test_gc_keeps_orphans_within_the_grace_period(world: CareWorld, now_ms: int, count: int) -> None:
     done = delete_garbage(world.store, listed(world), now_ms=now_ms)
     assert (len(done.entries), done.young) == (count, 2 - count)
 
 
-def test_an_old_list_takes_nothing_that_is_somebodys_by_now(world: CareWorld) -> None:
-    """A list that names everything there is, live rows, heads, pages and other people's objects."""
+def test_gc_with_a_list_of_every_object_deletes_only_orphans(world: CareWorld) -> None:
+    """The list names everything in the bucket: live segments, manifests, pages and objects of other programs."""
     world.store.put(f"{named('t').prefix}data/notes.txt", b"mine")
     entry, before = listed(world).entries[0], objects(world)
     orphans = {each.key for each in listed(world).entries}
@@ -107,7 +107,7 @@ def assert_sound_but_for_notes(world: CareWorld) -> None:
     assert_sound(world.store)
 
 
-def test_the_present_writers_uploads_are_never_listed(world: CareWorld) -> None:
+def test_gc_never_lists_uploads_of_the_current_writer(world: CareWorld) -> None:
     row = world.add("t", batches(6000, (4,))[0], 6010, commit=False)
     found = listed(world)
     assert not {row.data_key, row.indexes_key} & {each.key for each in found.entries}
@@ -116,21 +116,21 @@ def test_the_present_writers_uploads_are_never_listed(world: CareWorld) -> None:
     assert_sound(world.store)
 
 
-def test_an_orphan_that_is_not_on_the_list_stays(world: CareWorld) -> None:
+def test_gc_keeps_an_orphan_that_is_not_listed(world: CareWorld) -> None:
     found = listed(world)
     done = delete_garbage(world.store, msgspec.structs.replace(found, entries=found.entries[:1]), now_ms=LATER)
     assert [each.key for each in done.entries] == [found.entries[0].key]
     assert [each.key for each in listed(world).entries] == [found.entries[1].key]
 
 
-def test_a_listed_object_that_was_not_there_at_the_second_look_is_left_out(world: CareWorld) -> None:
+def test_gc_skips_a_listed_object_that_does_not_exist_any_more(world: CareWorld) -> None:
     found = listed(world)
     world.store.delete([found.entries[0].name.prefix + found.entries[0].key])
     done = delete_garbage(world.store, found, now_ms=LATER)
     assert (len(done.entries), done.somebodys) == (1, 1)
 
 
-def test_a_partition_that_cannot_be_judged_is_told_and_nothing_of_it_goes(world: CareWorld) -> None:
+def test_gc_skips_and_reports_a_partition_with_a_damaged_page(world: CareWorld) -> None:
     found, newest = listed(world), MetadataLog(world.store, named("t").prefix).refresh()
     page = named("t").prefix + newest.spills[0].key
     body = world.store.get(page)
@@ -143,7 +143,7 @@ def test_a_partition_that_cannot_be_judged_is_told_and_nothing_of_it_goes(world:
         assert objects(world) == before
 
 
-def test_a_list_of_another_store_or_version_is_refused(world: CareWorld) -> None:
+def test_gc_refuses_a_list_of_another_store_or_version(world: CareWorld) -> None:
     found = listed(world)
     assert decode_garbage(encode_garbage(found), "f") == found
     with pytest.raises(InvalidRequest, match="another store's"):
@@ -157,7 +157,7 @@ def test_a_list_of_another_store_or_version_is_refused(world: CareWorld) -> None
 # --- unfinished uploads ----------------------------------------------------------------------------------------------
 
 
-def test_unfinished_uploads_of_older_epochs_are_listed_and_aborted_the_others_stay(world: CareWorld) -> None:
+def test_gc_aborts_only_old_unfinished_uploads_of_older_epochs(world: CareWorld) -> None:
     prefix = named("t").prefix
     entry = listed(world).entries[1]
     old = UnfinishedUpload(key=prefix + entry.key, upload_id="old", begun_ms=NOW)
@@ -174,9 +174,9 @@ def test_unfinished_uploads_of_older_epochs_are_listed_and_aborted_the_others_st
     assert done.young == 1
 
 
-def test_only_uploads_below_the_partition_and_of_older_epochs_are_nobodys() -> None:
+def test_only_unfinished_uploads_of_the_partition_and_older_epochs_are_orphans() -> None:
     prefix = f"t-{TOPIC_ID}/0/"
     key = f"data/{0:020d}-{9:020d}-{3:010d}-01ARZ3NDEKTSV4RRFFQ69G5FAV.log"
     one = UnfinishedUpload(key=prefix + key, upload_id="u", begun_ms=NOW)
-    assert [len(nobodys_uploads([one], prefix, epoch=epoch)) for epoch in (2, 3, 4)] == [0, 0, 1]
-    assert nobodys_uploads([one], f"t-{TOPIC_ID}/1/", epoch=9) == []
+    assert [len(orphaned_uploads([one], prefix, epoch=epoch)) for epoch in (2, 3, 4)] == [0, 0, 1]
+    assert orphaned_uploads([one], f"t-{TOPIC_ID}/1/", epoch=9) == []

@@ -1,4 +1,4 @@
-"""Nobody but the caller waits for a store that does not answer: not appends, not status, not other topics."""
+"""While a store call hangs, only its caller waits. Appends, status and other topics continue."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 OTHER = TopicPartition("o", 0)
 KEY = "remote.encryption.key.id"
 RING = ";".join(f"{name} {base64.b64encode(name.encode() * 16).decode()}" for name in ("k1", "k2"))
-RETURNS_S = 20.0  # in a thread of its own: who is not back by then waits for the store
+RETURNS_S = 20.0  # Each call runs in its own thread. A call that takes longer waits for the store.
 
 Deed = Callable[[LogManager], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is done, the first call that hangs of it, and what holds afterwards."""
+    """An action, its first store call that hangs, and the condition that holds afterwards."""
 
     deed: Deed
     verb: str
@@ -66,37 +66,37 @@ CASES = {
         deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
         verb="list",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
     ),
     "a topic is to be tiered, and taken up": Case(
         deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
         verb="put_if_absent",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
     ),
     "a topic is created, its bucket looked at": Case(
         deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
         verb="list",
         prefix="n-",
-        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_owned,
+        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_writer,
     ),
     "a topic is created, and taken up": Case(
         deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
         verb="put_if_absent",
         prefix="n-",
-        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_owned,
+        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_writer,
     ),
     "the tier is given up": Case(
         deed=lambda manager: manager.tick(NOW, waits=False),
         verb="put_if_absent",
-        skips=1,  # that tells the bucket of the topic's settings
+        skips=1,  # the first call writes the settings of the topic to the bucket
         is_done=lambda manager: manager.partition(NAME).log.log_start_offset > 0,
     ),
     "settings of all topics are taken anew": Case(
         deed=lambda manager: manager.reload(_enabled(manager), now_ms=NOW),
         verb="put_if_absent",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
     ),
 }
 
@@ -135,14 +135,14 @@ def _filled(manager: LogManager, own_settings: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_nobody_else_waits_while(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_caller_waits_for_a_hanging_store(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERED_KEYS", RING)
     case, world = CASES[what], World()
     store = Hooked(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         _filled(manager, case.settings)
         if case.settings:
-            World.made.remove(world)  # encrypted: its whole check needs the ring, and is done elsewhere
+            World.made.remove(world)  # The check of encrypted buckets needs the key ring. Other tests do it.
             manager.alter_topic("t", {KEY: "k2"}, now_ms=NOW)
             settle(manager)
         if what == "the tier is given up":

@@ -1,5 +1,5 @@
-"""The pipeline over a fleet, in one process: what it does, what it leaves alone, and that any part of it may be done
-again. The same on Spark: tests/spark/test_spark_pipeline.py."""
+"""The pipeline over several nodes in one process: its stages, its exemptions, and safe repetition of any part.
+The same on Spark: tests/spark/test_spark_pipeline.py."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def world(tmp_path):
     return world
 
 
-def test_a_pipeline_cleans_tiers_expires_compacts_and_merges(world):
+def test_pipeline_cleans_copies_expires_compacts_and_merges(world):
     planned = plan_pipeline(world.fleet(), Here(), now_ms=NOW)
     assert _states(planned, Stage.CLEAN_AND_TIER) == [State.DUE, State.DUE]
-    assert all(not found for found in world.records().values()), "a plan changes nothing"
+    assert all(not found for found in world.records().values()), "a plan must change nothing"
     result = _run(world)
     assert result.is_complete
     assert not [unit for unit in result.units if unit.state is State.FAILED]
@@ -57,15 +57,18 @@ def test_a_pipeline_cleans_tiers_expires_compacts_and_merges(world):
     world.check()
     again = _run(world)
     assert {unit.state for unit in again.units} <= {State.DONE}
-    assert not [unit for unit in again.units if unit.stage is not Stage.CLEAN_AND_TIER], "nothing was left to do"
+    assert not [unit for unit in again.units if unit.stage is not Stage.CLEAN_AND_TIER], (
+        "a second run must have nothing to do"
+    )
     world.check()
     store = open_store(world.url)
     assert_sound(store)
     store.close()
 
 
-def test_the_buckets_own_stages_need_no_node(world):
-    """Nodes tier by themselves; later the bucket alone is cared for, by the topics' own settings."""
+def test_pipeline_stages_of_the_bucket_need_no_node(world):
+    """The nodes copy their segments themselves. Later only the bucket is maintained, with the settings of the
+    topics."""
     for number in range(2):
         with world.manager(number, NOW - 20 * DAY) as manager:
             while manager.tick(NOW - 20 * DAY):
@@ -79,7 +82,7 @@ def test_the_buckets_own_stages_need_no_node(world):
     world.check()
 
 
-def test_a_node_that_a_manager_holds_is_left_to_it_and_another_ones_as_well(world, tmp_path):
+def test_pipeline_leaves_alone_a_locked_node_and_a_partition_of_another_writer(world, tmp_path):
     with world.manager(0):
         result = _run(world)
         assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.LEFT_ALONE, State.DONE]
@@ -101,8 +104,9 @@ def test_a_node_that_a_manager_holds_is_left_to_it_and_another_ones_as_well(worl
     world.check()
 
 
-def test_a_node_that_died_in_the_middle_of_a_swap_has_something_to_do(world):
-    """A look cannot finish it, so it sees nothing else of the partition: whoever opens the node does."""
+def test_node_with_an_interrupted_swap_is_due(world):
+    """A read-only open cannot finish the swap and sees nothing else of the partition. Maintenance of the node finishes
+    it."""
     _run(world)
     assert _states(plan_pipeline(world.fleet(), Here(), now_ms=NOW), Stage.CLEAN_AND_TIER) == [State.NOTHING] * 2
     log = min(path for path in Path(world.nodes[0]).rglob("*.log") if path.parent.name.startswith("events-0"))
@@ -115,7 +119,7 @@ def test_a_node_that_died_in_the_middle_of_a_swap_has_something_to_do(world):
     world.check()
 
 
-def test_a_node_without_a_configuration_or_of_another_bucket_is_told(world, tmp_path):
+def test_node_without_a_configuration_fails_and_one_of_another_bucket_is_left_alone(world, tmp_path):
     (tmp_path / "empty").mkdir()
     other = FleetWorld(tmp_path / "other", 1)
     other.fill(0)
@@ -128,7 +132,7 @@ def test_a_node_without_a_configuration_or_of_another_bucket_is_told(world, tmp_
 
 
 @pytest.mark.parametrize("units", [0, 2, 5])
-def test_a_pipeline_that_is_stopped_anywhere_goes_on_where_it_was(world, tmp_path, units):
+def test_cancelled_pipeline_resumes_with_the_units_that_are_not_done(world, tmp_path, units):
     asked = []
 
     def stop():
@@ -158,8 +162,8 @@ def test_a_pipeline_that_is_stopped_anywhere_goes_on_where_it_was(world, tmp_pat
         PipelineState(DiskStorage(), path, "s3://other", "nightly", now_ms=NOW)
 
 
-def test_a_job_of_the_same_name_is_another_one_once_it_was_done(tmp_path):
-    """Else a job called nightly would compact once, and find its own note in the heads ever after."""
+def test_pipeline_job_id_gets_a_new_run_id_after_its_end(tmp_path):
+    """Otherwise a job named nightly would compact only once, because its own note in the manifests marks it as done."""
     path, ids = str(tmp_path / "state.jsonl"), []
     for number in range(3):
         state = PipelineState(DiskStorage(), path, "file:///bucket", "nightly", now_ms=NOW + number)
@@ -168,7 +172,7 @@ def test_a_job_of_the_same_name_is_another_one_once_it_was_done(tmp_path):
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_what_ingests_filled_and_nobody_serves_is_freed_by_the_pipeline_after_the_grace_time(tmp_path):
+def test_pipeline_deletes_expired_ingested_segments_after_the_grace_period(tmp_path):
     (tmp_path / "bucket").mkdir()
     url = f"file://{tmp_path}/bucket"
     store = open_store(url)
@@ -190,7 +194,7 @@ def test_what_ingests_filled_and_nobody_serves_is_freed_by_the_pipeline_after_th
     assert len(before) == 4
     (planned,), done = run(5)
     assert (planned.state, done) == (State.NOTHING, [])
-    assert data() == before, "they are within the grace time"
+    assert data() == before, "the objects are within the grace period"
     (planned,), (done,) = run(7)
     assert (planned.state, done.state) == (State.DUE, State.DONE)
     assert (planned.why, planned.bytes_before) == (done.why, done.bytes_before)
@@ -204,7 +208,7 @@ def test_what_ingests_filled_and_nobody_serves_is_freed_by_the_pipeline_after_th
 
 
 def _aged(count=6, days=2, *, paged=False):
-    """Segments a day or so apart, the newest of `NOW`."""
+    """Segments `days` days apart. The newest one is from `NOW`."""
     from local.records.batch import encode_batch
 
     world = CareWorld.empty()
@@ -224,14 +228,14 @@ POLICY = {"cleanup.policy": "delete"}
     [
         ({**POLICY, "retention.ms": str(5 * DAY)}, 3),
         ({**POLICY, "retention.ms": "-1"}, 6),
-        (POLICY, 6),  # Kafka's default of seven days is nobody's word
+        (POLICY, 6),  # the topic has no retention of its own, and Kafka's default of seven days must not apply
         ({"retention.ms": "1"}, 6),
         ({"cleanup.policy": "compact", "retention.ms": "1"}, 6),
         ({**POLICY, "retention.bytes": "900"}, None),
         ({**POLICY, "retention.ms": "1"}, 0),
     ],
 )
-def test_retention_in_the_bucket_goes_by_what_is_known_and_by_nothing_else(known, left):
+def test_pipeline_retention_uses_only_known_settings(known, left):
     world = _aged()
     plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
     commit_retention(world.store, plan, now_ms=NOW)
@@ -244,13 +248,13 @@ def test_retention_in_the_bucket_goes_by_what_is_known_and_by_nothing_else(known
         assert len(head.segments) == left
         assert head.log_start_offset == (6 - left) * 10
     assert plan.rows == 6 - len(head.segments)
-    assert len(head.unlinked) == 2 * plan.rows, "objects wait for whoever is the writer"
+    assert len(head.unlinked) == 2 * plan.rows, "the objects must be pending deletes of the writer"
     assert_sound(world.store)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 13, 20, 24])
-def test_pages_that_have_expired_whole_leave_as_pages_and_the_rest_as_rows(kept):
-    """As many rounds as it takes; at each of them the rows and the log start say the same."""
+def test_retention_unlinks_whole_expired_pages_and_single_entries(kept):
+    """Repeats the retention until nothing is due. The entries and the log start offset agree each time."""
     world = _aged(24, days=1, paged=True)
     head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
     assert len(head.spills) > 3
@@ -278,7 +282,7 @@ def _retained(store):
             break
 
 
-def test_a_retention_that_is_cut_at_any_call_is_finished_by_the_next_and_readers_miss_nothing():
+def test_retention_interrupted_at_any_call_is_finished_by_the_next_run():
     aged, cases = _aged(12, days=1, paged=True), 0
     young = {record.offset for record in _records(aged.store) if record.offset >= 70}
     faults = FaultStore(aged.copied().store, Clock(NOW))
@@ -309,7 +313,7 @@ def _records(store):
         return list(reader.records(name, reader.offsets(name)[0]))
 
 
-def test_retention_is_judged_in_the_epoch_of_its_plan():
+def test_retention_plan_of_an_older_epoch_is_fenced():
     world = _aged()
     plan = plan_retention(world.store, named("t"), {**POLICY, "retention.ms": "1"}, now_ms=NOW + 10)
     again = MetadataLog(world.store, named("t").prefix)
@@ -319,7 +323,7 @@ def test_retention_is_judged_in_the_epoch_of_its_plan():
     assert len(again.refresh(exact=True).segments) == 6
 
 
-def test_a_row_that_was_replaced_since_the_plan_stays_out_of_it():
+def test_retention_skips_an_entry_that_was_replaced_after_the_plan():
     from tiered.jobs.rewriting import plan_merge, run_rewrite
 
     world = _aged()
@@ -333,7 +337,7 @@ def test_a_row_that_was_replaced_since_the_plan_stays_out_of_it():
     assert_sound(world.store)
 
 
-def test_dirty_is_what_older_rows_were_not_compared_with():
+def test_dirty_bytes_count_entries_not_yet_compared_with_older_ones():
     def dirty(*rows):
         found = [replace(sample, base_offset=base, next_offset=end, cleaned_through=clean) for base, end, clean in rows]
         return dirty_bytes(found) / sample.size_bytes
@@ -347,14 +351,14 @@ def test_dirty_is_what_older_rows_were_not_compared_with():
     assert dirty((0, 10, 30), (10, 20, None), (20, 30, 30)) == 2
 
 
-def test_units_are_packed_the_largest_first():
+def test_units_are_packed_by_size_the_largest_first():
     units = [
         Unit(stage=Stage.COMPACTION, unit=str(size), state=State.DUE, size_bytes=size) for size in (50, 9, 8, 2, 1)
     ]
     assert [[each.size_bytes for each in pack] for pack in by_size(units, 10)] == [[50], [9, 1], [8, 2]]
 
 
-def test_a_nodes_writers_are_known_from_start_to_start(tmp_path):
+def test_writer_ids_of_a_node_have_its_mark_after_every_start(tmp_path):
     first, second = FleetWorld(tmp_path / "a", 1), FleetWorld(tmp_path / "b", 1)
     marks = [node_mark(DiskStorage(), [f"{world.nodes[0]}/data"]) for world in (first, second)]
     assert marks[0] != marks[1]

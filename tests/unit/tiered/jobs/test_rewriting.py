@@ -1,4 +1,4 @@
-"""Plans to rewrite a bucket, and what comes of them: the same bytes, the same offsets, kept as asked for."""
+"""Plans to rewrite a bucket and their results: the same bytes and offsets, in the requested encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments, expire_segments
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -45,10 +45,10 @@ def _run(world: CareWorld, plan: RewritePlan, **more: object):
     return run_rewrite(world.store, plan, now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512, **more)  # type: ignore[arg-type]
 
 
-# --- which rows ------------------------------------------------------------------------------------------------------
+# --- choice of entries -----------------------------------------------------------------------------------------------
 
 
-def _rows(*sizes: int, **changes: object) -> list[RemoteSegment]:
+def _rows(*sizes: int, **changes: object) -> list[SegmentEntry]:
     return [
         row(f"U{number}", 10 * number, 10 * number + 10, size_bytes=size, **changes)
         for number, size in enumerate(sizes)
@@ -68,7 +68,7 @@ def _rows(*sizes: int, **changes: object) -> list[RemoteSegment]:
         ((50, 50), []),
     ],
 )
-def test_small_neighbours_are_merged_up_to_the_target(sizes: tuple[int, ...], runs: list[int]) -> None:
+def test_adjacent_small_segments_are_merged_up_to_the_target_size(sizes: tuple[int, ...], runs: list[int]) -> None:
     assert [len(run) for run in small_runs(_rows(*sizes), 100)] == runs
 
 
@@ -83,25 +83,25 @@ def test_small_neighbours_are_merged_up_to_the_target(sizes: tuple[int, ...], ru
         {"next_offset": 2**31 + 30},
     ],
 )
-def test_a_hole_another_way_of_keeping_and_uncleaned_rows_are_no_neighbours(changes: dict[str, object]) -> None:
+def test_segments_with_a_gap_or_other_encoding_or_cleaning_are_not_merged(changes: dict[str, object]) -> None:
     one, other = _rows(10, 10)
     assert len(list(small_runs([one, other], 100))) == 1
     assert list(small_runs([one, replace(other, **changes)], 100)) == []  # type: ignore[arg-type]
 
 
-# --- what comes of them ----------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
 @pytest.mark.parametrize("paged", [False, True])
-def test_merged_segments_have_the_same_records_and_every_index(mode: str, paged: bool) -> None:
+def test_merge_keeps_all_records_and_builds_every_index(mode: str, paged: bool) -> None:
     world = small_segments(mode, 7, paged=paged)
     before, old = records(world.store), list(_rows_of(world))
     outcome = _run(world, _merge_plan(world))
     assert records(world.store) == before
     merged = list(_rows_of(world))
     assert (outcome.rows_before - outcome.rows_after, outcome.given_up) == (len(old) - len(merged), 0)
-    assert len(merged) == 3  # a hole, and uncleaned rows beside cleaned ones
+    assert len(merged) == 3  # split at an offset gap, and between cleaned and dirty entries
     assert [each.base_offset for each in merged] == [0, 31, 43]
     assert [each.next_offset for each in merged] == [24, 43, 91]
     assert [each.cleaned_through for each in merged] == [5, 7, None]
@@ -120,7 +120,7 @@ def _rows_of(world: CareWorld):
     return log.index(log.refresh()).rows()
 
 
-def test_a_segment_of_many_tiny_ones_has_index_entries() -> None:
+def test_merge_of_many_tiny_segments_has_offset_index_entries() -> None:
     world = CareWorld.empty()
     for base in range(0, 400, 10):
         world.add("t", batches(base, (10,))[0], base + 10)
@@ -133,7 +133,7 @@ def test_a_segment_of_many_tiny_ones_has_index_entries() -> None:
     assert records(world.store) == before
 
 
-def test_a_merged_row_keeps_the_epochs_and_is_as_clean_as_the_least_clean() -> None:
+def test_merged_entry_has_the_epochs_of_its_segments() -> None:
     world = small_segments("raw", 6)
     _run(world, _merge_plan(world))
     assert [each.epochs for each in _rows_of(world)] == [((0, 0),), ((0, 31),), ((1, 43),)]
@@ -150,7 +150,7 @@ def test_a_merged_row_keeps_the_epochs_and_is_as_clean_as_the_least_clean() -> N
         ("both", {"codec": "none", "decrypts": True}, ("none", None)),
     ],
 )
-def test_rows_are_kept_in_another_way_and_nothing_else_changes(
+def test_recode_changes_only_the_encoding_of_the_entries(
     mode: str, asked: dict[str, object], kept: tuple[str, str | None]
 ) -> None:
     world = small_segments(mode, 5)
@@ -168,7 +168,7 @@ def test_rows_are_kept_in_another_way_and_nothing_else_changes(
     assert plan_recode(world.store, named("t"), now_ms=NOW, **asked).groups == ()  # type: ignore[arg-type]
 
 
-def test_a_storage_class_is_noted_and_the_uploads_go_to_the_store_that_was_opened_with_it() -> None:
+def test_recode_of_the_storage_class_uploads_to_the_target_store() -> None:
     world = small_segments("raw", 3)
     target = MeteredStore(world.store)
     plan = plan_recode(world.store, named("t"), now_ms=NOW, storage_class="GLACIER_IR")
@@ -177,7 +177,7 @@ def test_a_storage_class_is_noted_and_the_uploads_go_to_the_store_that_was_opene
     assert target.counts().puts == 6
 
 
-def test_rows_that_do_not_shrink_are_left_alone_without_an_upload() -> None:
+def test_recode_uploads_no_segment_that_does_not_get_smaller() -> None:
     import os
 
     from local.records.batch import encode_batch
@@ -190,7 +190,7 @@ def test_rows_that_do_not_shrink_are_left_alone_without_an_upload() -> None:
     assert (outcome.groups, outcome.unchanged, metered.counts().puts) == (1, 1, 0)
 
 
-def test_words_that_mean_nothing_are_refused() -> None:
+def test_rewrite_refuses_invalid_arguments() -> None:
     world = small_segments("raw", 2)
     with pytest.raises(InvalidRequest, match="no such codec"):
         _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="lzma"))
@@ -200,10 +200,10 @@ def test_words_that_mean_nothing_are_refused() -> None:
         plan_merge(MemoryStore(), named("t"), now_ms=NOW)
 
 
-# --- beside others ---------------------------------------------------------------------------------------------------
+# --- other processes at the same time --------------------------------------------------------------------------------
 
 
-def test_a_group_whose_oldest_row_expired_meanwhile_is_committed_without_it() -> None:
+def test_group_whose_oldest_entry_expired_is_committed_without_it() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
@@ -219,7 +219,7 @@ def test_a_group_whose_oldest_row_expired_meanwhile_is_committed_without_it() ->
     assert (first.data_key, _head(world).log_start_offset) == (made.rows[0].data_key, gone.next_offset)
 
 
-def test_a_group_whose_rows_left_the_bucket_is_rewritten_from_those_that_are_there() -> None:
+def test_group_with_deleted_objects_is_rewritten_from_the_remaining_entries() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     whole, part = plan.groups
@@ -233,7 +233,7 @@ def test_a_group_whose_rows_left_the_bucket_is_rewritten_from_those_that_are_the
     assert records(world.store) == before
 
 
-def test_a_group_whose_rows_all_left_the_bucket_is_no_longer_due() -> None:
+def test_group_whose_entries_were_all_deleted_is_not_due_any_more() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     gone = plan.groups[0].rows
@@ -243,7 +243,7 @@ def test_a_group_whose_rows_all_left_the_bucket_is_no_longer_due() -> None:
     assert (outcome.groups, outcome.expired, outcome.given_up) == (len(plan.groups), 1, 0)
 
 
-def test_a_group_with_an_object_that_is_lost_is_an_error() -> None:
+def test_group_with_a_lost_object_raises_corrupt() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     world.store.delete([named("t").prefix + plan.groups[0].rows[0].data_key])
@@ -251,7 +251,7 @@ def test_a_group_with_an_object_that_is_lost_is_an_error() -> None:
         _run(world, plan)
 
 
-def test_the_manager_goes_on_beside_a_rewriting_and_neither_undoes_the_other() -> None:
+def test_rewrite_and_commits_of_the_manager_do_not_undo_each_other() -> None:
     world = small_segments("raw", 4)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
@@ -260,10 +260,10 @@ def test_the_manager_goes_on_beside_a_rewriting_and_neither_undoes_the_other() -
     world.commit("t", add_segments([world.add("t", batches(59, (4,))[0], 63, commit=False)]))
     assert fresh.ulid in {each.ulid for each in _rows_of(world)}
     assert [record[0] for record in records(world.store)][-8:] == [*range(55, 63)]
-    assert len(list(_rows_of(world))) == 4  # both sides of the hole merged, and two new ones
+    assert len(list(_rows_of(world))) == 4  # the merged segments before and after the gap, and two new segments
 
 
-def test_a_plan_of_an_epoch_that_is_over_commits_nothing() -> None:
+def test_rewrite_plan_of_an_older_epoch_is_fenced() -> None:
     world = small_segments("raw", 4)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
@@ -275,7 +275,7 @@ def test_a_plan_of_an_epoch_that_is_over_commits_nothing() -> None:
     assert _head(world) == before
 
 
-def test_a_commit_repeated_with_its_turn_changes_nothing() -> None:
+def test_repeated_commit_with_the_same_turn_changes_nothing() -> None:
     world = small_segments("raw", 4)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
@@ -285,12 +285,12 @@ def test_a_commit_repeated_with_its_turn_changes_nothing() -> None:
     assert _head(world) == after
 
 
-def test_told_to_stop_what_is_done_is_committed_and_the_rest_is_planned_again() -> None:
+def test_cancelled_rewrite_commits_finished_groups_and_the_rest_is_planned_again() -> None:
     world = small_segments("raw", 6)
     before = records(world.store)
     plan = plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd")
     stops = iter([False, False, True])
-    outcome = _run(world, plan, should_stop=lambda: next(stops), groups_a_head=4)
+    outcome = _run(world, plan, should_stop=lambda: next(stops), groups_a_manifest=4)
     assert (outcome.groups, outcome.is_complete) == (2, False)
     assert [each.codec for each in _rows_of(world)] == ["zstd"] * 2 + ["none"] * 4
     again = plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd")
@@ -302,7 +302,7 @@ def test_told_to_stop_what_is_done_is_committed_and_the_rest_is_planned_again() 
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_segment_is_not_carried_over() -> None:
+def test_rewrite_of_a_damaged_segment_raises_corrupt_and_commits_nothing() -> None:
     world = small_segments("raw", 4)
     first = next(iter(_rows_of(world)))
     key = named("t").prefix + first.data_key
@@ -315,7 +315,7 @@ def test_a_damaged_segment_is_not_carried_over() -> None:
     assert _head(world).segments == before
 
 
-def test_rows_that_say_something_else_than_their_bytes_are_not_carried_over() -> None:
+def test_rewrite_of_an_entry_that_contradicts_its_bytes_raises_corrupt() -> None:
     world = small_segments("raw", 4)
     plan = _merge_plan(world)
     wrong = replace(plan.groups[0], rows=tuple(replace(each, record_count=3) for each in plan.groups[0].rows))
@@ -323,13 +323,13 @@ def test_rows_that_say_something_else_than_their_bytes_are_not_carried_over() ->
         rewrite_group(plan, wrong, world.store, keys=KEYS)
 
 
-def test_a_copy_with_other_bytes_is_refused() -> None:
+def test_rewritten_segment_with_other_bytes_raises_corrupt() -> None:
     one, other = _rows(10, 20)
     with pytest.raises(Corrupt, match="other bytes"):
         check_same_bytes(replace(one, data_crc32c=5), [one, other])
 
 
-def test_a_key_that_is_missing_is_refused() -> None:
+def test_recode_with_a_missing_key_is_refused() -> None:
     world = small_segments("raw", 2)
     plan = plan_recode(world.store, named("t"), now_ms=NOW, key_id="b")
     with pytest.raises(AccessDenied):
@@ -339,7 +339,7 @@ def test_a_key_that_is_missing_is_refused() -> None:
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_can_be_pickled_and_foretells_its_requests_and_bytes() -> None:
+def test_rewrite_plan_can_be_pickled_and_predicts_its_requests_and_bytes() -> None:
     world = small_segments("raw", 6)
     plan = pickle.loads(pickle.dumps(_merge_plan(world)))
     metered = MeteredStore(world.store)
@@ -353,7 +353,7 @@ def test_a_plan_can_be_pickled_and_foretells_its_requests_and_bytes() -> None:
     assert pickle.loads(pickle.dumps(done)) == done
 
 
-def test_a_class_that_bills_reads_costs_more() -> None:
+def test_rewrite_of_a_class_that_bills_reads_costs_more() -> None:
     (one,) = _rows(1 << 30)
     rows = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
     from tiered.jobs.rewriting import Keeping
@@ -362,7 +362,7 @@ def test_a_class_that_bills_reads_costs_more() -> None:
     assert archive > standard + 0.02
 
 
-def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
+def test_rewrite_cost_includes_the_early_deletion_fee() -> None:
     from tiered.jobs.rewriting import DAY_MS, Keeping
 
     (one,) = _rows(1 << 30)
@@ -371,13 +371,13 @@ def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
     assert young > old + 0.005
 
 
-def test_a_head_that_lists_all_the_objects_it_may_is_given_time(monkeypatch) -> None:
+def test_rewrite_stops_when_the_manifest_lists_the_maximum_of_pending_deletes(monkeypatch) -> None:
     from tiered.jobs import rewriting
 
     monkeypatch.setattr(rewriting, "UNLINKED_MAX", 4)
     world = small_segments("raw", 6)
     before = records(world.store)
-    outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd"), groups_a_head=1)
+    outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd"), groups_a_manifest=1)
     assert (outcome.groups, outcome.is_complete) == (2, False)
     assert len(_head(world).unlinked) == 4
     assert records(world.store) == before

@@ -1,4 +1,4 @@
-"""Compacting now, foretelling it, and how compaction stands."""
+"""Compaction on request, its estimate, and the compaction status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled(manager: LogManager, count: int = 400, keys: int = 40) -> None:
     add(manager, count, keys)
 
 
-def test_compacting_now_does_not_ask_for_the_ratio(world: World) -> None:
+def test_compact_topic_ignores_the_dirty_ratio(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager)
         assert manager.tick(NOW) is False
@@ -43,7 +43,7 @@ def test_compacting_now_does_not_ask_for_the_ratio(world: World) -> None:
         assert compact_topic(manager, "t", now_ms=NOW) == {}
 
 
-def test_with_roll_the_active_segment_is_cleaned_too(world: World) -> None:
+def test_compact_topic_with_roll_cleans_the_active_segment(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager)
         compact_topic(manager, "t", now_ms=NOW, roll=True)
@@ -51,14 +51,14 @@ def test_with_roll_the_active_segment_is_cleaned_too(world: World) -> None:
         assert sorted({record.key for record in records}) == sorted(record.key for record in records)
 
 
-def test_compacting_now_keeps_the_promise_of_the_shortest_lag(world: World) -> None:
+def test_compact_topic_respects_the_minimum_compaction_lag(world: World) -> None:
     with world.open() as manager:
         filled(manager)
         manager.alter_topic("t", {"min.compaction.lag.ms": "2h"}, now_ms=NOW)
         assert compact_topic(manager, "t", now_ms=NOW, roll=True) == {}
 
 
-def test_a_topic_without_the_compact_policy_is_refused(world: World) -> None:
+def test_compact_topic_without_the_compact_policy_is_refused(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         for refused in (compact_topic, estimate_topic):
@@ -69,7 +69,7 @@ def test_a_topic_without_the_compact_policy_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("keys", [5, 40, 1000])
-def test_an_estimate_of_a_first_pass_is_near_what_the_pass_does_and_writes_nothing(world: World, keys: int) -> None:
+def test_estimate_of_a_first_pass_is_near_its_result_and_writes_nothing(world: World, keys: int) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager, keys=keys)
         manager.roll("t", now_ms=NOW)
@@ -79,15 +79,15 @@ def test_an_estimate_of_a_first_pass_is_near_what_the_pass_does_and_writes_nothi
         assert (told.dirty_records, told.distinct_keys) == (400, min(keys, 400))
         (done,) = compact_topic(manager, "t", now_ms=NOW)[NAME].cleaned
         assert told.bytes_before == done.bytes_before
-        # Batch headers weigh more in a log of small batches than the estimate has it.
+        # In a log of small batches the batch headers are larger than the estimate assumes.
         assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before
 
 
-def test_an_estimate_samples_the_clean_section_and_says_what_it_rests_on(world: World) -> None:
+def test_estimate_samples_the_clean_section_and_names_its_basis(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager, keys=1000)
         compact_topic(manager, "t", now_ms=NOW, roll=True)
-        add(manager, 200, 200, start=0)  # the newer records of half of the clean keys
+        add(manager, 200, 200, start=0)  # newer records of half of the clean keys
         manager.roll("t", now_ms=NOW)
         (told,) = estimate_topic(manager, "t", now_ms=NOW)
         assert told.sampled_bytes == told.clean_bytes > 0
@@ -99,7 +99,7 @@ def test_an_estimate_samples_the_clean_section_and_says_what_it_rests_on(world: 
         assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before
 
 
-def test_what_is_in_the_bucket_too_counts_as_any_clean_segment(world: World) -> None:
+def test_estimate_counts_copied_segments_as_clean(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, **COMPACT, "local.retention.ms": "-1"}, now_ms=NOW)
         add(manager, 400, 1000)
@@ -110,7 +110,7 @@ def test_what_is_in_the_bucket_too_counts_as_any_clean_segment(world: World) -> 
         assert told.dirty_bytes == 0
 
 
-def test_status_tells_the_sections_and_the_last_pass(world: World) -> None:
+def test_compaction_status_has_the_sections_and_the_last_pass(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager)
         before = compaction_status(manager, NOW)[NAME]
@@ -130,7 +130,7 @@ def run(**more: object) -> CleaningRun:
     return CleaningRun(**{"topic": "t", "partition": 0, "at_ms": NOW, **more})  # type: ignore[arg-type]
 
 
-def test_metrics_are_those_of_kafka_the_largest_over_the_threads_last_passes(world: World) -> None:
+def test_cleaner_metrics_are_kafkas_maxima_over_the_last_pass_of_each_thread(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager)
         empty = cleaner_metrics(manager, NOW)
@@ -153,7 +153,7 @@ def test_metrics_are_those_of_kafka_the_largest_over_the_threads_last_passes(wor
         assert stuck.uncleanable_bytes == compaction_status(manager, NOW)[NAME].log.cleanable_bytes > 0
 
 
-def test_advice_looks_at_the_logs_and_the_history(world: World) -> None:
+def test_compaction_advice_uses_logs_and_history(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACT, now_ms=NOW)
         manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
@@ -162,7 +162,7 @@ def test_advice_looks_at_the_logs_and_the_history(world: World) -> None:
         assert [each.rule for each in compaction_advice(manager, quiet)] == ["never-rolls"]
 
 
-def test_a_transaction_left_open_is_named_once_it_holds_up_a_closed_segment(world: World) -> None:
+def test_open_transaction_is_named_in_advice_when_it_delays_a_closed_segment(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACT, now_ms=NOW)
         log = manager.partitions()[0].log

@@ -1,4 +1,4 @@
-"""A compacted view of a topic: built from both tiers, read beside the log, switched whole."""
+"""A compacted view of a topic: built from both tiers, readable with the log after it, replaced atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world():
 
 
 def ready(world, count=120, **properties):
-    """A manager whose topic is on both tiers."""
+    """A manager whose topic is in both tiers."""
     manager = world.open()
     manager.create_topic("t", 1, {**TIERED, **properties}, now_ms=NOW)
     send(manager, count)
@@ -44,12 +44,12 @@ def compacted(manager, start=0, end=None):
 
 
 def newest(records, horizon):
-    """The oracle: the newest record of each key below the horizon, unless its value is null."""
+    """The expected view: the newest record of each key below the horizon, without null values."""
     last = {record.key: record for record in records if record.offset < horizon and record.key is not None}
     return sorted((each for each in last.values() if each.value is not None), key=lambda each: each.offset)
 
 
-def test_a_view_holds_the_newest_value_of_each_key_and_the_log_stays_as_it_is(world):
+def test_view_has_the_newest_value_of_each_key_and_the_log_is_unchanged(world):
     manager = ready(world)
     before = list(manager.reader().records(NAME, 0))
     build(manager)
@@ -62,7 +62,7 @@ def test_a_view_holds_the_newest_value_of_each_key_and_the_log_stays_as_it_is(wo
     assert (view.last_run.records_in, view.last_run.records_out) == (120, 9)
 
 
-def test_a_reader_of_the_view_goes_on_in_the_full_log(world):
+def test_reader_of_a_view_continues_in_the_log(world):
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120)
@@ -74,7 +74,7 @@ def test_a_reader_of_the_view_goes_on_in_the_full_log(world):
     assert manager.reader(read_compacted=True).offsets(NAME) == (0, 150)
 
 
-def test_the_next_run_takes_up_only_what_came_since(world):
+def test_second_view_build_reads_only_new_records(world):
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120, keys=4)
@@ -88,7 +88,7 @@ def test_the_next_run_takes_up_only_what_came_since(world):
     assert compacted(manager) == newest(log, 150)
 
 
-def test_there_is_nothing_to_do_when_nothing_was_copied_since(world):
+def test_view_build_without_new_copied_records_commits_nothing(world):
     manager = ready(world)
     build(manager)
     sequence = manager.partitions()[0].head().sequence
@@ -97,7 +97,7 @@ def test_there_is_nothing_to_do_when_nothing_was_copied_since(world):
     assert manager.partitions()[0].head().sequence == sequence
 
 
-def test_a_missing_view_is_an_error_that_says_how_to_build_it(world):
+def test_read_of_a_missing_view_names_the_command_that_builds_it(world):
     manager = ready(world)
     reader = manager.reader(read_compacted=True)
     for verb in (
@@ -113,7 +113,7 @@ def test_a_missing_view_is_an_error_that_says_how_to_build_it(world):
         list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
 
 
-def test_a_bucket_by_itself_serves_the_view(world):
+def test_view_is_readable_from_the_bucket_alone(world):
     manager = ready(world)
     build(manager)
     expected = compacted(manager)
@@ -121,7 +121,7 @@ def test_a_bucket_by_itself_serves_the_view(world):
         assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == expected
 
 
-# -- what a view takes up, and what it leaves alone
+# -- contents of a view
 
 
 def add(manager, *records, roll=True):
@@ -135,7 +135,7 @@ def view_of(manager, name="compacted"):
     return find_view(manager.partitions()[0].head().views, name)
 
 
-def test_a_key_that_was_deleted_leaves_the_view_with_its_tombstone(world):
+def test_tombstone_removes_its_key_from_the_view(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"1"), (b"b", b"1"), (b"c", None))
@@ -146,7 +146,7 @@ def test_a_key_that_was_deleted_leaves_the_view_with_its_tombstone(world):
     assert [(each.key, each.value) for each in compacted(manager)] == [(b"b", b"")]
 
 
-def test_a_view_may_be_empty_and_fill_again(world):
+def test_view_can_become_empty_and_get_records_again(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"1"))
@@ -161,7 +161,7 @@ def test_a_view_may_be_empty_and_fill_again(world):
 
 
 @pytest.mark.parametrize("retained", [False, True])
-def test_records_without_a_key_stay_as_the_setting_says(world, retained):
+def test_view_keeps_records_without_a_key_only_with_the_setting(world, retained):
     manager = world.open()
     setting = {"compaction.view.retain.null.key": str(retained).lower()}
     manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
@@ -174,7 +174,7 @@ def test_records_without_a_key_stay_as_the_setting_says(world, retained):
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_an_empty_value_deletes_its_key_from_the_view_where_the_topic_says_so(world, deletes):
+def test_empty_value_removes_its_key_from_the_view_only_with_the_setting(world, deletes):
     manager = world.open()
     setting = {"compaction.view.empty.value.deletes": str(deletes).lower()}
     manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
@@ -184,10 +184,12 @@ def test_an_empty_value_deletes_its_key_from_the_view_where_the_topic_says_so(wo
     add(manager, (b"a", b""), (b"d", b"1"))
     build(manager)
     assert [each.key for each in compacted(manager)] == ([b"b", b"d"] if deletes else [b"b", b"c", b"a", b"d"])
-    assert [each.key for each in manager.reader().records(NAME, 0)] == [b"a", b"b", b"c", b"a", b"d"], "the log stays"
+    assert [each.key for each in manager.reader().records(NAME, 0)] == [b"a", b"b", b"c", b"a", b"d"], (
+        "the log must be unchanged"
+    )
 
 
-def test_empty_values_of_a_view_leave_it_when_the_topic_is_altered(world):
+def test_empty_values_are_removed_from_an_existing_view_after_the_setting_changes(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b""), (b"b", b"1"))
@@ -199,7 +201,7 @@ def test_empty_values_of_a_view_leave_it_when_the_topic_is_altered(world):
     assert [each.key for each in compacted(manager)] == [b"b", b"c"]
 
 
-def test_parts_that_lose_nothing_are_taken_over_as_they_are(world):
+def test_view_build_keeps_parts_without_replaced_records(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     send(manager, 400, keys=400)
@@ -218,8 +220,8 @@ def test_parts_that_lose_nothing_are_taken_over_as_they_are(world):
     assert listed == {key for row in before.rows if row not in after.rows for key in (row.data_key, row.indexes_key)}
 
 
-def test_the_horizon_never_lies_beyond_what_the_bucket_alone_can_vouch_for(world):
-    """A marker that is only on this disk may be lost with it: then nobody committed what the view would have said."""
+def test_horizon_of_a_view_is_limited_by_the_copied_transaction_markers(world):
+    """A marker that is only on this disk may be lost with the disk. The view would then show uncommitted records."""
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"before"), roll=False)
@@ -240,7 +242,7 @@ def test_the_horizon_never_lies_beyond_what_the_bucket_alone_can_vouch_for(world
     assert [each.value for each in compacted(manager)] == [b"undecided"]
 
 
-def test_what_is_only_on_this_disk_is_not_in_the_view(world):
+def test_view_has_no_records_that_are_only_on_the_local_disk(world):
     manager = ready(world)
     send(manager, 30, start=120)
     build(manager)
@@ -251,7 +253,7 @@ def test_what_is_only_on_this_disk_is_not_in_the_view(world):
         assert [each.value for each in compacted(other, 120)] == [b"value %d" % at for at in range(500, 505)]
 
 
-def test_a_buffer_that_is_too_small_for_one_key_is_named(world):
+def test_view_buffer_too_small_for_one_key_is_an_error_that_names_the_setting(world):
     manager = ready(world)
     held = manager.partitions()[0]
     held.rules = replace(held.rules, view_buffer_bytes=24)
@@ -264,7 +266,7 @@ def test_a_buffer_that_is_too_small_for_one_key_is_named(world):
     assert view_of(manager).failure is None
 
 
-def test_few_bytes_of_buffer_make_the_same_view_in_more_passes(world):
+def test_small_view_buffer_gives_the_same_view_in_more_passes(world):
     manager = ready(world)
     build(manager)
     held = manager.partitions()[0]
@@ -275,13 +277,13 @@ def test_few_bytes_of_buffer_make_the_same_view_in_more_passes(world):
     assert list(slowly.records(NAME, 0)) == compacted(manager)
 
 
-def test_a_view_of_more_parts_than_a_head_takes_has_larger_parts_and_else_an_error():
+def test_part_size_grows_with_the_view_up_to_its_maximum():
     assert part_bytes(1 << 30, 1 << 30) == 1 << 30
     assert part_bytes(1000, PARTS_WANTED * 5000) == 5000
     assert part_bytes(1000, 1 << 60) == PART_BYTES_MAX
 
 
-def test_a_run_that_is_asked_to_stop_leaves_the_old_view_and_says_so(world):
+def test_cancelled_view_build_keeps_the_old_view_and_records_the_cancel(world):
     manager = ready(world)
     build(manager)
     before = compacted(manager)
@@ -292,7 +294,7 @@ def test_a_run_that_is_asked_to_stop_leaves_the_old_view_and_says_so(world):
     assert [each for each in compacted(manager) if each.offset < 120] == before
 
 
-# -- the log moves on without the view
+# -- the log changes after the view was built
 
 
 def expired(world, manager, now_ms):
@@ -301,7 +303,7 @@ def expired(world, manager, now_ms):
     return manager
 
 
-def test_a_view_outlives_the_retention_of_its_log(world):
+def test_view_is_readable_after_its_log_has_expired(world):
     manager = ready(world)
     build(manager)
     expected = compacted(manager)
@@ -316,7 +318,7 @@ def test_a_view_outlives_the_retention_of_its_log(world):
         assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == expected
 
 
-def test_a_gap_between_view_and_log_is_an_error_until_somebody_accepts_the_loss(world):
+def test_gap_between_view_and_log_is_an_error_until_the_loss_is_accepted(world):
     manager = ready(world)
     build(manager)
     known = compacted(manager)
@@ -347,7 +349,7 @@ def test_a_gap_between_view_and_log_is_an_error_until_somebody_accepts_the_loss(
 # -- several readers, several views
 
 
-def test_a_reader_stays_with_the_view_it_began_with_through_the_grace_time(world):
+def test_reader_finishes_the_replaced_view_within_the_grace_period(world):
     manager = ready(world)
     build(manager)
     expected = compacted(manager)
@@ -362,12 +364,12 @@ def test_a_reader_stays_with_the_view_it_began_with_through_the_grace_time(world
 
 
 def gone(world, manager):
-    """The old view's objects are deleted once their grace time is over."""
+    """Deletes the objects of the old view: advances the time past their grace period."""
     settle(manager, NOW + DAY + HOUR)
     assert manager.partitions()[0].head().unlinked == ()
 
 
-def test_a_reader_whose_view_is_gone_before_its_first_batch_takes_the_newest(world):
+def test_reader_whose_view_was_deleted_before_its_first_batch_reads_the_newest(world):
     manager = ready(world)
     build(manager)
     with RemoteLog(world.store) as bucket:
@@ -378,7 +380,7 @@ def test_a_reader_whose_view_is_gone_before_its_first_batch_takes_the_newest(wor
         assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == compacted(manager)
 
 
-def test_a_reader_whose_view_is_gone_half_way_is_told_to_begin_again(world):
+def test_reader_whose_view_was_deleted_during_the_read_must_start_again(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     send(manager, 400, keys=400)
@@ -395,11 +397,12 @@ def test_a_reader_whose_view_is_gone_half_way_is_told_to_begin_again(world):
             list(begun)
 
 
-def test_a_reader_that_slept_while_its_manifest_was_collected_takes_the_newest_view(world, monkeypatch):
-    """The manifests after its own are gone, so the next name is free: that proves no manifest the newest."""
-    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 2)
-    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 1)
-    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 1)
+def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypatch):
+    """The manifests after the reader's own are deleted, so the next sequence number is free.
+    A free number therefore does not prove that a manifest is the newest."""
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 2)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 1)
+    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 1)
     manager = ready(world)
     build(manager)
     with RemoteLog(world.store) as bucket:
@@ -413,7 +416,7 @@ def test_a_reader_that_slept_while_its_manifest_was_collected_takes_the_newest_v
 
 
 @pytest.mark.damages_bucket
-def test_a_lost_object_of_a_view_is_damage_and_named(world):
+def test_lost_object_of_a_view_is_corrupt_and_named(world):
     manager = ready(world)
     build(manager)
     row = view_of(manager).rows[0]
@@ -422,7 +425,7 @@ def test_a_lost_object_of_a_view_is_damage_and_named(world):
         list(bucket.reader(read_compacted=True).records(NAME, 0))
 
 
-def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world):
+def test_views_of_several_names_coexist_and_are_dropped_separately(world):
     manager = ready(world)
     build(manager)
     build(manager, name="other")
@@ -438,14 +441,14 @@ def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world):
     assert {each.key.split("/")[3] for each in world.store.list(prefix + "view/")} == {"other"}
 
 
-def test_a_compacted_topic_has_views_too(world):
+def test_view_of_a_compacted_topic_has_the_newest_values(world):
     manager = ready(world, **{"cleanup.policy": "compact"})
     log = list(manager.reader().records(NAME, 0))
     build(manager)
     assert compacted(manager) == newest(log, view_of(manager).horizon_offset)
 
 
-def test_a_time_is_looked_for_in_what_reading_gives(world):
+def test_offset_for_a_timestamp_is_found_in_view_and_log(world):
     manager = ready(world)
     build(manager)
     send(manager, 5, start=120)
@@ -457,7 +460,7 @@ def test_a_time_is_looked_for_in_what_reading_gives(world):
         assert reader.offset_for_timestamp(NAME, asked) == expected
 
 
-def test_a_part_left_by_a_crash_goes_with_the_next_start(world):
+def test_view_part_left_by_a_crash_is_deleted_at_the_next_start(world):
     manager = ready(world)
     manager.abandon()
     path = "./data/t-0/00000000000000000003.log.cleaned"
@@ -468,7 +471,7 @@ def test_a_part_left_by_a_crash_goes_with_the_next_start(world):
         assert not [name for name in world.disk.list("./data/t-0") if name.endswith(".cleaned")]
 
 
-def test_parts_of_a_view_lie_at_rest_as_the_topics_segments_do(world):
+def test_view_parts_have_the_object_encoding_of_the_topic(world):
     manager = ready(world, count=400, **{"remote.compression": "zstd"})
     build(manager)
     (row,) = view_of(manager).rows
@@ -476,7 +479,7 @@ def test_parts_of_a_view_lie_at_rest_as_the_topics_segments_do(world):
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 400)
 
 
-def test_a_log_that_begins_inside_a_batch_gives_a_view_that_does(world):
+def test_view_of_a_log_that_starts_inside_a_batch_starts_at_its_offset(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, *((b"k%d" % at, b"v") for at in range(6)))
@@ -488,7 +491,7 @@ def test_a_log_that_begins_inside_a_batch_gives_a_view_that_does(world):
         compacted(manager, 3)
 
 
-def test_too_many_parts_are_an_error_that_says_what_helps_and_leave_nothing_behind(world, monkeypatch):
+def test_view_with_too_many_parts_is_an_error_and_leaves_no_object(world, monkeypatch):
     monkeypatch.setattr(view_parts, "VIEW_ROWS_MAX", 2)
     manager = ready(world, count=400)
     send(manager, 400, start=400, keys=400)
@@ -499,8 +502,8 @@ def test_too_many_parts_are_an_error_that_says_what_helps_and_leave_nothing_behi
     assert not [each.key for each in world.store.list("") if "/view/" in each.key]
 
 
-def test_what_the_disk_let_go_for_records_that_only_it_has_is_in_the_view(world):
-    """Cleaned on the disk by a newer record that is not in the bucket yet: the bucket's is still the one to keep."""
+def test_view_has_copied_records_that_the_local_cleaner_has_removed(world):
+    """The local cleaner removed them because of newer records that are not copied yet. The view must keep them."""
     manager = ready(world, **{"cleanup.policy": "compact", "local.retention.ms": "-1"})
     held = manager.partitions()[0]
     add(manager, *((b"k%d" % at, b"newer") for at in range(9)), roll=False)
@@ -516,8 +519,8 @@ def test_what_the_disk_let_go_for_records_that_only_it_has_is_in_the_view(world)
         assert len(newest(log, 120)) == 9
 
 
-def test_a_tombstone_that_a_view_has_not_seen_outlives_its_retention(world):
-    """Else the view would keep for ever what the tombstone deleted."""
+def test_tombstone_is_kept_beyond_its_retention_until_the_view_has_read_it(world):
+    """Otherwise the view would keep the record that the tombstone deletes."""
     soon = {"remote.recompaction.min.saved.bytes": "0", "remote.recompaction.min.reduction.ratio": "0"}
     compact = {"cleanup.policy": "compact", "delete.retention.ms": "0", "local.retention.ms": "-1"}
     manager = ready(world, **soon, **compact)

@@ -1,4 +1,4 @@
-"""Readers of a view beside a writer that builds it again and again, under a hostile switch interval."""
+"""Readers of a view while a writer rebuilds it repeatedly, with a very short thread switch interval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hostile_switching() -> Iterator[None]:
 
 
 def tables(manager: LogManager) -> list[dict[bytes, bytes]]:
-    """What a table of the newest values held at each offset of the log."""
+    """The newest value of each key at every offset of the log."""
     state: dict[bytes, bytes] = {}
     found = [{}]
     for record in manager.reader().records(NAME, 0):
@@ -37,7 +37,7 @@ def tables(manager: LogManager) -> list[dict[bytes, bytes]]:
     return found
 
 
-def test_whoever_reads_the_view_and_the_log_behind_it_has_the_table_of_some_moment() -> None:
+def test_view_and_log_read_during_rebuilds_give_the_state_at_one_offset() -> None:
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
