@@ -1,7 +1,8 @@
-"""What a round of the cleaner has to leave, in plain Python over lists and dicts, from Kafka's rules and nothing else.
+"""A reference implementation of a cleaner pass in plain Python, from Kafka's rules only.
 
-Batches are tuples of everything that the format holds; a round takes the batches of the log before it and gives those
-that must be found after it. Deliberately naive: no bits, no columns, no kernels but the one that decodes records.
+A batch is a tuple of all fields of the format. The functions take the batches before a pass and return the batches
+that must remain. The code is simple on purpose: no bit sets, no columns, and no kernel except the one that decodes
+records.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Batch:
 
 
 class Round(NamedTuple):
-    """`aborted` are (producer, first offset, marker's offset); `producers` maps an id to (epoch, last data or None).
-
-    `legacy_due` are the offsets of messages of old formats in segments that are old enough for their tombstones to go.
-    """
+    """The facts of one pass.
+    `aborted` has (producer, first offset, offset of the marker) of each aborted transaction.
+    `producers` maps an id to (epoch, offset of the last data or None).
+    `legacy_due` has the offsets of messages of old formats whose segments are old enough to remove their tombstones."""
 
     dirty_from: int
     upto: int
@@ -62,7 +63,7 @@ class Round(NamedTuple):
 
 
 def batches_of(log: Log) -> list[list[Batch]]:
-    """By segment, the active one last."""
+    """The batches of each segment; the active segment is the last one."""
     return [parsed(memoryview(segment.read(0, segment.size_bytes))) for segment in log.sources()]
 
 
@@ -93,7 +94,7 @@ def parsed(data: memoryview) -> list[Batch]:
 
 
 def _parsed_legacy(body: memoryview) -> Batch:
-    """A message of an old format, or a set of them: its records are what the reader makes of them."""
+    """A message or a compressed message set of an old format, with the records that the reader returns."""
     last_offset, _, _, magic, bits = struct.unpack_from(">qiIbB", body)
     time_ms = struct.unpack_from(">q", body, 18)[0] if magic else -1
     records = tuple(kernels.decode_columns(body).records())
@@ -112,7 +113,7 @@ def _parsed_legacy(body: memoryview) -> Batch:
 
 
 def expected(batches: list[Batch], facts: Round) -> list[Batch]:
-    """What must be left of the batches below `facts.upto`."""
+    """The batches that must remain of those below `facts.upto`."""
     newest: dict[bytes, int] = {}
     for batch in batches:
         if batch.last_offset >= facts.dirty_from and not batch.is_control and not _is_aborted(batch, facts):
@@ -183,7 +184,7 @@ def _may_leave(offset: int, facts: Round) -> bool:
 
 
 def _transaction(batch: Batch, facts: Round) -> int | None:
-    """The first offset of the aborted transaction that a data batch belongs to."""
+    """The first offset of the aborted transaction that contains this data batch, or None."""
     for producer, first, marker in facts.aborted:
         if batch.is_transactional and batch.producer[0] == producer and first <= batch.base_offset < marker:
             return first

@@ -1,8 +1,8 @@
-"""The whole local log beside a plain Python list: the rules of the state machine that `test_log_model` runs.
+"""A local log compared with a plain Python list: the rules of the state machine that `test_log_model` runs.
 
-The model is a list of batches, each a list of records with their offsets, and a few numbers. Rules do one thing to
-both; the invariants compare both after every step. A crash forgets a drawn part of what was not synced: the model says
-what must be left, the log what is, and the model goes on with that.
+The model is a list of batches, each a list of records with offsets, and a few numbers. A rule does the same to the
+model and to the log, and the invariants compare both after every step. A crash loses a random part of the unsynced
+bytes: the model gives the bounds of the remaining log, and then continues with the log's end.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def record_lists(are_keyed: bool) -> st.SearchStrategy[list[Record]]:
 
 @dataclass
 class Batch:
-    """What one batch of the log holds. `producer` is (id, epoch, base sequence, is transactional)."""
+    """One batch of the log. `producer` is (id, epoch, base sequence, is transactional)."""
 
     base_offset: int
     next_offset: int
     records: list[StoredRecord]
     producer: Producer | None = None
-    marker: bool | None = None  # of a marker: is it a commit?
+    marker: bool | None = None  # markers only: True for a commit
     epoch: int = 0
 
 
 class LogMachine(RuleBasedStateMachine):
-    """See the module text. Subclasses choose `IS_COMPACTED`."""
+    """The state machine of this module. Subclasses set `IS_COMPACTED`."""
 
     IS_COMPACTED = False
 
@@ -81,11 +81,11 @@ class LogMachine(RuleBasedStateMachine):
         )
         self.disk = ModelDisk()
         self.batches: list[Batch] = []
-        self.gone: list[Batch] = []  # what retention took; their producers are remembered
+        self.gone: list[Batch] = []  # batches that retention removed; their producers are still known
         self.start = self.end = 0
-        self.durable = 0  # everything below survives any crash
+        self.durable = 0  # every record below survives any crash
         self.epoch = 0
-        self.dropped_to = 0  # retention took the segments below
+        self.dropped_to = 0  # retention dropped the segments below
         self.last_sent: dict[int, tuple[Producer, list[Record]]] = {}
         self._open(is_first=True)
         self.beside = LogDirectory(self.disk, ROOT, read_only=True).open_log(NAME, self.settings, now_ms=NOW)
@@ -145,7 +145,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(producer_id=st.integers(1, 2), durability=durabilities)
     def repeat_the_last_batch(self, producer_id: int, durability: Durability) -> None:
-        """A retry is answered with the offsets of the first try, and adds nothing."""
+        """A retry returns the offsets of the first append and adds no record."""
         newest = self._newest_batch_of(producer_id)
         sent = [batch for batch in self._batches_of(producer_id) if batch.marker is None]
         if newest is None or newest.producer is None or not sent or producer_id not in self.last_sent:
@@ -156,7 +156,7 @@ class LogMachine(RuleBasedStateMachine):
         result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
         assert result == AppendResult(sent[-1].base_offset, sent[-1].next_offset, is_duplicate=True)
         if durability is Durability.FLUSHED and self.durable < sent[-1].next_offset:
-            self.durable = self.end  # one fsync is for all that was written
+            self.durable = self.end  # one fsync covers all written records
 
     @rule(producer_id=st.integers(1, 2), gap=st.integers(1, 5))
     def a_gap_in_the_sequence_is_refused(self, producer_id: int, gap: int) -> None:
@@ -250,10 +250,8 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.IS_COMPACTED)
     @rule()
     def compact(self) -> None:
-        """The newest record of each key stays, of those that were not aborted, and whatever is not decided yet.
-
-        What else stays is the cleaner's choice, which the model takes over.
-        """
+        """Compaction keeps the newest committed record of each key and every undecided record.
+        The cleaner may keep more records; the model continues with the records that it kept."""
         stable = min(self._first_open(), self.end)
         self.log.roll(now_ms=NOW)
         self.durable = self.end
@@ -264,13 +262,13 @@ class LogMachine(RuleBasedStateMachine):
         open_ones = {r.offset for batch in self.batches for r in batch.records if r.offset >= stable}
         before = {record.offset: record for batch in self.batches for record in batch.records}
         found = {record.offset: record for record in self.log.records(self.start)}
-        assert {*newest.values(), *open_ones} <= set(found), "compaction took the newest record of a key"
+        assert {*newest.values(), *open_ones} <= set(found), "compaction must keep the newest record of each key"
         assert all(before[offset] == record for offset, record in found.items())
         assert result is None or len(found) <= len(before)
         for batch in self.batches:
             batch.records = [found[record.offset] for record in batch.records if record.offset in found]
 
-    # -- ending and beginning ------------------------------------------------------------------------------------
+    # -- closing and opening -----------------------------------------------------------------------------------------
 
     @rule()
     def reopen(self) -> None:
@@ -282,7 +280,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The process ends, the page cache stays; what recovery read it must have made durable."""
+        """The process ends and the page cache stays. Recovery makes the records that it read durable."""
         self.directory.abandon()
         self._open()
         assert self.log.next_offset == self.end
@@ -294,11 +292,13 @@ class LogMachine(RuleBasedStateMachine):
         self.disk = self.disk.crash(random.Random(seed))
         self._open()
         found = self.log.next_offset
-        assert self.durable <= found <= self.end, "a durable record is gone, or one was made up"
-        assert found in {self.end, self.start, 0, *(batch.next_offset for batch in self.batches)}, "half a batch"
+        assert self.durable <= found <= self.end, "recovery must keep every durable record and add none"
+        assert found in {self.end, self.start, 0, *(batch.next_offset for batch in self.batches)}, (
+            "the log must end at a batch boundary"
+        )
         self.batches = [batch for batch in self.batches if batch.next_offset <= found]
         self.end = self.durable = found
-        # A start that was told is written down before; dropped segments may come back with their files, not here.
+        # The raised log start was checkpointed first. Files of dropped segments are not restored in this model.
         assert self.log.log_start_offset == self.start
         self._after_open()
 
@@ -311,7 +311,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), bytes_max=st.sampled_from([1, 150, 600, 1 << 20]), min_one=st.booleans())
     def read(self, share: float, bytes_max: int, min_one: bool) -> None:
-        """Whole batches from the one that holds the offset on, as many as the limit lets through."""
+        """Whole batches from the one that contains the offset, as many as the limit allows."""
         first = self.log.local_log_start_offset
         offset = first + round((self.end - first) * share)
         table = kernels.scan_batches(self.log.read(offset, bytes_max, min_one=min_one))
@@ -325,14 +325,15 @@ class LogMachine(RuleBasedStateMachine):
         assert size <= bytes_max or (len(got) == 1 and min_one)
         left = rows[len(got) :]
         if left and got and left[0][3] == rows[0][3]:
-            assert size + left[0][2] > bytes_max, "a batch that fits was left out"
+            assert size + left[0][2] > bytes_max, "a batch that fits into the limit must be returned"
         if left and not got:
             assert not min_one
             assert left[0][2] > bytes_max
 
     @rule(share=st.floats(0, 1), shift=st.sampled_from([-1, 0, 0, 1]))
     def find_by_time(self, share: float, shift: int) -> None:
-        """The first record at or after the time of one, or a millisecond beside it; a marker is a record too."""
+        """The first record at or after a timestamp: one of a record, or one millisecond before or after it. Markers
+        count."""
         markers = [batch.base_offset for batch in self.batches if batch.marker is not None]
         timed = [(record.offset, record.timestamp_ms) for record in self._visible()]
         timed = sorted([*timed, *((offset, NOW) for offset in markers if offset >= self.start)])
@@ -368,7 +369,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def look_from_beside(self) -> None:
-        """A reader in another process sees the same records, whatever happened since it looked last."""
+        """A read-only open in another process sees the same records after a refresh."""
         self.beside.look_again()
         assert self.beside.next_offset == self.end
         first = max(self.beside.local_log_start_offset, self.start)
@@ -383,7 +384,7 @@ class LogMachine(RuleBasedStateMachine):
         log = self.log
         assert (log.log_start_offset, log.next_offset) == (self.start, self.end)
         assert self.durable <= self.end
-        assert log.recovery_point <= self.durable, "the recovery point vouches for more than is durable"
+        assert log.recovery_point <= self.durable, "the recovery point must not be above the durable offset"
         assert log.log_start_offset <= log.local_log_start_offset <= log.next_offset
 
     @invariant()
@@ -399,7 +400,7 @@ class LogMachine(RuleBasedStateMachine):
         assert [each.is_active for each in infos] == [False] * (len(infos) - 1) + [True]
         for before, after in pairwise(infos):
             assert before.next_offset == after.base_offset
-            assert before.size_bytes > 0, "an empty segment was sealed"
+            assert before.size_bytes > 0, "a closed segment must not be empty"
         for info in infos:
             table = self._table(info.base_offset)
             assert info.size_bytes == table.valid_bytes
@@ -422,8 +423,8 @@ class LogMachine(RuleBasedStateMachine):
     def _added(
         self, result: AppendResult, records: list[Record], durability: Durability, producer: Producer | None = None
     ) -> None:
-        """The batches that an append made: how records fall into them is the log's choice, their order is not."""
-        assert result[:2] == (self.end, self.end + len(records)), "an offset was given twice, or not the next one"
+        """Add the batches of an append. The log chooses how records are split into batches, but not their order."""
+        assert result[:2] == (self.end, self.end + len(records)), "an append must get the next offsets"
         stored = [
             StoredRecord(offset, each.timestamp_ms, TimestampType.CREATE_TIME, each.key, each.value, each.headers)
             for offset, each in enumerate(records, start=result.base_offset)
@@ -438,7 +439,7 @@ class LogMachine(RuleBasedStateMachine):
         self._extend(made, durability)
 
     def _refused(self, error: InvalidRequest) -> None:
-        """Only for its size, and nothing of it was added."""
+        """Only the size may be the reason of a refusal, and no record was appended."""
         assert "above segment.bytes" in str(error)
         assert self.log.next_offset == self.end
 
@@ -446,7 +447,7 @@ class LogMachine(RuleBasedStateMachine):
         sealed = self.log.segments()[-1].base_offset
         self.batches += batches
         self.end = batches[-1].next_offset
-        # What was sealed on the way is durable in any case.
+        # Records of segments closed by this append are durable at every durability.
         self.durable = self.end if durability is Durability.FLUSHED else max(self.durable, sealed)
 
     def _history(self) -> list[Batch]:
@@ -460,7 +461,7 @@ class LogMachine(RuleBasedStateMachine):
         return [record for batch in self.batches for record in batch.records if record.offset >= self.start]
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
-        """(base offset, next offset, size, segment) of every batch as the files hold them."""
+        """(base offset, next offset, size, segment) of every batch in the files."""
         rows = []
         for info in self.log.segments():
             table = self._table(info.base_offset)
@@ -477,18 +478,18 @@ class LogMachine(RuleBasedStateMachine):
         return of[-1] if of else None
 
     def _batches_of(self, producer_id: int) -> list[Batch]:
-        """Its batches and markers."""
+        """All batches and markers of this producer."""
         return [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
 
     def _last_of(self, producer_id: int) -> tuple[int, int] | None:
-        """Epoch and next sequence of a producer that the log knows."""
+        """Epoch and next sequence of a producer, or None for an unknown one."""
         newest = self._newest_batch_of(producer_id)
         if newest is None or newest.producer is None:
             return None
         producer = newest.producer
         if newest.marker is None:
             return producer.producer_epoch, producer.base_sequence + newest.next_offset - newest.base_offset
-        # A marker is no batch of the sequence: an older one of the same epoch goes on, a new epoch begins at 0.
+        # A marker has no sequence. After it an older batch of the same epoch continues, and a new epoch begins at 0.
         for batch in reversed(self._history()):
             same = batch.producer is not None and batch.producer.producer_id == producer_id and batch.marker is None
             if same and batch.producer is not None and batch.producer.producer_epoch == producer.producer_epoch:

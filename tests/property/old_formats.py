@@ -1,4 +1,4 @@
-"""Segments as brokers before 0.11 left them: messages of formats 0 and 1, plain and in compressed sets."""
+"""Segments of brokers before 0.11: messages of formats 0 and 1, uncompressed and in compressed sets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CODECS = (Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
 
 
 class OldLog(NamedTuple):
-    """Segments from offset 0 on, without gaps between them; those below `clean_to` were cleaned by the old broker."""
+    """Segments from offset 0 without gaps. The old broker cleaned the segments below `clean_to`."""
 
     segments: tuple[bytes, ...] = ()
     clean_to: int = 0
 
 
 def old_log(rng: random.Random) -> OldLog:
-    """Some segments, keys and tombstones as in the stories; in the clean ones no key is there twice."""
+    """Some segments with keys and tombstones. The clean segments contain each key once."""
     segments: list[bytes] = []
     offset = clean_to = 0
     clean_count = rng.choice((0, 1, 2, 3))
@@ -40,7 +40,7 @@ def old_log(rng: random.Random) -> OldLog:
 
 
 def message_set(rng: random.Random, offset: int, count: int, *, is_clean: bool) -> bytes:
-    """`count` messages of one format: side by side, or together in a wrapper."""
+    """`count` messages of one format, each on its own or all in one wrapper."""
     magic, codec = rng.randrange(2), rng.choice(CODECS)
     kind = rng.choice((CREATE, CREATE, APPEND)) if magic else CREATE
     keys = [b"c%d" % (offset + at) if is_clean else _key(rng) for at in range(count)]
@@ -60,7 +60,7 @@ def message_set(rng: random.Random, offset: int, count: int, *, is_clean: bool) 
 
 
 def lay_down(disk: ModelDisk | DiskStorage, directory: str, segments: Sequence[bytes], *, modified_ms: int) -> None:
-    """The files of a partition that has been closed; each segment is a second younger than the one before."""
+    """The files of a closed partition. Each segment's file is one second younger than the one before."""
     disk.make_directory(directory)
     offset = 0
     for number, body in enumerate(segments):

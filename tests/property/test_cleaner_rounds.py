@@ -1,4 +1,4 @@
-"""Any log, cleaned in any number of rounds, against an oracle that knows nothing of how it is done."""
+"""The cleaner on random logs in several passes, compared with an independent reference implementation."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ STEPS = st.one_of(
 
 @dataclass
 class World:
-    """A log and its producers: ids 0.. write in transactions, ids 10.. without."""
+    """A log and its producers. Ids from 0 write in transactions, ids from 10 without."""
 
     disk: ModelDisk | DiskStorage = field(default_factory=ModelDisk)
     directory: str = "./t-0"
     now_ms: int = 100_000
     sequences: dict[int, int] = field(default_factory=dict)
-    old: OldLog = field(default_factory=OldLog)  # segments of formats 0 and 1, older than the story
+    old: OldLog = field(default_factory=OldLog)  # segments of formats 0 and 1 below all other records
 
     def __post_init__(self) -> None:
         lay_down(self.disk, self.directory, self.old.segments, modified_ms=self.now_ms - 5000)
@@ -92,7 +92,7 @@ class World:
         self.now_ms += step_ms
 
     def clean(self, tombstones_below: int | None, buffer_bytes: int) -> None:
-        """Cleans, and compares with the oracle."""
+        """Clean the log and compare the result with the reference."""
         log = self.log
         log.roll(now_ms=self.now_ms)
         before, dirty_from = batches_of(log), log.cleaner_offset or 0
@@ -125,7 +125,7 @@ class World:
         return
 
     def _legacy_due(self, dirty_from: int) -> frozenset[int]:
-        """Kafka's rule: as old as the last segment that begins in the clean section, and the retention older."""
+        """Kafka's rule: the segment is older than the last segment of the clean part by at least the retention."""
         segments = [(segment.base_offset, segment.modified_ms) for segment in self.log.sources()]
         clean = [modified_ms for base, modified_ms in segments if base < dirty_from]
         horizon_ms = clean[-1] - RETENTION_MS if clean else 0
@@ -137,7 +137,9 @@ class World:
         )
 
     def _compare(self, wanted: list[Batch], rest: list[Batch], upto: int) -> None:
-        """Equal, but for a segment's only batch, which may stay empty, and for what the next segment supersedes."""
+        """The batches must be equal, with two exceptions.
+        1. The only batch of a segment may stay although it is empty.
+        2. Records that a record in a later segment supersedes may be missing."""
         found: list[Batch] = []
         for segment, batches in zip(self.log.sources(), batches_of(self.log), strict=True):
             is_alone = len(batches) == 1 and not batches[0].records and batches[0] not in wanted
@@ -151,7 +153,7 @@ class World:
             for record in batch.records:
                 assert record.offset in ours or record.key in later
         left = {record.offset for batch in wanted for record in batch.records}
-        assert ours <= left, "something stayed that had to go"
+        assert ours <= left, "the cleaner must remove every record that the reference removes"
         if ours == left:
             assert found == wanted
 
@@ -164,7 +166,7 @@ class World:
         assert batches_of(self.log)[: len(before) - 1] == before[:-1]
 
     def play(self, steps: list[tuple]) -> None:
-        """`steps`, all transactions ended, and as many rounds as it takes for what was deleted to be gone."""
+        """Run `steps`, end all transactions, and clean as often as the removal of tombstones needs."""
         for name, *words in steps:
             getattr(self, name)(*words)
         for wait in (500, 1000, 500, 1000):
@@ -180,19 +182,19 @@ def _known(offset: int) -> int | None:
 
 
 def committed_values(log: Log) -> dict[bytes | None, bytes]:
-    """What a table made from the whole log holds; records without a key are nobody's."""
+    """The table of newest committed values of the log. Records without a key do not count."""
     latest = {r.key: r.value for r in log.records(log.log_start_offset, isolation=Isolation.READ_COMMITTED)}
     return {key: value for key, value in latest.items() if value is not None and key is not None}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=25))
-def test_any_log_in_any_number_of_rounds_keeps_what_the_oracle_keeps(steps: list[tuple]) -> None:
+def test_the_cleaner_keeps_the_same_batches_as_the_reference_in_any_number_of_passes(steps: list[tuple]) -> None:
     World().play(steps)
 
 
 def drawn(seed: int) -> list[tuple]:
-    """A long story in which rounds, horizons and ends of transactions follow one another often."""
+    """A long sequence with many passes, delete horizons and ends of transactions."""
     rng = random.Random(seed)
 
     def record() -> Record:
@@ -220,7 +222,7 @@ def drawn(seed: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_messages_of_old_formats_take_part_in_every_round_and_become_batches(seed: int) -> None:
+def test_messages_of_old_formats_are_cleaned_like_others_and_become_batches(seed: int) -> None:
     story = World(old=old_log(random.Random(seed)))
     assert {batch.magic for segment in batches_of(story.log) for batch in segment} <= {0, 1}
     story.play(drawn(seed))
@@ -228,14 +230,15 @@ def test_messages_of_old_formats_take_part_in_every_round_and_become_batches(see
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_long_stories_of_transactions_and_horizons_leave_what_the_oracle_leaves(seed: int) -> None:
+def test_cleaning_of_transactions_and_horizons_keeps_the_references_batches(seed: int) -> None:
     World().play(drawn(seed))
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("buffer_bytes", [60, 120])
-def test_a_log_cleaned_in_parts_keeps_what_one_pass_keeps(seed: int, buffer_bytes: int) -> None:
-    """The same story under a buffer of a few keys and under one that holds all; tombstones and markers included."""
+def test_a_log_cleaned_in_parts_keeps_the_same_records_as_in_one_pass(seed: int, buffer_bytes: int) -> None:
+    """The same sequence with a buffer for a few keys and with a buffer for all keys, tombstones and markers
+    included."""
     steps = [step for step in drawn(seed) if step[0] != "clean"]
     whole, parts = World(), World()
     for world in (whole, parts):
@@ -254,7 +257,7 @@ def test_a_log_cleaned_in_parts_keeps_what_one_pass_keeps(seed: int, buffer_byte
 
 
 def _part(world: World, buffer_bytes: int) -> bool:
-    """One pass that may end inside a segment; what readers of committed values see stays the same."""
+    """One pass that may end inside a segment. The committed values must not change."""
     log = world.log
     log.roll(now_ms=world.now_ms)
     before, visible, offset = _data(log), committed_values(log), log.cleaner_offset or 0
@@ -271,8 +274,8 @@ def _part(world: World, buffer_bytes: int) -> bool:
     assert set(after) <= set(before)
     assert [each for each in before if each >= done.cleaner_offset] == [
         each for each in after if each >= done.cleaner_offset
-    ], "all from the first record without room on stay"
-    assert set(_data(log, Isolation.READ_COMMITTED)) <= committed, "no aborted record comes to be shown"
+    ], "every record from the first one without room in the buffer must stay"
+    assert set(_data(log, Isolation.READ_COMMITTED)) <= committed, "no aborted record may become visible"
     return True
 
 

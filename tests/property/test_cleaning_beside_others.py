@@ -1,9 +1,9 @@
-"""One compacted log cleaned while others append, read, truncate, drop, roll and flush, at a hostile switch interval.
+"""A compacted log cleaned while threads append, read, truncate, drop, roll and flush, with a tiny switch interval.
 
-The oracle knows every record that was ever given an offset; serials only grow, so in any consistent view those of a key
-grow with its offsets, whatever was cut and given again in between. A key whose newest record is cut may have lost older
-ones to it (a broker cleans below the high watermark and truncates above it): of such a key nothing is asked until it is
-sent again.
+The oracle knows every record that ever had an offset. Serial numbers only grow. So in any consistent view the serials
+of a key grow with its offsets, even after truncations whose offsets were assigned again. A truncation of a key's
+newest record may lose older records of the key: the pass has removed them already. (A broker cleans below the high
+watermark and truncates above it.) Such a key is not checked until it is appended again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ from local.storage import DiskStorage
 NAME = TopicPartition("t", 0)
 APPENDS = 400
 KEYS = 12
-PAUSE_S = 0.05  # between two cuts
-LIMIT_S = 120.0  # nothing takes so long
+PAUSE_S = 0.05  # between two truncations
+LIMIT_S = 120.0  # upper limit for the whole run
 
 
 @dataclass
 class Shop:
-    """The log and what is known of it. `lock` holds whoever gives or takes offsets, as a partition's leader does."""
+    """The log and its oracle. Threads that assign or truncate offsets hold `lock`, like a partition leader."""
 
     root: str
     settings: LogSettings
     rng: random.Random
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: threading.Event = field(default_factory=threading.Event)
-    sent: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)  # by offset: each (key, serial) it had
+    # by offset: every (key, serial) that was appended there
+    sent: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    forgiven: set[bytes] = field(default_factory=set)  # keys whose newest record was cut
-    skipped: set[int] = field(default_factory=set)  # between the last batch that a cut left and the end it asked for
+    forgiven: set[bytes] = field(default_factory=set)  # keys whose newest record was truncated
+    # offsets between the last remaining batch and the end of a truncation
+    skipped: set[int] = field(default_factory=set)
     serial: int = 0
-    decided: int = 0  # no pass looks, or looked, at or above
+    decided: int = 0  # no pass cleaned at or above
     cuts: int = 0
     drops: int = 0
     passes: int = 0
@@ -65,19 +67,19 @@ class Shop:
         return Log.open(self.storage, self.root, NAME, self.settings, now_ms=0)
 
     def newest(self) -> dict[bytes, int]:
-        """Under the lock: the newest offset of each key that the log has, at or above its start."""
+        """The newest offset of each key at or above the log start. The caller holds the lock."""
         there = (at for at in range(self.log.log_start_offset, self.log.next_offset) if at not in self.skipped)
         found = {self.sent[at][-1][0]: at for at in there}
         return {key: at for key, at in found.items() if key not in self.forgiven}
 
-    # -- what goes on, each in its own thread
+    # -- the work of each thread
 
     def has_seen_all(self) -> bool:
-        """Whether everything took place that this is about."""
+        """Whether every kind of change has happened."""
         return min(self.passes, self.cuts, self.drops, self.reads) > 0
 
     def append(self) -> None:
-        """So many at least, and then until the others had their turns, however slow they are."""
+        """Append a minimum of batches, and continue until every other thread has done its work."""
         begun = time.monotonic()
         for count in itertools.count():
             if self.done.is_set() or (count >= APPENDS and self.has_seen_all()):
@@ -109,7 +111,7 @@ class Shop:
                     clean_from=0,
                     upto_offset=decided,
                     now_ms=1000,
-                    # A cut between the decision and the pass takes `decided` back.
+                    # A truncation between the decision and the pass lowers `decided`.
                     should_stop=lambda cuts=cuts: cuts != self.cuts,  # type: ignore[misc]
                 )
                 self.passes += result is not None
@@ -117,7 +119,7 @@ class Shop:
                 self.aborted += 1
 
     def truncate(self) -> None:
-        """A cut sends a pass away: where none came through since the last one they have more time."""
+        """Truncate repeatedly. A truncation aborts a pass, so the pause doubles until another pass completes."""
         rng, pause_s, passes = random.Random(1), PAUSE_S, -1
         while not self.done.wait(pause_s):
             pause_s, passes = pause_s * 2 if passes == self.passes else PAUSE_S, self.passes
@@ -125,16 +127,17 @@ class Shop:
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
                 upto = rng.randint(low, end)
-                with self.log.cleaning.paused(), self.log._lock:  # no pass puts other batches in place meanwhile
+                with self.log.cleaning.paused(), self.log._lock:  # no pass may replace batches during the truncation
                     kept = self.kept_below(upto)
                     assert self.log.truncate_to(upto, now_ms=1000) == upto
                 self.skipped |= set(range(kept, upto))
                 self.forgiven |= {key for key, offset in newest.items() if offset >= kept}
-                self.decided = min(self.decided, kept)  # a pass was sent away, and there is none now
+                self.decided = min(self.decided, kept)  # the pass was aborted and none is running
                 self.cuts += 1
 
     def kept_below(self, offset: int) -> int:
-        """Where the last batch ends that a truncation to `offset` leaves: the one that holds it is truncated whole."""
+        """The end of the last batch that a truncation to `offset` leaves. The batch that contains `offset` is removed
+        whole."""
         if offset >= self.log.next_offset:
             return offset
         cut = truncation.find(self.storage, self.log._view.segments, offset)
@@ -169,11 +172,11 @@ class Shop:
             with self.lock:
                 decided, is_cut = self.decided, cuts != self.cuts
                 if not is_cut:
-                    # It read up to what was the end when it began: what superseded a key since lies behind that.
+                    # The stream ended at the old log end. Records that supersede a key since then are behind it.
                     try:
                         found += self.found(found[-1][0] + 1 if found else start)
                     except OffsetOutOfRange:
-                        continue  # dropped meanwhile
+                        continue  # dropped during the read
                 self.failures += list(self.wrong(found))
                 if not is_cut:
                     self.failures += list(self.missing(found, newest, self.log.log_start_offset, decided))
@@ -199,7 +202,7 @@ class Shop:
     def missing(
         self, found: list[tuple[int, bytes | None, int]], newest: dict[bytes, int], start: int, decided: int
     ) -> Iterator[str]:
-        """Of what was there before the reading began, nothing having been cut since."""
+        """Errors in a read without a concurrent truncation: records that existed before it and were not returned."""
         seen = {key: offset for offset, key, _ in found}
         for key, offset in newest.items():
             if offset >= start and seen.get(key, -1) < offset:
@@ -243,18 +246,18 @@ class Shop:
         assert list(self.missing(found, newest, self.log.log_start_offset, self.decided)) == []
         if is_clean:
             assert {key: offset for offset, key, _ in found if key not in self.forgiven} == newest
-            assert len({key for _, key, _ in found}) == len(found), "a key is there twice"
+            assert len({key for _, key, _ in found}) == len(found), "each key must have one record"
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_goes_on_beside_a_cleaning_the_newest_stays_and_nobody_sees_a_hole(
+def test_a_log_cleaned_during_other_changes_keeps_newest_records_and_shows_no_gap(
     tmp_path: Path, seed: int, codec: Codec
 ) -> None:
     settings = LogSettings(segment_bytes=1500, index_interval_bytes=200, compression=codec, is_compacted=True)
     shop = Shop(str(tmp_path / "t-0"), settings, random.Random(seed))
     shop.run()
-    assert shop.has_seen_all(), "not everything took place"
+    assert shop.has_seen_all(), "every kind of change must happen"
     shop.check(is_clean=False)
     end, start = shop.log.next_offset, shop.log.log_start_offset
     shop.log.close()

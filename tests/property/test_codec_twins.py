@@ -1,4 +1,4 @@
-"""The compiled kernels against their oracle in plain Python, on sound bytes and on hostile ones."""
+"""The compiled kernels compared with their plain Python implementation, on valid and on hostile bytes."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from local.records.batch import check_batch, encode_batch, encode_marker, read_h
 compiled = pytest.importorskip("local.kernels._kernels", reason="the extension was not built")
 
 LIMIT = 1 << 22
-# Field sizes on both sides of every varint boundary that a quick test can afford.
+# Field sizes on both sides of the varint boundaries that are fast enough to test.
 FIELDS = st.none() | st.binary(max_size=20) | st.sampled_from([0, 63, 64, 8191, 8192]).map(bytes)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), FIELDS), max_size=3).map(tuple)
 TIMES = st.integers(0, 2**41) | st.sampled_from([-1, 0, 2**63 - 1])
@@ -27,7 +27,7 @@ CODECS = st.sampled_from(Codec)
 
 
 def on(twin, call, *args, **options):
-    """(what `call` gives on this twin, or the error's type and facts)."""
+    """The result of `call` with this implementation, or its error."""
     chosen = kernels._chosen
     kernels._chosen = twin
     try:
@@ -39,7 +39,7 @@ def on(twin, call, *args, **options):
 
 
 def both(call, *args, **options):
-    """The twins' common answer, an error as its type."""
+    """The result that both implementations give, or their common error."""
     ours, oracle = on(compiled, call, *args, **options), on(pure_kernels, call, *args, **options)
     if isinstance(oracle, Exception):
         assert type(ours) is type(oracle)
@@ -51,7 +51,7 @@ def both(call, *args, **options):
 
 
 def plain(value):
-    """Something that compares: columns and tables as lists, types of arrays included."""
+    """A comparable value: columns and tables as lists, with array types."""
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
     if isinstance(value, np.ndarray):
@@ -66,7 +66,7 @@ def plain(value):
 
 @st.composite
 def logs(draw):
-    """A few batches of every kind, offsets ascending with gaps."""
+    """A few batches of every kind, with ascending offsets and gaps."""
     parts, offset = [], draw(st.integers(0, 2**40))
     for _ in range(draw(st.integers(0, 4))):
         kind = draw(st.sampled_from(["records", "records", "append time", "marker", "empty", "compacted"]))
@@ -90,7 +90,7 @@ def logs(draw):
 
 @st.composite
 def hostile(draw):
-    """A log with a few bytes changed, cut or repeated; often with its checksums made right again."""
+    """A log with a few bytes changed, removed or repeated, often with recomputed checksums."""
     data = bytearray(draw(logs()))
     for _ in range(draw(st.integers(0, 3)) if data else 0):
         at = draw(st.integers(0, len(data) - 1))
@@ -109,7 +109,7 @@ def hostile(draw):
 
 
 def resealed(data):
-    """Every batch that still has a length gets a checksum that fits: damage goes on to the next guard."""
+    """Recompute the checksum of every batch with a valid length, so that damage reaches the check behind it."""
     at = 0
     while at + HEADER_BYTES <= len(data):
         size = 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
@@ -124,7 +124,7 @@ def resealed(data):
 
 
 @given(RECORDS, CODECS, st.integers(0, 2**62))
-def test_what_was_encoded_is_decoded(records, codec, base_offset):
+def test_encoded_records_are_decoded_again(records, codec, base_offset):
     batch = both(encode_batch, records, base_offset=base_offset, codec=codec)
     columns = both(kernels.decode_columns, batch)
     read = [Record(r.key, r.value, r.timestamp_ms, r.headers) for r in columns.records()]
@@ -135,7 +135,7 @@ def test_what_was_encoded_is_decoded(records, codec, base_offset):
 
 
 @given(RECORDS)
-def test_twins_encode_the_same_bytes(records):
+def test_both_kernels_encode_the_same_bytes(records):
     both(kernels.encode_records, records)
     both(kernels.encode_records, [tuple(r)[:3] for r in records])
 
@@ -149,7 +149,7 @@ ODD_HEADERS = st.lists(st.tuples(st.text(st.characters(), max_size=3) | ODD, FIE
         st.tuples(FIELDS | ODD, FIELDS, TIMES | ODD, HEADERS | ODD_HEADERS.map(tuple) | ODD_HEADERS | ODD), max_size=3
     )
 )
-def test_twins_refuse_the_same_records(records):
+def test_both_kernels_refuse_the_same_records(records):
     both(kernels.encode_records, records)
 
 
@@ -158,17 +158,17 @@ def test_twins_refuse_the_same_records(records):
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(hostile(), st.booleans())
-def test_twins_scan_the_same(data, verify):
+def test_both_kernels_give_the_same_scan(data, verify):
     table = both(kernels.scan_batches, data, verify=verify)
     assert 0 <= table.valid_bytes <= len(data)
     for row in range(len(table)):
         header = read_header(data, int(table.positions[row]))
-        assert header.is_legacy or table.row(row) == header  # a wrapper's row knows what is inside
+        assert header.is_legacy or table.row(row) == header  # the entry of a wrapper has facts of its inner messages
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(hostile(), st.booleans(), st.booleans())
-def test_twins_decode_the_same_or_both_call_it_corrupt(data, verify, include_control):
+def test_both_kernels_decode_the_same_records_or_report_corrupt(data, verify, include_control):
     options = {"verify": verify, "include_control": include_control, "decompressed_bytes_max": LIMIT}
     columns = both(kernels.decode_columns, data, **options)
     if isinstance(columns, Corrupt):
@@ -197,7 +197,7 @@ SECTIONS = st.lists(
 
 @given(SECTIONS, st.integers(0, 6), st.integers(0, 6), st.sampled_from([Codec.NONE, Codec.LZ4]), st.integers(0, 127))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2, 2, Codec.NONE, 0)
-def test_twins_agree_on_sections_made_of_varints(section, count, last_delta, codec, bits):
+def test_both_kernels_agree_on_record_sections_made_of_varints(section, count, last_delta, codec, bits):
     header = check_batch(encode_batch([(None, None, 1000)]))
     fields = {name: getattr(header, name) for name in header.__slots__}
     attributes = (bits & ~7) | codec
@@ -212,7 +212,7 @@ def test_twins_agree_on_sections_made_of_varints(section, count, last_delta, cod
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_whatever_make_anything_but_corrupt(data):
+def test_arbitrary_bytes_raise_only_corrupt(data):
     both(kernels.decode_columns, data)
     both(kernels.decode_columns, data[:8] + b"\0\0\0\x40" + data[12:16] + b"\2" + data[17:], verify=False)
 
@@ -221,7 +221,7 @@ def test_no_bytes_whatever_make_anything_but_corrupt(data):
     st.binary(max_size=40),
     st.lists(st.tuples(st.integers(-2, 45) | st.just(2**63 - 1), st.integers(-2, 45)), max_size=6),
 )
-def test_twins_gather_the_same_or_refuse(data, ranges):
+def test_both_kernels_gather_the_same_bytes_or_refuse(data, ranges):
     starts, lengths = np.array([s for s, _ in ranges], np.int64), np.array([n for _, n in ranges], np.int32)
     both(kernels.gather, data, starts, lengths)
 
@@ -231,7 +231,7 @@ def test_twins_gather_the_same_or_refuse(data, ranges):
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), st.booleans())
-def test_filtering_keeps_exactly_the_records_asked_for(data, random, share, keep_last):
+def test_a_filter_keeps_exactly_the_selected_records(data, random, share, keep_last):
     columns = on(compiled, kernels.decode_columns, data, include_control=True)
     keep = np.array([random.random() < share for _ in range(len(columns))], bool)
     made = both(kernels.filter_batches, data, keep, keep_last_batch=keep_last)
@@ -241,14 +241,14 @@ def test_filtering_keeps_exactly_the_records_asked_for(data, random, share, keep
     assert list(after.records()) == expected
     if keep_last and data:
         assert after.next_offset == columns.next_offset
-    # A second pass that keeps all changes nothing but the empty batches that are no longer last.
+    # A second filter that keeps all records changes nothing except empty batches that are no longer last.
     if (after.table.record_counts > 0).all():
         assert both(kernels.filter_batches, made, np.ones(len(after), bool), keep_last_batch=keep_last) == made
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.randoms(use_true_random=False), st.integers(0, 400))
-def test_the_parts_of_what_is_rebuilt_make_up_the_whole_however_small_their_room(data, random, room):
+def test_rebuilt_parts_of_any_size_add_up_to_the_whole_filter_result(data, random, room):
     table = on(compiled, kernels.scan_batches, data)
     keep = np.array([random.random() < 0.5 for _ in range(int(table.record_counts.sum()))], bool)
     bits = np.packbits(keep, bitorder="little")
@@ -269,13 +269,13 @@ def test_the_parts_of_what_is_rebuilt_make_up_the_whole_however_small_their_room
 
 
 @given(st.binary(max_size=9), st.lists(st.integers(-1, 40), max_size=6))
-def test_bits_are_counted_alike(bits, counts):
+def test_both_kernels_count_the_same_bits(bits, counts):
     both(kernels.count_bits, np.frombuffer(bits, np.uint8), np.array(counts, np.int32))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(hostile(), st.integers(1, 3))
-def test_twins_filter_hostile_bytes_the_same(data, every):
+def test_both_kernels_filter_hostile_bytes_alike(data, every):
     table = on(compiled, kernels.scan_batches, data, verify=False)
     flags = np.arange(int(table.record_counts.sum(dtype=np.int64)))[:100_000] % every == 0
     both(kernels.filter_batches, data, flags, keep_last_batch=True)
@@ -285,7 +285,7 @@ def test_twins_filter_hostile_bytes_the_same(data, every):
 
 
 @given(st.binary(max_size=64), st.integers(0, 10_000), st.integers(0, 9), st.integers(0, 2**32 - 1))
-def test_every_way_to_the_checksum_is_the_same(noise, length, skip, seed):
+def test_both_implementations_of_the_checksum_agree(noise, length, skip, seed):
     data = memoryview((noise + b"\x5a") * (1 + length // (len(noise) + 1)))[skip:]
     expected = crc32c(data, seed)
     assert compiled.crc32c_of(data, seed) == expected

@@ -1,7 +1,6 @@
-"""Everything that can happen to a compacted, tiered log of a few records: no key comes back, no newest value is lost.
+"""Every possible history of a compacted, tiered log of a few records: no deleted key returns, no newest value is lost.
 
-The scopes here are small enough for every run; docs/reference/reliability.md has the larger ones and their figures.
-"""
+These scopes are small enough for every run. docs/reference/reliability.md has the larger ones and their figures."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ SMALL = Scope(offsets=3, losses=1, has_retention=True)
     [SMALL, Scope(offsets=3, readers=(False,)), Scope(offsets=3, readers=(True,)), Scope(offsets=4, segment_records=2)],
     ids=["losses and retention", "a reader of both tiers", "a reader of the bucket", "two records a segment"],
 )
-def test_no_key_comes_back_and_no_newest_value_is_lost_whatever_happens(scope: Scope) -> None:
+def test_in_every_history_no_deleted_key_returns_and_no_newest_value_is_lost(scope: Scope) -> None:
     found = explore(scope)
     assert found.story == ()
     assert found.worlds > 300
 
 
-def test_a_tombstone_that_leaves_by_its_time_alone_brings_its_key_back() -> None:
+def test_without_the_tombstone_bound_a_deleted_key_returns() -> None:
     found = explore(Scope(offsets=4), Rules(drops_by_time_alone=True))
-    assert len(found.story) == 11, "the shortest one has ten steps"
+    assert len(found.story) == 11, "the shortest history has ten steps and the violation"
     assert found.story[-1] == "both tiers, read from the start: key a came back with the value of offset 0"
 
 
@@ -67,12 +66,13 @@ def _name(each: object) -> str:
     ],
     ids=_name,
 )
-def test_a_rule_that_is_broken_is_seen_by_a_reader(rules: Rules, scope: Scope, end: str) -> None:
+def test_a_reader_detects_each_broken_rule(rules: Rules, scope: Scope, end: str) -> None:
     assert explore(scope, rules).story[-1].startswith(end)
 
 
-def test_a_horizon_given_at_first_sight_is_too_early_for_a_reader_of_what_the_bucket_still_holds() -> None:
-    """A tombstone's time begins when no tier has an older record any more, not when a cleaning of the disk meets it."""
+def test_a_horizon_set_by_the_first_pass_is_too_early_for_remote_readers() -> None:
+    """The retention of a tombstone begins when no tier has an older record of the key, not at the first pass that sees
+    it."""
     world = played(
         "append a value at offset 0",
         "clean [0, 1)",
@@ -95,8 +95,8 @@ def test_a_horizon_given_at_first_sight_is_too_early_for_a_reader_of_what_the_bu
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_models_cleaner_is_the_cleaner(seed: int) -> None:
-    """Rounds with drawn records, bounds and times leave the same offsets, and the same ones with a horizon."""
+def test_the_models_cleaner_keeps_the_same_records_as_the_real_cleaner(seed: int) -> None:
+    """Passes with random records, bounds and times keep the same offsets with the same delete horizons."""
     draw = random.Random(seed)
     disk = ModelDisk()
     log = open_log(disk, LogSettings(segment_bytes=1 << 20, is_compacted=True))
@@ -129,7 +129,7 @@ def _aged(segment: Segment, ticks: int) -> Segment:
 
 
 def left(log: Log, now_ms: int) -> dict[int, int]:
-    """By offset what is in the log, with the ms until its horizon."""
+    """The offsets in the log and the ms until their delete horizon."""
     found: dict[int, int] = {}
     for data in log.batches(0):
         for columns in kernels.decode_in_steps(data):

@@ -1,7 +1,7 @@
-"""Hostile bytes, a few seconds of what `tests/fuzz/fuzz.py` does for hours: the same mutants on every run.
+"""Hostile bytes for the parsers: a few seconds of `tests/fuzz/fuzz.py`, with the same mutants in every run.
 
-Nothing outside the error tree, both kernels of one mind, no byte read behind the end, and all of it in little memory.
-"""
+Proven: no error outside the project's error tree, equal results of both kernels, no read behind the end, little
+memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from local.format.columns import BatchTable
 from local.kernels import pure_kernels
 
 ROOT = Path(__file__).parents[2]
-MEMORY_MIB = 256  # above the process with its imports; batches are limited to 1 MiB inflated there
+MEMORY_MIB = 256  # above the use of the process after its imports; batches are limited to 1 MiB inflated
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,20 +35,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("target", ["batches", "legacy", "columns", "all"])
-def test_no_mutant_raises_outside_the_error_tree_or_needs_much_memory(target: str) -> None:
+def test_mutants_raise_only_known_errors_within_the_memory_limit(target: str) -> None:
     count = "100" if target == "all" else "500"
     done = run(str(ROOT / "tests/fuzz/fuzz.py"), target, "--mutate", count, "--memory-mib", str(MEMORY_MIB))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert f"{count} inputs" in done.stdout
 
 
-def test_the_memory_limit_is_a_limit() -> None:
+def test_the_memory_limit_of_a_campaign_is_enforced() -> None:
     code = "import fuzz; fuzz._mutate(None, [], 0, 0, 64); bytearray(128 << 20)"
     assert "MemoryError" in run("-c", code).stderr
 
 
 @pytest.mark.parametrize("at", ["len(data)", "-1"])
-def test_one_byte_beside_a_guarded_copy_ends_the_process(at: str) -> None:
+def test_a_read_one_byte_outside_a_guarded_copy_kills_the_process(at: str) -> None:
     code = f"""
 import ctypes, targets
 data = bytes(4096)
@@ -64,7 +64,7 @@ print("alive")
 
 
 @pytest.mark.skipif(targets.compiled is None, reason="the extension was not built")
-def test_no_byte_changed_anywhere_makes_the_compiled_kernel_read_behind_the_end() -> None:
+def test_no_changed_byte_makes_the_compiled_kernel_read_behind_the_end() -> None:
     code = """
 import targets
 from local import kernels
@@ -92,7 +92,7 @@ print("alive", tried)
 
 
 @pytest.mark.skipif(targets.compiled is None, reason="the extension was not built")
-def test_kernels_that_differ_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_between_the_kernels_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def shorter(data: memoryview, *, verify: bool = True, position: int = 0) -> BatchTable:
         table = pure_kernels.scan_batches(data, verify=verify, position=position)
         return table.select(slice(1))
@@ -118,7 +118,7 @@ def test_mutants_are_the_same_for_the_same_seed() -> None:
     assert first != list(islice(mutations.mutations(seeds, seed=4), 200))
 
 
-def test_every_seed_of_a_batch_is_sound() -> None:
+def test_every_seed_input_of_batches_is_valid() -> None:
     for seed in targets.TARGETS["batches"].seeds() + targets.TARGETS["legacy"].seeds():
         assert kernels.scan_batches(seed[1:]).problem is None
         kernels.decode_columns(seed[1:], include_control=True)

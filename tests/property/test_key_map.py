@@ -1,4 +1,5 @@
-"""The cleaner's map against its twin: the same bits cleared, whatever collides, wherever the keys lie, however full."""
+"""The cleaner's offset map compared with its Python implementation: the same bits are cleared in every case.
+The cases have hash collisions, keys in any buffer, and full maps."""
 
 from dataclasses import replace
 
@@ -24,14 +25,15 @@ KEYS = (
     | st.binary(max_size=3)
     | st.sampled_from([bytes(7), bytes(8), bytes(9), bytes(63), bytes(64), bytes(300)])
 )
-# (keys with their skip flags, held or not, padded length or not) of one call.
+# One call: (keys with skip flags, whether the map holds the buffer, whether lengths are padded).
 CALLS = st.lists(
     st.tuples(st.lists(st.tuples(KEYS, st.booleans()), max_size=150), st.booleans(), st.booleans()), max_size=5
 )
 
 
 def laid_out(keys, padded=False):
-    """(bytes as in records: a varint length before each key; starts; lengths). Padded: in more bytes than needed."""
+    """(bytes with a varint length before each key as in records, starts, lengths); `padded`: varints longer than
+    needed."""
     data, starts, lengths = bytearray(b"\x05"), [], []
     for key in keys:
         if key is None:
@@ -49,7 +51,7 @@ def laid_out(keys, padded=False):
 
 
 def played(twin, calls, entries_max, arena_bytes, mask):
-    """(rows done by call, final bits, keys found, size) of one twin; stops where a call is not done whole."""
+    """(rows done per call, final bits, keys found, size) of one implementation. Stops at the first incomplete call."""
     made = twin(entries_max * 10 // 9 + 2, entries_max, arena_bytes_max=arena_bytes, seed=77, hash_mask=mask)
     total = sum(len(rows) for rows, *_ in calls)
     keep = np.full(total // 8 + 1, 0xFF, np.uint8)
@@ -73,7 +75,7 @@ def played(twin, calls, entries_max, arena_bytes, mask):
 
 @settings(max_examples=300, deadline=None)
 @given(CALLS, st.integers(1, 400), st.sampled_from([ALL, 0, 0x3FFF, ALL << 50 & ALL]))
-def test_the_twins_clear_the_same_bits_and_find_the_same_keys_whatever_collides(calls, entries_max, mask):
+def test_both_maps_clear_the_same_bits_and_find_the_same_keys_with_any_collisions(calls, entries_max, mask):
     calls = [(rows, is_held, False) for rows, is_held, _ in calls]
     ours, oracle = (played(twin, calls, entries_max, 1 << 20, mask) for twin in TWINS)
     assert ours == oracle
@@ -81,7 +83,7 @@ def test_the_twins_clear_the_same_bits_and_find_the_same_keys_whatever_collides(
 
 @settings(max_examples=100, deadline=None)
 @given(CALLS, st.integers(0, 1000))
-def test_the_twins_stop_at_the_same_row_when_the_copies_of_keys_have_no_more_room(calls, arena_bytes):
+def test_both_maps_stop_at_the_same_row_when_the_copied_keys_have_no_more_room(calls, arena_bytes):
     calls = [(rows, False, False) for rows, *_ in calls]
     ours, oracle = (played(twin, calls, 1000, arena_bytes, ALL) for twin in TWINS)
     assert ours == oracle
@@ -89,12 +91,12 @@ def test_the_twins_stop_at_the_same_row_when_the_copies_of_keys_have_no_more_roo
 
 @settings(max_examples=100, deadline=None)
 @given(CALLS)
-def test_a_key_whose_length_is_written_in_too_many_bytes_is_still_the_same_key(calls):
+def test_a_key_with_a_padded_length_is_the_same_key(calls):
     ours, oracle = (played(twin, calls, 1000, 1 << 20, ALL) for twin in TWINS)
     assert ours == oracle
 
 
-# Batches as lists of (key, value), each with its role: taken, passed by, let go.
+# Batches as lists of (key, value), each with its role: TAKE, PASS_BY or LET_GO.
 BATCHES = st.lists(
     st.tuples(
         st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=3)), min_size=1, max_size=90),
@@ -105,7 +107,7 @@ BATCHES = st.lists(
 
 
 def entered(twin, batches, entries_max, mask, *, damage_at=None):
-    """(records without a key or the error, bits, keys found, size) of one twin given whole batches."""
+    """(number of keyless records or the error, bits, keys found, size) of one implementation after whole batches."""
     made = twin(entries_max * 10 // 9 + 2, entries_max, seed=77, hash_mask=mask)
     plain = [
         encode_batch([Record(k, v, 5) for k, v in rows], base_offset=100 * at) for at, (rows, _) in enumerate(batches)
@@ -132,22 +134,22 @@ def entered(twin, batches, entries_max, mask, *, damage_at=None):
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES, st.integers(1, 300), st.sampled_from([ALL, 0, 0x3FFF, ALL << 50 & ALL]))
-def test_whole_batches_leave_the_same_bits_and_keys_in_both_twins_whatever_collides(batches, entries_max, mask):
+def test_whole_batches_give_the_same_bits_and_keys_in_both_maps_with_any_collisions(batches, entries_max, mask):
     ours, oracle = (entered(twin, batches, entries_max, mask) for twin in TWINS)
     assert ours == oracle
 
 
 @settings(max_examples=150, deadline=None)
 @given(BATCHES, st.integers(0, 10**6), st.integers(1, 300))
-def test_a_damaged_batch_is_the_same_error_in_both_twins_unless_the_map_was_full_before_it(batches, at, entries_max):
+def test_a_damaged_batch_gives_the_same_error_in_both_maps(batches, at, entries_max):
     ours, oracle = (entered(twin, batches, entries_max, ALL, damage_at=at) for twin in TWINS)
     assert ours == oracle
 
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("mask", [0, 0x3FFF, ALL])
-def test_keys_of_one_hash_are_never_taken_for_one_another(twin, mask):
-    """Only the comparison of keys tells them apart where the mask leaves nothing of the hash."""
+def test_keys_with_the_same_hash_stay_different_keys(twin, mask):
+    """With this mask, only the comparison of key bytes distinguishes the keys."""
     batches = [([(b"key %d" % (at % 70), b"v") for at in range(start, start + 50)], TAKE) for start in (0, 50, 100)]
     told, _, size, keep, _ = entered(twin, batches, 200, mask)
     stays = [bool(keep[(11 + at) >> 3] >> ((11 + at) & 7) & 1) for at in range(150)]
@@ -156,7 +158,7 @@ def test_keys_of_one_hash_are_never_taken_for_one_another(twin, mask):
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_batches_that_the_flags_or_the_buffer_do_not_hold_are_refused_before_a_byte_is_read(twin):
+def test_batches_outside_the_flags_or_the_buffer_are_refused_before_any_read(twin):
     data = memoryview(encode_batch([(b"a", b"v", 5), (b"b", None, 5)]))
     table = compiled.scan_batches(data)
     role, bits = np.zeros(1, np.uint8), np.full(1, 0xFF, np.uint8)
@@ -182,7 +184,7 @@ def test_batches_that_the_flags_or_the_buffer_do_not_hold_are_refused_before_a_b
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_full_map_takes_no_new_key_but_every_newer_record_of_a_known_one(twin):
+def test_a_full_map_accepts_no_new_key_but_newer_records_of_known_keys(twin):
     made, keep = twin(10, 3), np.full(1, 0xFF, np.uint8)
     data, starts, lengths = laid_out([b"a", b"b", b"c", b"a", b"b", b"d", b"a"])
     skip = np.zeros(7, np.bool_)
@@ -193,7 +195,7 @@ def test_a_full_map_takes_no_new_key_but_every_newer_record_of_a_known_one(twin)
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_many_keys_fill_nine_tenths_of_the_slots_in_less_than_sixteen_bytes_each(twin):
+def test_a_map_filled_to_the_load_factor_needs_less_than_14_bytes_per_key(twin):
     count = 20_000
     made = twin(count * 10 // 9 + 1, count)
     data, starts, lengths = laid_out([b"key %d" % at for at in range(count)])
@@ -204,7 +206,7 @@ def test_many_keys_fill_nine_tenths_of_the_slots_in_less_than_sixteen_bytes_each
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_what_lies_outside_is_refused_before_a_byte_is_read(twin):
+def test_keys_outside_the_buffer_or_the_flags_are_refused_before_any_read(twin):
     data, starts, lengths = laid_out([b"abc", b"de"])
     none = np.zeros(2, np.bool_)
     keep = np.full(1, 0xFF, np.uint8)
@@ -235,8 +237,8 @@ def test_what_lies_outside_is_refused_before_a_byte_is_read(twin):
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_flags_that_lack_a_record_of_an_earlier_call_are_refused(twin):
-    """The map clears the bits of older records: a shorter array would be written past its end."""
+def test_flags_that_are_too_short_for_records_of_an_earlier_call_are_refused(twin):
+    """The map clears the bits of older records, and would write past the end of a shorter array."""
     made = twin(10, 5, arena_bytes_max=100)
     data, starts, lengths = laid_out([b"a"])
     none = np.zeros(1, np.bool_)
@@ -245,5 +247,5 @@ def test_flags_that_lack_a_record_of_an_earlier_call_are_refused(twin):
         made.add(data, starts, lengths, none, 0, np.full(10, 0xFF, np.uint8))
 
 
-def test_a_length_takes_as_many_bytes_as_the_layout_here_says():
+def test_the_length_of_a_varint_equals_the_layout_in_this_file():
     assert [varint_bytes(size) for size in (0, 63, 64, 8191, 8192)] == [1, 1, 2, 2, 3]

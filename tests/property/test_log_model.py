@@ -1,9 +1,8 @@
-"""The whole log against a plain list, in drawn sequences of steps: `log_machine` holds the rules.
+"""A local log compared with a plain list over random sequences of steps. `log_machine` has the rules.
 
-The suite runs a fixed share. A longer run, with new draws:
+The suite runs a fixed number of examples. A longer run with new random sequences:
 
-    TIERED_MODEL_EXAMPLES=2000 pytest tests/property/test_log_model.py
-"""
+    TIERED_MODEL_EXAMPLES=2000 pytest tests/property/test_log_model.py"""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ PROFILE = settings(
     derandomize=not ASKED,
     deadline=None,
     database=None,
-    # Shrinking a sequence takes minutes; asked for, it is worth them.
+    # Shrinking a sequence takes minutes, so only requested long runs do it.
     phases=(Phase.generate, Phase.shrink) if ASKED else (Phase.generate,),
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
@@ -43,9 +42,9 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def test_a_log_is_the_list_of_what_was_appended_to_it() -> None:
+def test_a_log_equals_the_list_of_its_appended_records() -> None:
     run_state_machine_as_test(LogMachine, settings=PROFILE)
 
 
-def test_a_compacted_log_keeps_the_newest_of_every_key() -> None:
+def test_a_compacted_log_keeps_the_newest_record_of_every_key() -> None:
     run_state_machine_as_test(CompactedLogMachine, settings=PROFILE)

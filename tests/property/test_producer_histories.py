@@ -1,4 +1,4 @@
-"""Any interleaving of producers and transactions: the log says what a plain reading of the history says, also later."""
+"""Random interleavings of producers and transactions: the log agrees with a simple history, after restarts too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = st.lists(
 
 
 class History:
-    """What was done, in the plainest form: odd producers write in transactions."""
+    """The history of all calls in simple form. Producers with odd ids write in transactions."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -85,7 +85,7 @@ def compare(log: Log, history: History) -> None:
 
 @given(STEPS)
 @settings(max_examples=150, deadline=None)
-def test_stable_offset_aborted_ranges_and_retries_are_what_the_history_says(
+def test_stable_offset_aborted_ranges_and_retries_equal_the_history(
     steps: list[tuple[str, int, int]],
 ) -> None:
     disk, history = ModelDisk(), History()

@@ -1,8 +1,7 @@
-"""Readers beside a log that changes: never a hole, never an aborted record, never a wait that does not end.
+"""Readers of a changing log: they see no gap, no aborted record, and never wait forever.
 
-First every interleaving of one reader with one change, by making the change at each call the reader makes into a
-segment; then threads, for what nobody thought of.
-"""
+The first tests make one change at each call of one reader into a segment, which covers every interleaving of the two.
+The last test uses threads for interleavings that the first tests do not cover."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ def _drop_one(log: Log, storage: Storage) -> None:
 
 
 def _replace(log: Log, storage: Storage) -> None:
-    """The second segment without its second batch, as a cleaning would leave it, and its files at once gone."""
+    """Replace the second segment by a copy without its second batch, as a pass does, and delete the old files at
+    once."""
     segment = log._view.segments[1]
     if segment.is_active:
         return
@@ -70,7 +70,7 @@ CHANGES: list[Callable[[Log, Storage], None]] = [_drop, _drop_one, _replace, _ap
 
 @contextmanager
 def _change_at_call(number: int, change: Callable[[], None]) -> Iterator[list[int]]:
-    """`change` happens before (odd) or after (even) one of the calls into a segment; counts them."""
+    """Make `change` before (odd `number`) or after (even) one of the calls into a segment. Yields the call count."""
     made = [0]
     with pytest.MonkeyPatch.context() as patch:
         for name in CALLS:
@@ -92,7 +92,7 @@ def _change_at_call(number: int, change: Callable[[], None]) -> Iterator[list[in
 
 
 def _follow(log: Log, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> tuple[list[StoredRecord], list[int]]:
-    """All records, going on where the log says it begins when it let go of some; and where it had to."""
+    """All records, and the offsets to which the reader had to jump because the log start was raised."""
     found: list[StoredRecord] = []
     jumps: list[int] = []
     at = 0
@@ -108,14 +108,14 @@ def _follow(log: Log, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> tupl
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
-def test_a_reader_sees_every_surviving_record_whenever_the_log_changes(change: Callable[[Log, Storage], None]) -> None:
+def test_a_reader_sees_every_remaining_record_at_any_moment_of_a_change(change: Callable[[Log, Storage], None]) -> None:
     number, calls = 1, 1
     while number <= 2 * calls + 2:
         disk = ModelDisk()
         log = open_log(disk)
         fill(log, COUNT)
         log.close()
-        log = open_log(disk, was_clean=True)  # so that indexes are judged on the way
+        log = open_log(disk, was_clean=True)  # so that the indexes are checked during the read
         with _change_at_call(number, lambda log=log, disk=disk: change(log, disk)) as made:
             found, jumps = _follow(log)
         calls = max(calls, min(made[0], 200))
@@ -144,7 +144,7 @@ def _facts(log: Log) -> None:
 
 @pytest.mark.parametrize("lookup", [_first_and_newest, _facts])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
-def test_lookups_answer_whenever_the_log_changes(
+def test_lookups_succeed_at_any_moment_of_a_change(
     change: Callable[[Log, Storage], None], lookup: Callable[[Log], None]
 ) -> None:
     number, calls = 1, 1
@@ -161,7 +161,7 @@ def test_lookups_answer_whenever_the_log_changes(
 
 
 def _transactions(log: Log, turns: int) -> None:
-    """Each turn one aborted and one committed transaction of 3 records, interleaved."""
+    """Per turn one aborted and one committed transaction of 3 records, interleaved."""
     for turn in range(turns):
         for number, value in ((1, b"gone"), (2, b"kept")):
             who = Producer(producer_id=number, producer_epoch=0, base_sequence=3 * turn, is_transactional=True)
@@ -171,7 +171,7 @@ def _transactions(log: Log, turns: int) -> None:
 
 
 @pytest.mark.parametrize("change", [_drop, _drop_one], ids=lambda change: change.__name__.strip("_"))
-def test_no_aborted_record_is_read_whenever_segments_are_dropped(change: Callable[[Log, Storage], None]) -> None:
+def test_no_aborted_record_is_read_at_any_moment_of_a_drop(change: Callable[[Log, Storage], None]) -> None:
     number, calls = 1, 1
     while number <= 2 * calls + 2:
         disk = ModelDisk()
@@ -187,7 +187,7 @@ def test_no_aborted_record_is_read_whenever_segments_are_dropped(change: Callabl
         number += 1
 
 
-def test_under_read_committed_a_stream_ends_before_the_first_open_transaction() -> None:
+def test_a_read_committed_stream_ends_before_the_first_open_transaction() -> None:
     log = open_log(ModelDisk())
     _transactions(log, 3)
     end = log.next_offset
@@ -210,7 +210,7 @@ def test_under_read_committed_a_stream_ends_before_the_first_open_transaction() 
 
 
 @pytest.mark.parametrize("changes", [[_drop_one], [_drop_one, _replace]], ids=["drops", "drops and replacements"])
-def test_threads_that_read_see_consecutive_surviving_offsets(
+def test_reading_threads_see_consecutive_remaining_offsets(
     tmp_path: object, changes: list[Callable[[Log, Storage], None]]
 ) -> None:
     storage = DiskStorage()

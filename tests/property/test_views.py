@@ -1,4 +1,4 @@
-"""Any log, any number of runs of its view: below the horizon the newest committed value of every key, and no more."""
+"""Compacted views of random logs: below the horizon exactly the newest committed value of every key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROUNDS = st.tuples(SHARES, st.lists(WRITES, min_size=2, max_size=8), st.sampled_
 
 
 class Story:
-    """A topic, everything committed to it so far by offset, and the steps one can take."""
+    """A topic, its committed records by offset, and the steps of a history."""
 
     def __init__(self, retain_null_key: bool, empty_deletes: bool, *, is_tiered: bool = True) -> None:
         self.world = World()
@@ -51,7 +51,7 @@ class Story:
         self.retain_null_key, self.empty_deletes = retain_null_key, empty_deletes
 
     def enable(self) -> None:
-        """The topic gets a remote tier, and takes its view along."""
+        """Enable the remote tier of the topic. Its local view becomes a remote view."""
         before = self.view()
         self.manager.alter_topic("t", TIERED, now_ms=NOW)
         self.copy()
@@ -97,7 +97,7 @@ class Story:
         self.check()
 
     def expire(self, share: int) -> None:
-        """What the view has taken up may go from the log; before there is one, anything may."""
+        """Expire records below the view's horizon, or any records if no view exists."""
         view = self.view()
         start = self.held.source().start_offset()
         end = view.horizon_offset if view is not None else self.held.log.next_offset
@@ -157,18 +157,20 @@ class Story:
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_a_view_is_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key, empty_deletes):
+def test_a_view_has_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key, empty_deletes):
     play(Story(retain_null_key, empty_deletes), rounds)
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([None, None, 1, 2]))
-def test_so_is_a_view_beside_its_log_and_one_that_goes_to_a_bucket(rounds, retain_null_key, empty_deletes, tiered_at):
+def test_a_local_view_has_the_newest_values_before_and_after_tiering_is_enabled(
+    rounds, retain_null_key, empty_deletes, tiered_at
+):
     play(Story(retain_null_key, empty_deletes, is_tiered=False), rounds, tiered_at)
 
 
 def play(story: Story, rounds, tiered_at: int | None = None) -> None:
-    """`tiered_at` is the round at which the topic gets a remote tier."""
+    """`tiered_at` is the round in which the topic gets a remote tier."""
     for at, (share, writes, buffer_bytes) in enumerate(rounds):
         if at == tiered_at:
             story.enable()

@@ -1,8 +1,8 @@
-"""Breadth first through everything that can happen in a small world, so that the first wrong one has a shortest story.
+"""Breadth-first search through every history of a small world: the first violation has the shortest history.
 
-As a script: ``python tests/property/tier_explorer.py --offsets 5 --losses 1 --retention --reader both`` counts the
-worlds of a scope; ``--broken NAME`` breaks a rule of `tier_model.Rules` and prints the story of what comes of it.
-"""
+``python tests/property/tier_explorer.py --offsets 5 --losses 1 --retention --reader both`` counts the worlds of a
+scope.
+``--broken NAME`` breaks a rule of `tier_model.Rules` and prints the history that leads to the violation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Name = bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What an exploration came to. `story` is the shortest one to something wrong, and empty when all is well."""
+    """The result of a search. `story` is the shortest history to a violation, and empty if there is none."""
 
     worlds: int
     transitions: int
@@ -28,7 +28,7 @@ class Found:
 
 
 def explore(scope: Scope, rules: Rules = Rules(), *, worlds_max: int = 50_000_000) -> Found:  # noqa: B008 - frozen
-    """Every world that can come of an empty one; ends at the first that is wrong."""
+    """Search every world that is reachable from an empty one. Ends at the first violation."""
     first = World()
     came_from: dict[_Name, tuple[_Name, str] | None] = {_name(first): None}
     frontier, transitions, depth = [first], 0, 0
@@ -56,7 +56,7 @@ def explore(scope: Scope, rules: Rules = Rules(), *, worlds_max: int = 50_000_00
 
 
 def _name(world: World) -> _Name:
-    """128 bits that stand for a world: two of a billion worlds are the same with a chance below 1e-20."""
+    """A 128-bit digest of a world: for a billion worlds the probability of a collision is below 1e-20."""
     return blake2b(repr(tuple(world)).encode(), digest_size=16).digest()
 
 
