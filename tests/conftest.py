@@ -19,31 +19,71 @@ from fetched import Missing
 from hypothesis import HealthCheck, settings
 from local_servers import KINDS, RunningServer
 
-# A run judges the code, not the luck of a draw: the order of the tests and the examples are the same on every run.
-# `--hypothesis-profile=deep` draws both anew. How long an example takes says something of what else the machine does:
-# 200 ms, Hypothesis' own limit, fail now and then.
+# The order of the tests and the examples of Hypothesis are the same on every run. `--hypothesis-profile=random` draws
+# both anew. No example has a deadline: on a busy machine an example takes longer than Hypothesis' limit of 200 ms.
 _BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-DEEP, SEED = "deep", 1
-settings.register_profile("fixed", derandomize=True, database=None, **_BUSY)
-settings.register_profile(DEEP, derandomize=False, max_examples=500, print_blob=True, **_BUSY)
-settings.load_profile("fixed")
+RANDOM, SEED = "random", 1
+settings.register_profile(RANDOM, derandomize=False, max_examples=500, print_blob=True, **_BUSY)
+# Under xdist these run first, the longest first, so that all workers end together; the rest follows.
+LONG_GROUPS = ("spark", "kafka", "hdfs", "kafkas cleaner", "localstack", "versitygw", "browser", "planted")
+LONG_FOLDERS = ("integration", "crash", "property", "contract")
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="run the deep profile: more cases of sweeps, races and draws")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-randomly draws a seed
 def pytest_configure(config):
-    """The order of a plain run is fixed, and what a run started ends with it, however it ends."""
+    """Choose the profile, fix the order of the tests, and end every process of the run with the run."""
     is_first = not hasattr(config, "workerinput")
-    is_deep = config.getoption("--hypothesis-profile", default=None) == DEEP
-    if is_first and not is_deep and config.getoption("randomly_seed", default=None) == "default":
+    if config.getoption("--deep", default=False):
+        os.environ["TIERED_TEST_PROFILE"] = "deep"
+    from run_profile import EXAMPLES  # after the variable is set: the module reads it once
+
+    settings.register_profile("fixed", derandomize=True, database=None, max_examples=EXAMPLES, **_BUSY)
+    settings.load_profile("fixed")
+    is_random = config.getoption("--hypothesis-profile", default=None) == RANDOM
+    if is_first and not is_random and config.getoption("randomly_seed", default=None) == "default":
         config.option.randomly_seed = SEED
+    # Workers of the run and commands of the tests share compiled modules also where the environment forbids to write
+    # them: compiling all tests takes a worker 15 seconds.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if is_first and left_over.MARK not in os.environ:
         left_over.end_with_run(uuid4().hex)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist", default="no") == "loadgroup":
+        from work_units import Scheduler
+
+        config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
+        return Scheduler(config, log)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_collection_modifyitems(config, items):
+    _mark_groups(items)  # before pytest-xdist looks for groups
+    yield
+    if config.getoption("loadgroup", default=False):
+        items.sort(key=_rank)  # after pytest-randomly shuffled them
+
+
+def _rank(item):
+    group = next((mark.args[0] for mark in item.iter_markers("xdist_group") if mark.args), None)
+    if group in LONG_GROUPS:
+        return LONG_GROUPS.index(group)
+    folder = item.path.relative_to(os.path.dirname(__file__)).parts[0]
+    order = LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS)
+    return len(LONG_GROUPS) + order
+
+
+def _mark_groups(items):
     """Tests that start something costly go to one worker for each kind: one session, broker, browser serves all."""
     for item in items:
         for name in ("spark", "kafka", "localstack", "versitygw", "hdfs", "browser"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from page_runner import ROOT, blocks_of, lines_of
 
 PAGE, CODE_PAGE = (ROOT / "docs" / "how-to" / f"{name}.md" for name in ("run-the-tests", "change-the-code"))
-OF_PYTEST = {"--pdb", "--randomly-seed", "--hypothesis-profile"}
+OF_PYTEST = {"--deep", "--pdb", "--randomly-seed", "--hypothesis-profile"}
 
 
 def complaints(page: Path) -> list[str]:

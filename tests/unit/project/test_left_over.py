@@ -67,16 +67,16 @@ def _order(*more: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_pytest_run_plainly_twice_has_one_order_and_a_deep_run_another() -> None:
+def test_pytest_run_plainly_twice_has_one_order_and_a_random_run_another() -> None:
     plain = _order()
     assert len(plain) > 50
     assert _order() == plain
-    deep = _order("--hypothesis-profile=deep"), _order("--hypothesis-profile=deep")
-    assert sorted(deep[0]) == sorted(plain)
-    assert len({tuple(plain), *map(tuple, deep)}) == 3
+    drawn = _order("--hypothesis-profile=random"), _order("--hypothesis-profile=random")
+    assert sorted(drawn[0]) == sorted(plain)
+    assert len({tuple(plain), *map(tuple, drawn)}) == 3
 
 
-def test_hypothesis_draws_the_same_examples_but_in_the_deep_profile() -> None:
+def test_hypothesis_draws_the_same_examples_but_in_the_random_profile() -> None:
     assert settings.get_profile("fixed").derandomize
     assert settings.get_profile("fixed").database is None
-    assert not settings.get_profile("deep").derandomize
+    assert not settings.get_profile("random").derandomize
