@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import click
 import msgspec
@@ -58,6 +58,22 @@ def number(title: str, show: Callable[..., str] = str, *, of: Callable[[Any], ob
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a result: an object with these fields and no other."""
+
+    @classmethod
+    def of(cls, *sources: object, **values: object) -> Self:
+        """Take each field from `values`, else from the first source with an attribute of its name.
+
+        A source of None has None for every field. Raises AttributeError for a field without a source.
+        """
+        for name in cls.__struct_fields__:
+            if name not in values:
+                for source in sources:
+                    if source is None or hasattr(source, name):
+                        values[name] = getattr(source, name, None)
+                        break
+                else:
+                    raise AttributeError(name)
+        return cls(**values)
 
 
 class PartitionRow(Struct):
@@ -166,6 +182,11 @@ def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str,
             _write_table(rows, [column for column in columns if column.title is not None])
 
 
+def print_table(rows: Iterable[Struct], columns: Sequence[Column]) -> None:
+    """Print rows as a table alone."""
+    _write_table(rows, columns)
+
+
 def write_lines(lines: Iterable[str]) -> None:
     """Write lines on stdout as they arrive."""
     for line in lines:
@@ -190,7 +211,7 @@ def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[
 def _json(value: object) -> str:
     import json
 
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=msgspec.to_builtins)
 
 
 def _write(text: str) -> None:
@@ -212,7 +233,14 @@ def _write_csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, object]]) 
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: pairs(value) if isinstance(value, dict) else value for name, value in row.items()})
+        writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+
+
+def _csv_cell(value: object) -> object:
+    """Format names and texts in one cell, with spaces between."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return " ".join(value)
+    return pairs(value) if isinstance(value, dict) else value
 
 
 def pairs(values: Mapping[str, object]) -> str:

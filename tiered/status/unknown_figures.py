@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from local.errors import LogError
 from local.names import TopicPartition
 from tiered.node.problem_groups import group_problems, problems_of
@@ -33,9 +35,18 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
     }
 
 
-def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[dict[str, object]]:
-    """Return an object for JSON for each cause, with the partitions that have null figures."""
+class UnreadPartitions(msgspec.Struct, forbid_unknown_fields=True):
+    """Partitions with an unreadable tier, for one cause. Their figures of that tier are null."""
+
+    cause: str
+    kind: str
+    count: int
+    partitions: list[str]
+
+
+def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartitions]:
+    """Return an object for each cause, with the partitions that have null figures."""
     return [
-        {"cause": each.cause, "kind": each.kind, "count": len(each.places), "partitions": list(each.places)}
+        UnreadPartitions(cause=each.cause, kind=each.kind, count=len(each.places), partitions=list(each.places))
         for each in group_problems(problems_of(unread))
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -15,19 +15,26 @@ from small_place import make_place
 from test_command_tree import leaves
 
 from tiered.cli.main import invoke
-from tiered.cli.render import Column
+from tiered.cli.render import Result, Struct
 from tiered.cli.schemas import schemas
 from tiered.cli.topics import topic
+from tiered.node.topic_registry import Topic
+
+FIELDS = topic.ListedTopic.__struct_fields__
+
+
+def _listed_as(fields: tuple[str]) -> Callable[[Iterable[Topic]], Result]:
+    """The result of `topic list` with these fields in a row."""
+    row = msgspec.defstruct("ListedTopic", [(name, object) for name in fields], bases=(Struct,))
+    result = msgspec.defstruct("Topics", [("topics", list[row])], bases=(Result,))
+    values = {"partitions": 1, "topic_id": "id", "settings": {}, "Settings": {}, "extra": None}
+    return lambda topics: result([row(**{name: values.get(name, each.name) for name in fields}) for each in topics])
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])
 @pytest.mark.parametrize(
-    "columns",
-    [
-        (*topic._TOPIC_COLUMNS, Column("extra")),
-        topic._TOPIC_COLUMNS[:-1],
-        (*topic._TOPIC_COLUMNS[:-1], Column("Settings")),
-    ],
+    "fields",
+    [(*FIELDS, "extra"), FIELDS[:-1], (*FIELDS[:-1], "Settings")],
     ids=["one-more", "one-less", "another-name"],
 )
 def test_a_field_that_no_schema_has_is_seen_in_any_test(
@@ -35,13 +42,13 @@ def test_a_field_that_no_schema_has_is_seen_in_any_test(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     form: str,
-    columns: tuple[Column],
+    fields: tuple[str],
 ) -> None:
     place = ["-q", "-C", str(tmp_path)]
     assert invoke([*place, "init", str(tmp_path), "--no-probe"]) == 0
     assert invoke([*place, "topic", "create", "orders", "-o", form]) == 0
     assert printed_json.take_wrong() == []
-    monkeypatch.setattr(topic, "_TOPIC_COLUMNS", columns)
+    monkeypatch.setattr(topic, "_listed", _listed_as(fields))
     assert invoke([*place, "topic", "list", "-o", form]) == 0
     assert capsys.readouterr().out.count("orders") == 2
     (wrong,) = printed_json.take_wrong()
@@ -54,7 +61,8 @@ def test_a_value_of_another_type_is_seen_too(
     place = ["-q", "-C", str(tmp_path)]
     assert invoke([*place, "init", str(tmp_path), "--no-probe"]) == 0
     assert invoke([*place, "topic", "create", "orders"]) == 0
-    monkeypatch.setattr(topic, "_topic_row", lambda each, output: {"topic": each.name, "partitions": "1"})
+    listed = lambda topics: topic.Topics([topic.ListedTopic(each.name, "1", each.topic_id, {}) for each in topics])  # noqa: E731
+    monkeypatch.setattr(topic, "_listed", listed)
     assert invoke([*place, "topic", "list", "-o", "json"]) == 0
     (wrong,) = printed_json.take_wrong()
     assert "Expected `int`, got `str`" in wrong

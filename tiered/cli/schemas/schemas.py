@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from tiered.cli.schemas.schemas_base import Strict, UnreadPartitions
+from tiered.cli.schemas.schemas_base import Strict
+from tiered.status.unknown_figures import UnreadPartitions
 
 
 class PricesUsed(Strict):
@@ -130,7 +131,7 @@ class CostSimulate(Strict):
 
     schema_version: int
     prices: PricesUsed
-    levers: list[Lever]
+    sensitivities: list[Lever]
     break_evens: list[Line]
     measured: list[Basis]
     outside: list[str]
@@ -515,9 +516,9 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "compaction-metrics": "tiered.cli.schemas.schemas_compaction:CompactionMetrics",
     "compaction-runs": "tiered.cli.schemas.schemas_compaction:CompactionRuns",
     "compaction-status": "tiered.cli.schemas.schemas_compaction:CompactionStatus",
-    "config-explain": "tiered.cli.schemas.schemas_daily:ConfigExplained",
-    "config-export": "tiered.cli.schemas.schemas_daily:ConfigExported",
-    "config-lint": "tiered.cli.schemas.schemas_daily:ConfigLinted",
+    "config-explain": "tiered.cli.topics.config:ConfigExplained",
+    "config-export": "tiered.cli.topics.config:ConfigExported",
+    "config-lint": "tiered.cli.topics.config:ConfigLinted",
     "consume-line": "tiered.cli.schemas.schemas_records:ConsumedRecord",
     "cost-advise": "tiered.cli.schemas.schemas:CostAdvise",
     "cost-advise-plan": "tiered.cost.advice_file:SavedAdvice",  # the file of --out
@@ -549,10 +550,10 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "log-dirs": "tiered.cli.schemas.schemas_daily:LogDirs",
     "log-dirs-move": "tiered.cli.schemas.schemas_daily:LogDirsMove",
     "log-dirs-partitions": "tiered.cli.schemas.schemas_daily:LogDirsPartitions",
-    "pause": "tiered.cli.schemas.schemas:Paused",
+    "pause": "tiered.cli.topics.pause:Paused",
     "pipeline-plan": "tiered.cli.schemas.schemas_work:PipelinePlan",
     "pipeline-run": "tiered.cli.schemas.schemas_work:PipelineRun",
-    "placement": "tiered.cli.schemas.schemas_work:Placement",
+    "placement": "tiered.cli.topics.placement:Placement",
     "plan": "tiered.cli.schemas.schemas:PlanShow",
     "plan-summary": "tiered.cli.schemas.schemas:PlanSummary",
     "progress": "tiered.cli.schemas.schemas:ProgressEvent",
@@ -568,12 +569,12 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "status": "tiered.cli.schemas.schemas:Status",
     "status-history": "tiered.cli.schemas.schemas:StatusHistory",
     "status-partitions": "tiered.cli.schemas.schemas:StatusByPartition",
-    "topic": "tiered.cli.schemas.schemas_daily:Topics",
-    "topic-alter-dry-run": "tiered.cli.schemas.schemas_daily:AlteredTopic",
-    "topic-create-dry-run": "tiered.cli.schemas.schemas_daily:NewTopic",
-    "topic-delete-dry-run": "tiered.cli.schemas.schemas_daily:DeletedTopic",
-    "topic-describe": "tiered.cli.schemas.schemas_daily:DescribedTopic",
-    "topic-describe-settings": "tiered.cli.schemas.schemas_daily:TopicSettings",
+    "topic": "tiered.cli.topics.topic:Topics",
+    "topic-alter-dry-run": "tiered.cli.topics.topic_dry_runs:AlteredTopic",
+    "topic-create-dry-run": "tiered.cli.topics.topic_dry_runs:NewTopic",
+    "topic-delete-dry-run": "tiered.cli.topics.topic_dry_runs:DeletedTopic",
+    "topic-describe": "tiered.cli.topics.topic:DescribedTopic",
+    "topic-describe-settings": "tiered.cli.topics.topic:TopicSettings",
     "transactions": "tiered.cli.schemas.schemas_records:Transactions",
     "verify": "tiered.cli.schemas.schemas_daily:Verified",
     "verify-remote": "tiered.cli.schemas.schemas_daily:VerifiedRemote",

@@ -15,15 +15,6 @@ class Versioned(Strict):
     schema_version: int
 
 
-class UnreadPartitions(Strict):
-    """Partitions of which a tier could not be read, for one cause: their figures of that tier are null."""
-
-    cause: str
-    kind: str
-    count: int
-    partitions: list[str]
-
-
 class Where(Strict):
     """A row about a partition."""
 

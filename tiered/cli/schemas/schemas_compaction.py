@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tiered.cli.schemas.schemas_base import Done, Strict, UnreadPartitions, Versioned, Where
+from tiered.cli.schemas.schemas_base import Done, Strict, Versioned, Where
+from tiered.status.unknown_figures import UnreadPartitions
 
 
 class CompactedPartition(Where):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tiered.cli.schemas.schemas_base import Strict, UnreadPartitions, Versioned, Where
+from tiered.cli.schemas.schemas_base import Strict, Versioned, Where
+from tiered.status.unknown_figures import UnreadPartitions
 
 
 class ListedTopic(Strict):

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tiered.cli.schemas.schemas_base import Strict, UnreadPartitions, Versioned, Where
+from tiered.cli.schemas.schemas_base import Strict, Versioned, Where
+from tiered.status.unknown_figures import UnreadPartitions
 
 
 class AppendedRange(Where):
@@ -333,7 +334,7 @@ class DumpedBundle(_OfFile, kw_only=True):
     chunks: list[DumpedChunk] | UnsetType = UNSET
 
 
-class HeadSegment(msgspec.Struct):
+class ManifestSegmentSection(msgspec.Struct):
     """A segment's row, with every other field that it has in the head."""
 
     base_offset: int
@@ -342,7 +343,7 @@ class HeadSegment(msgspec.Struct):
     data_key: str
 
 
-class HeadUnlinked(msgspec.Struct):
+class ManifestPendingSection(msgspec.Struct):
     """An object that is to go, with every other field that it has in the head."""
 
     key: str
@@ -350,7 +351,7 @@ class HeadUnlinked(msgspec.Struct):
     unlinked_ms: int
 
 
-class HeadPage(msgspec.Struct):
+class ManifestPageSection(msgspec.Struct):
     """A page of older rows, with every other field that it has in the head."""
 
     base_offset: int
@@ -364,15 +365,15 @@ class DumpedHead(msgspec.Struct):
 
     schema_version: int
     path: str
-    segments: list[HeadSegment]
-    unlinked: list[HeadUnlinked] | UnsetType = UNSET
-    unlinked_pages: list[HeadPage] | UnsetType = UNSET
-    spills: list[HeadPage] | UnsetType = UNSET
+    segments: list[ManifestSegmentSection]
+    unlinked: list[ManifestPendingSection] | UnsetType = UNSET
+    unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
+    spills: list[ManifestPageSection] | UnsetType = UNSET
 
 
 class DumpedHeadSection(_OfFile, kw_only=True):
     """``tiered dump --section`` of a head, but for its segments."""
 
-    unlinked: list[HeadUnlinked] | UnsetType = UNSET
-    unlinked_pages: list[HeadPage] | UnsetType = UNSET
-    spills: list[HeadPage] | UnsetType = UNSET
+    unlinked: list[ManifestPendingSection] | UnsetType = UNSET
+    unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
+    spills: list[ManifestPageSection] | UnsetType = UNSET

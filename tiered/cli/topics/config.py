@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+import msgspec
 
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, emit, output_option, write_lines
+from tiered.cli.render import Result, Struct, output_option, print_result, text, write_lines
 from tiered.cli.session import Session
 from tiered.config.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tiered.config.property_table import Property
     from tiered.topics.config_export import KafkaConfigs
+
+
+class ExplainedSetting(Struct):
+    """A setting: its value here, its origin, how it is written and what it does."""
+
+    setting: str
+    value: str
+    origin: str
+    default: str
+    expected: str
+    example: str
+    variable: str
+    kafka: str
+    of_: str = msgspec.field(name="of")
+    meaning: str
+
+
+class ConfigExplained(Result):
+    """``tiered config explain``; one setting."""
+
+    settings: list[ExplainedSetting]
+
+
+class LintFinding(Struct):
+    """`where` is a line of a file or another place; `topics` are the affected ones, none for all."""
+
+    severity: Annotated[str, text("SEVERITY")]
+    where: Annotated[str, text("WHERE")]
+    key: str
+    what: Annotated[str, text("WHAT")]
+    next_step: Annotated[str, text("NEXT")]
+    topics: Annotated[list[str], text("TOPICS", " ".join)]
+
+
+class ConfigLinted(Result):
+    """``tiered config lint``."""
+
+    findings: list[LintFinding]
+
+
+class TopicConfigs(Struct):
+    """Kafka's configs of a topic."""
+
+    topic: str
+    configs: dict[str, str]
+
+
+class ConfigExported(Result):
+    """``tiered config export --format json``."""
+
+    topics: list[TopicConfigs]
 
 
 @click.group("config")
@@ -35,23 +85,23 @@ def explain(session: Session, setting: str, topic: str | None, output: str) -> N
     known = find_property(setting)
     own = session.topics().get(topic).properties if topic else None
     effective = {each.name: each for each in session.config().explain(topic or "", own)}[known.name]
-    facts = {
-        "setting": known.name,
-        "value": effective.value,
-        "origin": effective.origin,
-        "default": known.default,
-        "expected": known.expected,
-        "example": f"-X {known.name}={example_of(known)}",
-        "variable": known.environment_variable,
-        "kafka": known.name if known.source is Source.KAFKA else "none, it is ours",
-        "of": "topic" if known.is_per_topic else "manager",
-        "meaning": known.doc.replace("`", ""),
-    }
+    explained = ExplainedSetting(
+        setting=known.name,
+        value=effective.value,
+        origin=effective.origin,
+        default=known.default,
+        expected=known.expected,
+        example=f"-X {known.name}={example_of(known)}",
+        variable=known.environment_variable,
+        kafka=known.name if known.source is Source.KAFKA else "none, it is ours",
+        of_="topic" if known.is_per_topic else "manager",
+        meaning=known.doc.replace("`", ""),
+    )
     if output == "table":
-        for name, value in facts.items():
+        for name, value in msgspec.to_builtins(explained).items():
             click.echo(f"{name:<9} {value}")
         return
-    emit("settings", [facts], [Column(name) for name in facts], output)
+    print_result(ConfigExplained([explained]), output)
 
 
 @config.command("lint")
@@ -75,18 +125,8 @@ def lint(session: Session, topics: tuple[str, ...], file: str | None, output: st
         found = lint_place(
             session.config_path(), overrides=session.overrides, environ=os.environ, topics=topics or None
         )
-    rows = [
-        {
-            "severity": str(each.severity),
-            "where": each.where,
-            "key": each.key,
-            "what": each.what,
-            "next_step": each.next_step,
-            "topics": list(each.topics) if output in ("json", "jsonl") else " ".join(each.topics),
-        }
-        for each in found
-    ]
-    emit("findings", rows, _FINDINGS, output)
+    findings = [LintFinding.of(each, severity=str(each.severity), topics=list(each.topics)) for each in found]
+    print_result(ConfigLinted(findings), output)
     session.say(counted(len(found), "finding") if found else "nothing is wrong")
     return Exit.FINDINGS if found else Exit.DONE
 
@@ -127,10 +167,8 @@ def _print_configs(form: str, configs: KafkaConfigs, bootstrap: str) -> None:
     from tiered.topics.config_export import as_properties, kafka_commands
 
     if form == "json":
-        rows: list[Mapping[str, object]] = [
-            {"topic": topic, "configs": dict(settings)} for topic, settings in configs.topics.items()
-        ]
-        emit("topics", rows, (Column("topic"), Column("configs")), "json")
+        topics = [TopicConfigs(topic, dict(settings)) for topic, settings in configs.topics.items()]
+        print_result(ConfigExported(topics), "json")
     elif form == "kafka-configs":
         write_lines(kafka_commands(configs, bootstrap))
     else:
@@ -150,13 +188,3 @@ def example_of(known: Property) -> str:
     if usual is None or (known.maximum is not None and known.maximum < usual[1]):
         return known.default
     return usual[0]
-
-
-_FINDINGS = (
-    Column("severity", "SEVERITY"),
-    Column("where", "WHERE"),
-    Column("key"),
-    Column("what", "WHAT"),
-    Column("next_step", "NEXT"),
-    Column("topics", "TOPICS"),
-)

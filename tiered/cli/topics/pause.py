@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Column, Result, Struct, columns_of, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_ms
 
@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from policies.rules import Pause
+
+
+class PausedTopic(Struct):
+    """A topic with paused uploads; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
+
+    topic: Annotated[str, text("TOPIC")]
+    is_of_all: Annotated[bool, text("WITH ALL", lambda value: "yes" if value else "no")]
+    reason: Annotated[str, text("REASON")]
+    paused_since_ms: int | None
+
+
+class Paused(Result):
+    """``tiered pause`` and ``tiered resume``: the topics that are paused now."""
+
+    paused: list[PausedTopic]
 
 
 @click.command("pause")
@@ -30,13 +45,13 @@ def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, d
     not in the bucket. Prints what is paused now.
     """
     from local.storage import DiskStorage
-    from tiered.node.upload_pause import foretell_pause, pause_uploads, paused_topics
+    from tiered.node.upload_pause import dry_run_pause, pause_uploads, paused_topics
 
     if lists and (topics or reason):
         raise click.UsageError("--list only shows what is paused; leave out the topics and --reason")
     at_ms = now_ms()
     places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    do = foretell_pause if dry_run else pause_uploads
+    do = dry_run_pause if dry_run else pause_uploads
     found = paused_topics(places) if lists else do(places, topics or None, now_ms=at_ms, reason=reason)
     _show(session, found, output, at_ms)
     if dry_run:
@@ -53,35 +68,23 @@ def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, d
 def resume(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
     """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
     from local.storage import DiskStorage
-    from tiered.node.upload_pause import foretell_resume, resume_uploads
+    from tiered.node.upload_pause import dry_run_resume, resume_uploads
 
     places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    do = foretell_resume if dry_run else resume_uploads
+    do = dry_run_resume if dry_run else resume_uploads
     _show(session, do(places, topics or None), output, now_ms())
     if dry_run:
         session.say("nothing changed")
 
 
 def _show(session: Session, found: Mapping[str, Pause], output: str, at_ms: int) -> None:
-    rows: list[Row] = [
-        {
-            "topic": name,
-            "paused_since_ms": each.since_ms,
-            "lasted": None if each.since_ms is None else max(0, at_ms - each.since_ms) // 1000 * 1000,
-            "is_of_all": each.is_of_all,
-            "reason": each.reason,
-        }
-        for name, each in sorted(found.items())
-    ]
-    emit("paused", rows, _COLUMNS, output)
+    rows = [PausedTopic.of(each, topic=name, paused_since_ms=each.since_ms) for name, each in sorted(found.items())]
+    lasted = Column("", "FOR", format_ms, is_number=True, of=lambda row: _lasted_ms(row, at_ms))
+    topic, *others = columns_of(PausedTopic)
+    print_result(Paused(rows), output, columns=(topic, lasted, *others))
     if not rows:
         session.say("no topic is paused")
 
 
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("lasted", "FOR", format_ms, is_number=True, only_table=True),
-    Column("is_of_all", "WITH ALL", lambda value: "yes" if value else "no"),
-    Column("reason", "REASON"),
-    Column("paused_since_ms"),
-)
+def _lasted_ms(row: PausedTopic, at_ms: int) -> int | None:
+    return None if row.paused_since_ms is None else max(0, at_ms - row.paused_since_ms) // 1000 * 1000

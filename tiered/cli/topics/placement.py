@@ -6,17 +6,31 @@ import json
 import random
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from local.errors import InvalidRequest
-from tiered.cli.render import Column, emit
+from tiered.cli.render import Column, PartitionRow, Struct, print_table
 from tiered.cli.session import Session
 
 if TYPE_CHECKING:
     from policies.placement import Broker
+
+
+class Replicas(PartitionRow):
+    """The brokers of a partition, the preferred leader first."""
+
+    replicas: list[int]
+
+
+class Placement(Struct):
+    """``tiered placement``: the input of ``kafka-reassign-partitions``, and so without `schema_version`."""
+
+    version: int
+    partitions: list[Replicas]
 
 
 @click.command("placement")
@@ -61,11 +75,12 @@ def placement(
     )
     order = ",".join(str(each.broker_id) for each in alternate_racks(fleet))
     session.say(f"brokers in turn: {order} --start {start} --shift {shift}")
+    rows = [Replicas(topic, number, list(each)) for number, each in assigned.items()]
     if output == "json":
-        click.echo(json.dumps(reassignment(topic, assigned)))
+        # The file of ``kafka-reassign-partitions --reassignment-json-file``.
+        click.echo(json.dumps(msgspec.to_builtins(Placement(1, rows))))
     else:
-        racks = {each.broker_id: each.rack for each in fleet}
-        emit("partitions", [_row(number, replicas, racks) for number, replicas in assigned.items()], _COLUMNS, output)
+        print_table(rows, _columns({each.broker_id: each.rack for each in fleet}))
 
 
 def parse_fleet(text: str) -> list[Broker]:
@@ -86,12 +101,6 @@ def parse_fleet(text: str) -> list[Broker]:
     return fleet
 
 
-def reassignment(topic: str, assigned: Mapping[int, Sequence[int]]) -> dict[str, object]:
-    """Return the file of ``kafka-reassign-partitions --reassignment-json-file``."""
-    rows = [{"topic": topic, "partition": number, "replicas": list(each)} for number, each in assigned.items()]
-    return {"version": 1, "partitions": rows}
-
-
 def _text(file: str | None, brokers: str | None) -> str:
     if (file is None) == (brokers is None):
         raise InvalidRequest("describing brokers, either --brokers or a file, not both and not neither")
@@ -107,19 +116,14 @@ def _text(file: str | None, brokers: str | None) -> str:
         raise InvalidRequest("describing brokers, not utf-8", file=file) from None
 
 
-def _row(number: int, replicas: Sequence[int], racks: Mapping[int, str | None]) -> dict[str, object]:
-    told = [racks[each] for each in replicas]
-    return {
-        "partition": number,
-        "leader": replicas[0],
-        "replicas": ",".join(map(str, replicas)),
-        "racks": ",".join(str(each) for each in told) if None not in told else None,
-    }
+def _columns(racks: Mapping[int, str | None]) -> tuple[Column, ...]:
+    def of_replicas(row: Replicas) -> str | None:
+        told = [racks[each] for each in row.replicas]
+        return ",".join(str(each) for each in told) if None not in told else None
 
-
-_COLUMNS = (
-    Column("partition", "PARTITION", is_number=True),
-    Column("leader", "LEADER", is_number=True),
-    Column("replicas", "REPLICAS"),
-    Column("racks", "RACKS"),
-)
+    return (
+        Column("partition", "PARTITION", is_number=True),
+        Column("", "LEADER", is_number=True, of=lambda row: row.replicas[0]),
+        Column("replicas", "REPLICAS", lambda each: ",".join(map(str, each))),
+        Column("", "RACKS", of=of_replicas),
+    )

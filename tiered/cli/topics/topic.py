@@ -2,24 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import LogError
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, number, output_option, pairs, print_result, text
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.config.units import format_bytes, format_count
-from tiered.partition.partition_status import PartitionStatus, partition_status
+from tiered.partition.partition_status import partition_status
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from local.names import TopicPartition
     from tiered.node.topic_registry import Topic
 
 ENABLE = "remote.storage.enable"
+_UNREAD = {"remote_segments": None, "remote_bytes": None}  # the figures of a bucket that was not read
+
+
+class ListedTopic(Struct):
+    """A topic with its own settings."""
+
+    topic: Annotated[str, text("TOPIC")]
+    partitions: Annotated[int, number("PARTS")]
+    topic_id: Annotated[str, text("ID")]
+    settings: Annotated[dict[str, str], text("SETTINGS", pairs)]
+
+
+class Topics(Result):
+    """``tiered topic list``, and the topics that ``create``, ``alter`` and ``delete`` changed."""
+
+    topics: list[ListedTopic]
+
+
+class EffectiveSetting(Struct):
+    """An effective setting and its origin."""
+
+    property: Annotated[str, text("PROPERTY")]
+    value: Annotated[str, text("VALUE")]
+    origin: Annotated[str, text("ORIGIN")]
+
+
+class TopicSettings(Result):
+    """``tiered topic describe --settings``."""
+
+    topic: str
+    settings: list[EffectiveSetting]
+
+
+class DescribedPartition(Struct):
+    """A partition in both tiers; bytes are of ``.log`` data. Null: of a tier that could not be read."""
+
+    partition: Annotated[int, number("PARTITION")]
+    log_start_offset: Annotated[int | None, number("START", format_count)]
+    local_start_offset: Annotated[int | None, number("LOCAL FROM", format_count)]
+    next_offset: Annotated[int | None, number("NEXT", format_count)]
+    local_segments: Annotated[int | None, number("LOCAL SEGS")]
+    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
+    remote_segments: Annotated[int | None, number("REMOTE SEGS")]
+    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+
+
+class DescribedTopic(Result):
+    """``tiered topic describe``."""
+
+    topic: str
+    topic_id: str
+    unread: list[UnreadPartitions]
+    partitions: list[DescribedPartition]
 
 
 @click.group("topic")
@@ -130,7 +183,7 @@ def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_
         if gives_up(manager.topic(name), settings) and not yes:
             _confirm(f"give up all records of the topic {name} that are in the bucket alone, for good?")
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
-    session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
+    session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no settings of its own'}")
     _print([altered], output)
 
 
@@ -180,22 +233,19 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -
 @click.pass_obj
 def list_topics(session: Session, output: str) -> None:
     """The topics of this directory."""
-    emit("topics", [_topic_row(each, output) for each in session.topics().all()], _TOPIC_COLUMNS, output)
+    print_result(_listed(session.topics().all()), output)
 
 
 def _print(topics: Sequence[Topic], output: str) -> None:
     """Print the result for programs; people got it on stderr."""
     if output != "table":
-        emit("topics", [_topic_row(each, output) for each in topics], _TOPIC_COLUMNS, output)
+        print_result(_listed(topics), output)
 
 
-def _topic_row(each: Topic, output: str) -> Row:
-    return {
-        "topic": each.name,
-        "partitions": each.partition_count,
-        "topic_id": each.topic_id,
-        "settings": dict(each.properties) if output in ("json", "jsonl") else _settings(each.properties),
-    }
+def _listed(topics: Sequence[Topic]) -> Topics:
+    return Topics(
+        [ListedTopic(each.name, each.partition_count, each.topic_id, each.properties) for each in topics],
+    )
 
 
 @topic.command("describe")
@@ -207,9 +257,7 @@ def describe(session: Session, name: str, show_settings: bool, output: str) -> i
     """The partitions of the topic NAME, or with --settings what it is set to."""
     if show_settings:
         effective = session.config().explain(name, session.topics().get(name).properties)
-        settings = [{"property": each.name, "value": each.value, "origin": each.origin} for each in effective]
-        columns = (Column("property", "PROPERTY"), Column("value", "VALUE"), Column("origin", "ORIGIN"))
-        emit("settings", settings, columns, output, topic=name)
+        print_result(TopicSettings(name, [EffectiveSetting.of(each, property=each.name) for each in effective]), output)
         return Exit.DONE
     from tiered.status.unknown_figures import unread_partitions, unread_rows
 
@@ -217,39 +265,11 @@ def describe(session: Session, name: str, show_settings: bool, output: str) -> i
         found = manager.topic(name)
         looked_at = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
         unread = unread_partitions(manager, [name])
-        rows = [_row(each, looked_at.get(each), is_unread=each in unread) for each in found.partitions()]
+        rows = [
+            DescribedPartition.of(looked_at.get(each), partition=each.partition, **(_UNREAD if each in unread else {}))
+            for each in found.partitions()
+        ]
         problems = {each: problem for each, problem in manager.problems.items() if each.topic == name}
-    facts = {"topic": name, "topic_id": found.topic_id, "unread": unread_rows(unread)}
-    emit("partitions", rows, _PARTITION_COLUMNS, output, **facts)
-    session.tell_problems(problems)
+    print_result(DescribedTopic(name, found.topic_id, unread_rows(unread), rows), output)
+    session.report_problems(problems)
     return unread_code(unread.values())
-
-
-def _row(name: TopicPartition, status: PartitionStatus | None, *, is_unread: bool) -> dict[str, object]:
-    """A row; None for the figures of a tier that was not read."""
-    fields = [column.name for column in _PARTITION_COLUMNS[1:]]
-    row = {field: None if is_unread and field in _OF_BUCKET else getattr(status, field, None) for field in fields}
-    return {"partition": name.partition, **row}
-
-
-_TOPIC_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partitions", "PARTS", is_number=True),
-    Column("topic_id", "ID"),
-    Column("settings", "SETTINGS"),
-)
-_OF_BUCKET = ("remote_segments", "remote_bytes")
-_PARTITION_COLUMNS = (
-    Column("partition", "PARTITION", is_number=True),
-    Column("log_start_offset", "START", format_count, is_number=True),
-    Column("local_start_offset", "LOCAL FROM", format_count, is_number=True),
-    Column("next_offset", "NEXT", format_count, is_number=True),
-    Column("local_segments", "LOCAL SEGS", is_number=True),
-    Column("local_bytes", "LOCAL", format_bytes, is_number=True),
-    Column("remote_segments", "REMOTE SEGS", is_number=True),
-    Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
-)
-
-
-def _settings(properties: dict[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in properties.items())

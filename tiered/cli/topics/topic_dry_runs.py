@@ -3,27 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from tiered.cli.render import Column, Row, emit
+from tiered.cli.render import Struct, Work, number, print_result, text
 from tiered.cli.session import Session, now_ms
+from tiered.cli.topics.topic import EffectiveSetting
 from tiered.config.units import format_bytes, format_count, format_ms
 
 if TYPE_CHECKING:
     from tiered.config.config import Setting
-    from tiered.topics.topic_dry_run import AlteredTopic, NewTopic, PartitionLoss, TopicLoss
+    from tiered.topics import topic_dry_run
+    from tiered.topics.topic_dry_run import PartitionLoss
 
 
-def show_new(session: Session, planned: NewTopic, output: str) -> None:
+class NewTopic(Work):
+    """``tiered topic create --dry-run``; `namesakes` are ids of topics of this name in the bucket."""
+
+    is_tiered: bool
+    topic: str
+    partitions: int
+    namesakes: list[str]
+    settings: list[EffectiveSetting]
+
+
+class ChangedSetting(Struct):
+    """An effective setting that would change."""
+
+    property: Annotated[str, text("PROPERTY")]
+    before: Annotated[str, text("BEFORE")]
+    after: Annotated[str, text("AFTER")]
+    after_origin: Annotated[str, text("ORIGIN")]
+    before_origin: str
+
+
+class PartitionLost(Struct):
+    """What a partition would lose. Null: not known, and `trouble` says why. `offsets` is an upper bound of records."""
+
+    partition: Annotated[int, number("PARTITION")]
+    log_start_offset: Annotated[int | None, number("START", format_count)]
+    next_offset: Annotated[int | None, number("NEXT", format_count)]
+    offsets: Annotated[int | None, number("RECORDS <=", format_count)]
+    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
+    remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
+    only_local_bytes: Annotated[int | None, number("ONLY LOCAL", format_bytes)]
+    pins: Annotated[int | None, number("PINS")]
+    pinned_until_ms: int | None
+    forks: Annotated[list[str], text("FORKS", " ".join)]
+    trouble: str | None
+
+
+class AlteredTopic(Work):
+    """``tiered topic alter --dry-run``; `lost` if it would give its remote tier up."""
+
+    topic: str
+    own: dict[str, str]
+    begins_tiering: bool
+    gives_up_tier: bool
+    lost: list[PartitionLost]
+    settings: list[ChangedSetting]
+
+
+class DeletedTopic(Work):
+    """``tiered topic delete --dry-run``."""
+
+    topic: str
+    topic_id: str
+    file_delete_delay_ms: int
+    delete_grace_ms: int
+    offsets: int | None
+    local_bytes: int | None
+    remote_bytes: int | None
+    partitions: list[PartitionLost]
+
+
+def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> None:
     """Every effective setting; as a table only the settings that differ from the built-in defaults."""
     topic = planned.topic
-    rows = [
-        {"property": each.name, "value": each.value, "origin": each.origin}
+    settings = [
+        EffectiveSetting.of(each, property=each.name)
         for each in planned.settings
         if output != "table" or each.origin != "default"
     ]
-    facts = {"topic": topic.name, "partitions": topic.partition_count, "namesakes": list(planned.namesakes)}
-    emit("settings", rows, _SETTINGS, output, dry_run=True, is_tiered=topic.was_tiered, **facts)
+    print_result(
+        NewTopic(
+            dry_run=True,
+            is_tiered=topic.was_tiered,
+            topic=topic.name,
+            partitions=topic.partition_count,
+            namesakes=list(planned.namesakes),
+            settings=settings,
+        ),
+        output,
+    )
     where = "on the disk and in the bucket" if topic.was_tiered else "on the disk alone"
     session.say(f"would create {topic.name}: partitions={topic.partition_count}, {where}; other settings are defaults")
     _warn_of_outranked(session, planned.outranked)
@@ -35,21 +106,21 @@ def show_new(session: Session, planned: NewTopic, output: str) -> None:
     _nothing(session)
 
 
-def show_altered(session: Session, planned: AlteredTopic, output: str) -> None:
+def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: str) -> None:
     """The effective settings that would change."""
-    rows = [
-        {
-            "property": each.after.name,
-            "before": each.before.value,
-            "before_origin": each.before.origin,
-            "after": each.after.value,
-            "after_origin": each.after.origin,
-        }
+    settings = [
+        ChangedSetting(
+            property=each.after.name,
+            before=each.before.value,
+            after=each.after.value,
+            after_origin=each.after.origin,
+            before_origin=each.before.origin,
+        )
         for each in planned.changes
     ]
-    facts: dict[str, object] = {"dry_run": True, "topic": planned.topic.name, "own": dict(planned.own)}
-    facts |= {"begins_tiering": planned.begins_tiering, "gives_up_tier": planned.gives_up_tier}
-    emit("settings", rows, _CHANGES, output, **facts, lost=[_loss(each) for each in planned.lost])
+    lost = [_loss(each) for each in planned.lost]
+    named = {"topic": planned.topic.name, "own": dict(planned.own), "lost": lost, "settings": settings}
+    print_result(AlteredTopic.of(planned, dry_run=True, **named), output)
     _warn_of_outranked(session, planned.outranked)
     if planned.begins_tiering:
         session.say("its closed segments would go to the bucket from the next round on")
@@ -64,13 +135,14 @@ def show_altered(session: Session, planned: AlteredTopic, output: str) -> None:
     _nothing(session)
 
 
-def show_deleted(session: Session, planned: TopicLoss, output: str) -> None:
+def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str) -> None:
     """The data that each partition would lose, and the references that retain some of it."""
     topic = planned.topic
     totals = {name: _sum(planned.partitions, name) for name in ("offsets", "local_bytes", "remote_bytes")}
     delays = {"file_delete_delay_ms": planned.file_delay_ms, "delete_grace_ms": planned.grace_ms}
-    facts = {"dry_run": True, "topic": topic.name, "topic_id": topic.topic_id, **delays, **totals}
-    emit("partitions", [_row(each) for each in planned.partitions], _LOSSES, output, **facts)
+    partitions = [_loss(each) for each in planned.partitions]
+    named = {"topic": topic.name, "topic_id": topic.topic_id, "partitions": partitions}
+    print_result(DeletedTopic.of(dry_run=True, **named, **delays, **totals), output)
     for each in planned.partitions:
         for line in _held(each):
             session.say(f"{each.partition}: {line}")
@@ -118,39 +190,5 @@ def _count(value: int | None) -> str:
     return "?" if value is None else format_count(value)
 
 
-def _row(each: PartitionLoss) -> Row:
-    return {**_loss(each), "fork_names": " ".join(each.forks)}
-
-
-def _loss(each: PartitionLoss) -> Row:
-    """The facts for programs; the table joins the names in one text."""
-    known = {name: getattr(each, name) for name in _FIELDS}
-    return {"partition": each.partition.partition, **known, "forks": list(each.forks)}
-
-
-_FIELDS = (
-    *("log_start_offset", "next_offset", "offsets", "local_bytes", "remote_bytes", "only_local_bytes"),
-    *("pins", "pinned_until_ms", "trouble"),
-)
-_SETTINGS = (Column("property", "PROPERTY"), Column("value", "VALUE"), Column("origin", "ORIGIN"))
-_CHANGES = (
-    Column("property", "PROPERTY"),
-    Column("before", "BEFORE"),
-    Column("after", "AFTER"),
-    Column("after_origin", "ORIGIN"),
-    Column("before_origin"),
-)
-_LOSSES = (
-    Column("partition", "PARTITION", is_number=True),
-    Column("log_start_offset", "START", format_count, is_number=True),
-    Column("next_offset", "NEXT", format_count, is_number=True),
-    Column("offsets", "RECORDS <=", format_count, is_number=True),
-    Column("local_bytes", "LOCAL", format_bytes, is_number=True),
-    Column("remote_bytes", "STORED", format_bytes, is_number=True),
-    Column("only_local_bytes", "ONLY LOCAL", format_bytes, is_number=True),
-    Column("pins", "PINS", is_number=True),
-    Column("fork_names", "FORKS", only_table=True),
-    Column("pinned_until_ms"),
-    Column("forks"),
-    Column("trouble"),
-)
+def _loss(each: PartitionLoss) -> PartitionLost:
+    return PartitionLost.of(each, partition=each.partition.partition, forks=list(each.forks))

@@ -14,6 +14,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
+
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
@@ -24,8 +26,8 @@ from tiered.web.pages.assets import SCRIPT, icon, lab_script, stylesheet
 from tiered.web.pages.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
 from tiered.web.pages.data_loader import DEADLINE_S, Gathering, Patience, Told
 from tiered.web.pages.history import Past
-from tiered.web.pages.manager_cache import Looks
-from tiered.web.pages.overview import found_topics, overview, troubles_page
+from tiered.web.pages.manager_cache import ManagerCache
+from tiered.web.pages.overview import found_topics, overview, problems_page
 from tiered.web.pages.partition import partition_facts, partition_page
 from tiered.web.pages.parts import SOON_S, frame
 from tiered.web.pages.plan import Asked, plan_facts, plan_page
@@ -60,18 +62,18 @@ Query = Mapping[str, str]
 
 
 class Site:
-    """The pages over one manager, or over the current manager of `Looks`."""
+    """The pages over one manager, or over the current manager of `ManagerCache`."""
 
     def __init__(
         self,
-        manager: LogManager | Looks,
+        manager: LogManager | ManagerCache,
         now_ms: Callable[[], int],
         *,
         storage: Storage | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """`storage` is the disk with the files that the running manager writes."""
-        self._looks = manager if isinstance(manager, Looks) else Looks.of(manager)
+        self._looks = manager if isinstance(manager, ManagerCache) else ManagerCache.of(manager)
         self._now_ms, self._storage = now_ms, storage
         self._gathering = Gathering(now_ms, deadline_s=deadline_s)
         self._lab: Laboratory | None = None
@@ -102,7 +104,7 @@ class Site:
                 return self._overview(query)
             case ["troubles"]:
                 told = self._all()
-                return troubles_page(told.value, query, note=self._late(told))
+                return problems_page(told.value, query, note=self._late(told))
             case ["plan"]:
                 asked = Asked.of(query)
                 plan = self._plan(asked)
@@ -243,7 +245,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _encoded(facts: Mapping[str, object]) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, **_plain(facts)}, ensure_ascii=False)
+    return json.dumps({"schema_version": SCHEMA_VERSION, **_plain(msgspec.to_builtins(facts))}, ensure_ascii=False)
 
 
 def _plain(facts: Mapping[str, object]) -> dict[str, object]:
