@@ -1,4 +1,4 @@
-"""Uploads that somebody paused: nothing goes up, nothing only the disk has is lost, and going on leaves no gap."""
+"""Paused uploads: no object is uploaded, no local-only record is deleted, and a resume continues without a gap."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _fill(manager: LogManager, turn: int, *, count: int = 60, keys: int = 9) -> 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "tasks"])
 @pytest.mark.parametrize("names", [None, ["t"]], ids=["all", "topic"])
-def test_a_paused_topic_sends_nothing_keeps_all_and_goes_on_without_a_gap(names: list[str] | None, waits: bool) -> None:
-    """Over rolls, retention by time and size, restarts; rounds of both kinds."""
+def test_paused_topic_uploads_nothing_and_resumes_without_a_gap(names: list[str] | None, waits: bool) -> None:
+    """Holds across rolls, retention by time and size, and restarts, with maintenance that waits and with tasks."""
     world = World()
 
     def work(manager: LogManager, now_ms: int) -> None:
@@ -71,7 +71,7 @@ def test_a_paused_topic_sends_nothing_keeps_all_and_goes_on_without_a_gap(names:
             head = manager.partition(NAME).head()
             assert _data_objects(world) <= objects
             assert head.next_offset == reached
-            assert head.log_start_offset <= reached, "retention ended what was never uploaded"
+            assert head.log_start_offset <= reached, "retention must not expire records that were never uploaded"
             status = partition_status(manager.partition(NAME).snapshot(now))
             assert (status.lag_segments > 0, status.at_risk_bytes > status.lag_bytes - 1) == (True, True)
             assert values(manager.reader(), reached) == [(at, b"value %d" % at) for at in range(60, 60 * (turn + 1))]
@@ -86,7 +86,7 @@ def test_a_paused_topic_sends_nothing_keeps_all_and_goes_on_without_a_gap(names:
 
 
 class _PausesInTheMiddle:
-    """Somebody else pauses while the second segment of a backlog goes up."""
+    """A store where another process pauses uploads during the upload of the second segment of a backlog."""
 
     def __init__(self, world: World) -> None:
         self._world, self.uploads = world, 0
@@ -101,7 +101,7 @@ class _PausesInTheMiddle:
         self._world.store.upload(key, source)
 
 
-def test_a_pause_in_the_middle_of_a_backlog_ends_it_after_the_upload_under_way() -> None:
+def test_pause_during_a_backlog_stops_it_after_the_current_upload() -> None:
     world = World()
     store = _PausesInTheMiddle(world)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_pause_in_the_middle_of_a_backlog_ends_it_after_the_upload_under_way()
         assert values(manager.reader()) == [(at, b"value %d" % at) for at in range(60)]
 
 
-def test_a_paused_compacted_topic_replaces_nothing_and_keeps_what_is_to_replace() -> None:
+def test_paused_compacted_topic_replaces_no_remote_segment() -> None:
     world = World()
     replacing = {"remote.recompaction.min.saved.bytes": "1", "remote.recompaction.min.reduction.ratio": "0.01"}
     with world.open() as manager:
@@ -142,7 +142,7 @@ def test_a_paused_compacted_topic_replaces_nothing_and_keeps_what_is_to_replace(
         assert values(manager.reader()) == expected
 
 
-def test_the_disk_keeps_what_is_to_replace_rows_while_paused() -> None:
+def test_local_segments_needed_for_a_replacement_are_not_dropped_while_paused() -> None:
     rules = replace(RULES, local_retention_ms=0)
     snapshot = taken(
         local(0, 2), local(2, 4, size=40), remote=(cleaned(0, 2, 100, 4), cleaned(2, 4, 100, 2)), rules=rules
@@ -156,7 +156,7 @@ def test_the_disk_keeps_what_is_to_replace_rows_while_paused() -> None:
 
 
 def _places(count: int = 2) -> list[tuple[ModelDisk, str]]:
-    """Disks of a node with the topics a and b."""
+    """The disks of a node that has the topics a and b."""
     disks = [ModelDisk() for _ in range(count)]
     places = [(disk, f"./disk{at}") for at, disk in enumerate(disks)]
     for disk, root in places:
@@ -167,11 +167,13 @@ def _places(count: int = 2) -> list[tuple[ModelDisk, str]]:
     return places
 
 
-def test_all_and_single_topics_are_paused_and_resumed_by_a_table() -> None:
+def test_pause_and_resume_apply_to_all_topics_or_to_the_named_topics() -> None:
     places = _places()
     assert paused_topics(places) == {}
     assert pause_uploads(places, ["a"], now_ms=1, reason=" so \n it is ") == {"a": Pause(since_ms=1, reason="so it is")}
-    assert pause_uploads(places, ["a"], now_ms=2)["a"].since_ms == 1, "who pauses again changes nothing"
+    assert pause_uploads(places, ["a"], now_ms=2)["a"].since_ms == 1, (
+        "a second pause of the same topic must change nothing"
+    )
     both = pause_uploads(places, None, now_ms=3, reason="all")
     assert both == {name: Pause(since_ms=3, reason="all", is_of_all=True) for name in "ab"}
     with pytest.raises(InvalidRequest, match="'tiered resume' resumes all"):
@@ -186,7 +188,7 @@ def test_all_and_single_topics_are_paused_and_resumed_by_a_table() -> None:
         pause_uploads(places, None, now_ms=4, reason="x" * 201)
 
 
-def test_a_topic_made_anew_under_a_paused_name_is_not_paused() -> None:
+def test_topic_recreated_under_a_paused_name_is_not_paused() -> None:
     places = _places()
     pause_uploads(places, ["a"], now_ms=1)
     registry = TopicRegistry(places)
@@ -195,8 +197,8 @@ def test_a_topic_made_anew_under_a_paused_name_is_not_paused() -> None:
     assert paused_topics(places) == {}
 
 
-def test_a_disk_that_was_away_does_not_bring_an_old_pause_back() -> None:
-    """Whichever of the two disks is away during a change; a crash that cut a change is outvoted by the next one."""
+def test_disk_that_was_offline_does_not_restore_an_old_pause() -> None:
+    """Holds for each of the two disks. The next change has a higher version than a change that a crash interrupted."""
     for away in (0, 1):
         places = _places()
         pause_uploads(places, None, now_ms=1)
@@ -207,7 +209,7 @@ def test_a_disk_that_was_away_does_not_bring_an_old_pause_back() -> None:
         resume_uploads(lost, None)  # type: ignore[arg-type]
         assert disk.read(f"{root}/{FILE}") == cut
         assert paused_topics(places) == {}, away
-        # What was written to one disk alone before a crash, and was out of reach at the next change.
+        # A change that a crash left on one disk only, where that disk was offline at the next change.
         version = json.loads(disk.read(f"{root}/{FILE}"))["version"]
         newest = max(json.loads(d.read(f"{r}/{FILE}"))["version"] for d, r in there)
         assert newest >= version + 2
@@ -221,7 +223,7 @@ class _Refusing:
         return refuse
 
 
-def test_a_file_that_cannot_be_read_pauses_everything_until_resume_writes_it_anew() -> None:
+def test_unreadable_pause_file_pauses_all_topics_until_a_resume_rewrites_it() -> None:
     places = _places()
     for disk, root in places:
         disk.create(f"{root}/{FILE}").append(b"{")
@@ -235,7 +237,7 @@ def test_a_file_that_cannot_be_read_pauses_everything_until_resume_writes_it_ane
     assert resume_uploads(places, None) == {}
 
 
-def test_one_damaged_copy_is_outvoted_by_a_whole_one_and_lost_disks_keep_what_was_known() -> None:
+def test_valid_copy_wins_over_a_damaged_one_and_pauses_survive_offline_disks() -> None:
     places = _places()
     pause_uploads(places, ["a"], now_ms=1)
     disk, root = places[0]
@@ -250,7 +252,7 @@ def test_one_damaged_copy_is_outvoted_by_a_whole_one_and_lost_disks_keep_what_wa
     assert pauses.of(topic) == Pause(since_ms=1)
 
 
-def test_two_who_change_pauses_at_once_do_not_overwrite_one_another(tmp_path: Path) -> None:
+def test_concurrent_change_of_pauses_is_refused_with_a_conflict(tmp_path: Path) -> None:
     disk, root = DiskStorage(), str(tmp_path)
     TopicRegistry([(disk, root)]).add(Topic(name="a", topic_id="A" * 22, partition_count=1))
     lock = disk.lock(f"{root}/{LOCK}")
@@ -260,7 +262,7 @@ def test_two_who_change_pauses_at_once_do_not_overwrite_one_another(tmp_path: Pa
     assert set(pause_uploads([(disk, root)], None, now_ms=1)) == {"a"}
 
 
-def test_every_crash_of_a_change_leaves_it_made_or_not_made() -> None:
+def test_crash_during_a_pause_leaves_it_applied_or_not_applied() -> None:
     seen = set()
     for seed in range(60):
         for at in range(1, 12):
@@ -283,7 +285,7 @@ def _prepared(disk: ModelDisk) -> None:
     TopicRegistry([(disk, "./d")]).add(Topic(name="a", topic_id="A" * 22, partition_count=1))
 
 
-def test_status_metrics_and_doctor_tell_since_when_and_why() -> None:
+def test_status_and_metrics_report_time_and_reason_of_a_pause() -> None:
     world = World()
     seen = Observations()
     with world.open() as manager:
@@ -292,7 +294,7 @@ def test_status_metrics_and_doctor_tell_since_when_and_why() -> None:
         _fill(manager, 0)
         manager.tick(LATER)
         report = status_report(manager, LATER, storage=world.disk)
-        assert report.is_healthy, "what somebody paused is not stuck"
+        assert report.is_healthy, "a paused topic must not count as a problem"
         assert report.partitions[NAME].paused == Pause(since_ms=NOW, reason="the link is needed")
         text = Metrics(manager, seen).text(LATER)
         assert 'tiered_remote_copy_paused{topic="t"} 1' in text
@@ -303,11 +305,11 @@ def test_status_metrics_and_doctor_tell_since_when_and_why() -> None:
         assert 'tiered_remote_copy_paused{topic="t"} 0' in text
 
 
-def test_the_commands_work_beside_a_manager_at_work(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pause_and_resume_commands_work_while_a_manager_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
     directory = ["-C", str(tmp_path)]
-    assert invoke([*directory, "pause"]) != 0, "there is no topic yet, and no directory"
+    assert invoke([*directory, "pause"]) != 0, "pause must fail while the directory and its topics do not exist"
     assert invoke([*directory, "topic", "create", "orders", "-X", "remote.storage.enable=true"]) == 0
     capfd.readouterr()
     from tiered.config.config import Config

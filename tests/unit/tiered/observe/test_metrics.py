@@ -1,4 +1,4 @@
-"""The figures of a manager at work: every metric of the table is there, says what is so, and costs no request."""
+"""Metrics of a running manager: every metric of the table is exported, has the correct value and sends no request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from local.errors import AccessDenied, Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
 from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.observe.exposition import Form, Sample, exposition, form_of
 from tiered.observe.metric_table import BY_NAME, METRICS, Kind
@@ -47,7 +47,7 @@ class Station:
             pass
 
     def values(self, now_ms: int = NOW) -> dict[str, float]:
-        """Name and labels as printed, and value; histograms by their counts."""
+        """Value by metric name and labels, as printed. Histograms are represented by their counts."""
         found = {}
         for sample in self.metrics.samples(now_ms):
             labels = ",".join(f"{name}={value}" for name, value in sample.labels)
@@ -61,7 +61,7 @@ def world() -> World:
     return World()
 
 
-def test_every_metric_of_the_table_is_there(world: World) -> None:
+def test_every_metric_of_the_table_is_exported(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     station = Station(world, store, by_partition=True)
     with station.manager as manager:
@@ -75,14 +75,15 @@ def test_every_metric_of_the_table_is_there(world: World) -> None:
         send(manager, 300, topic="t", start=300)
         station.worker.round(NOW)
         names = {sample.name for sample in station.metrics.samples(NOW)}
-    # The disk of these tests tells nothing of its room; `test_the_room_of_the_disks_is_told` has them.
+    # The model disk reports no free space. `test_free_and_total_bytes_of_the_log_directories_are_exported` covers
+    # these.
     without_room = {"tiered_log_dir_free_bytes", "tiered_log_dir_total_bytes"}
-    of_sidecars = {each.name for each in METRICS if each.is_of_sidecar}  # `test_adopt_metrics.py` has them
+    of_sidecars = {each.name for each in METRICS if each.is_of_sidecar}  # covered by `test_adopt_metrics.py`
     assert set(BY_NAME) - names == without_room | of_sidecars
     assert names <= set(BY_NAME)
 
 
-def test_a_partition_that_could_not_be_opened_at_first_counts_what_came_since_not_what_it_holds(
+def test_partition_that_opens_late_counts_only_the_records_appended_since(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     station = Station(world)
@@ -98,9 +99,7 @@ def test_a_partition_that_could_not_be_opened_at_first_counts_what_came_since_no
         assert station.values(NOW + 2 * HOUR)["tiered_append_records_total{topic=t}"] == 20
 
 
-def test_a_price_file_that_is_gone_costs_the_dollars_and_nothing_else(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_price_file_removes_only_the_cost_metrics(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.config = replace(world.config, overrides={**world.config.overrides, "cost.prices": "nowhere.json"})
     station = Station(world)
     with station.manager as manager:
@@ -123,7 +122,7 @@ def test_samples_have_the_labels_of_the_table(world: World) -> None:
                 assert tuple(name for name, _ in sample.labels) == (*metric.labels, *more), sample.name
 
 
-def test_the_figures_are_what_happened(world: World) -> None:
+def test_counters_and_gauges_match_the_operations_performed(world: World) -> None:
     station = Station(world)
     with station.manager as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
@@ -164,7 +163,7 @@ def test_the_figures_are_what_happened(world: World) -> None:
         assert station.values()["tiered_remote_delete_lag_bytes{topic=t}"] == 0
 
 
-def test_what_fails_is_counted_by_operation_and_class_and_answers_are_no_failures(world: World) -> None:
+def test_store_failures_are_counted_by_operation_and_class_without_not_found(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
@@ -183,7 +182,7 @@ def test_what_fails_is_counted_by_operation_and_class_and_answers_are_no_failure
         assert station.worker.troubles() == ["t/0: the store is down: verb=upload"]
 
 
-def test_what_hangs_on_a_bucket_that_was_not_seen_since_the_start_has_no_samples(world: World) -> None:
+def test_remote_metrics_have_no_samples_until_the_bucket_was_read_once(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         manager.create_topic("here", 1, now_ms=NOW)
@@ -213,10 +212,10 @@ def test_what_hangs_on_a_bucket_that_was_not_seen_since_the_start_has_no_samples
         assert {name: again[name] for name in bucket} == {name: known[name] for name in bucket}
         store.is_down = True
         station.worker.round(NOW + 2 * HOUR)
-        assert station.values()["tiered_remote_log_bytes{topic=t}"] > 0, "what was seen is told on"
+        assert station.values()["tiered_remote_log_bytes{topic=t}"] > 0, "the last known value must stay exported"
 
 
-def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
+def test_partition_taken_over_by_another_writer_counts_as_halted(world: World) -> None:
     station = Station(world)
     with station.manager as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -232,7 +231,7 @@ def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
 
 
 class NeitherWay(SwitchableStore):
-    """While it is down it takes no segment and removes none; all else goes on."""
+    """A store whose uploads and deletes give no answer while it is down. All other calls work."""
 
     verbs = ("upload", "delete")
 
@@ -241,13 +240,13 @@ class NeitherWay(SwitchableStore):
 
 
 class NoIndexes(NeitherWay):
-    """The same for indexes: the data went up."""
+    """The same for index objects: the data object is uploaded, the put of the indexes gives no answer."""
 
     verbs = ("put", "delete")
 
 
 class Refusing(NeitherWay):
-    """It says no, where the others say nothing."""
+    """A store that refuses uploads and deletes with an error instead of giving no answer."""
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         def refuse(*args: object, **more: object) -> object:
@@ -256,7 +255,7 @@ class Refusing(NeitherWay):
         return refuse if self.is_down and verb in self.verbs else getattr(self.inner, verb)
 
 
-def test_what_failed_uploads_leave_is_counted_each_time_and_told_once_per_trouble(world: World, caplog) -> None:
+def test_orphans_of_failed_uploads_are_counted_each_time_and_logged_once(world: World, caplog) -> None:
     store = NeitherWay(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
@@ -276,7 +275,9 @@ def test_what_failed_uploads_leave_is_counted_each_time_and_told_once_per_troubl
 
 
 @pytest.mark.parametrize(("kind", "each_time"), [(NeitherWay, 1), (NoIndexes, 2), (Refusing, 0)])
-def test_only_what_a_failed_upload_may_have_left_is_counted(world: World, kind: type[NeitherWay], each_time) -> None:
+def test_only_objects_that_a_failed_upload_may_have_left_are_counted(
+    world: World, kind: type[NeitherWay], each_time
+) -> None:
     store = kind(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
@@ -291,7 +292,7 @@ def test_only_what_a_failed_upload_may_have_left_is_counted(world: World, kind: 
         station.settle()
 
 
-def test_ranges_that_wait_for_a_reader_are_counted(world: World, monkeypatch) -> None:
+def test_queued_read_ahead_ranges_are_counted(world: World, monkeypatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     pool = read_ahead._Threads(2)
     monkeypatch.setattr(read_ahead, "_threads", pool)
@@ -318,15 +319,17 @@ def test_ranges_that_wait_for_a_reader_are_counted(world: World, monkeypatch) ->
 def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
     monkeypatch.setattr(
         commit_protocol,
-        "SPILL_RULE",
-        SpillRule(head_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8),
+        "PAGE_RULE",
+        PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8),
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
         send(manager, 3000)
         settle(manager)
-        assert manager.partition(TopicPartition("t", 0)).head().spills, "rows that only the bucket has"
-    station = Station(world)  # it knows no page yet
+        assert manager.partition(TopicPartition("t", 0)).head().spills, (
+            "some entries must be in manifest pages, which only the bucket holds"
+        )
+    station = Station(world)  # it has read no manifest page yet
     with station.manager as manager:
         before = manager.request_counts()
         for at in range(0, 10 * DAY, DAY):
@@ -334,7 +337,7 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
         assert manager.request_counts() == before
 
 
-def test_the_room_of_the_disks_is_told(tmp_path) -> None:
+def test_free_and_total_bytes_of_the_log_directories_are_exported(tmp_path) -> None:
     from dataclasses import replace
 
     from tiered.config.config import Config
@@ -346,7 +349,7 @@ def test_the_room_of_the_disks_is_told(tmp_path) -> None:
     assert 0 < found["tiered_log_dir_free_bytes"] <= found["tiered_log_dir_total_bytes"]
 
 
-def test_those_who_ask_at_the_same_time_share_one_answer(world: World) -> None:
+def test_scrapes_at_the_same_time_share_one_result(world: World) -> None:
     station = Station(world)
     with station.manager:
         first = station.metrics.text(NOW)
@@ -354,13 +357,15 @@ def test_those_who_ask_at_the_same_time_share_one_answer(world: World) -> None:
         assert station.metrics.text(NOW + KEPT_MS - 1) is first
         assert station.metrics.text(NOW + KEPT_MS) != first
         again = station.metrics.text(NOW + HOUR)
-        assert station.metrics.text(NOW - HOUR) is not again, "a clock that was set back holds nothing up"
+        assert station.metrics.text(NOW - HOUR) is not again, (
+            "a clock that was set back must not extend the reuse of a result"
+        )
 
 
 # -- the text
 
 
-def test_the_text_is_what_prometheus_own_parser_reads(world: World) -> None:
+def test_text_is_accepted_by_the_prometheus_parser(world: World) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     station = Station(world)
     with station.manager as manager:
@@ -368,7 +373,8 @@ def test_the_text_is_what_prometheus_own_parser_reads(world: World) -> None:
         send(manager, 200)
         station.settle()
         samples = list(station.metrics.samples(NOW))
-    text = exposition(samples, Form.PROMETHEUS)  # of these: what threads of the process do is another thing each time
+    # of the same samples: figures of process threads differ between two scrapes
+    text = exposition(samples, Form.PROMETHEUS)
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     for sample in samples:
         metric = BY_NAME[sample.name]
@@ -379,7 +385,7 @@ def test_the_text_is_what_prometheus_own_parser_reads(world: World) -> None:
             assert (dict(sample.labels), sample.value) in [(each.labels, each.value) for each in family.samples]
 
 
-def test_the_text_is_what_the_strict_parser_of_open_metrics_reads(world: World) -> None:
+def test_text_is_accepted_by_the_strict_open_metrics_parser(world: World) -> None:
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     station = Station(world, by_partition=True)
     with station.manager as manager:
@@ -406,7 +412,7 @@ def test_the_text_is_what_the_strict_parser_of_open_metrics_reads(world: World) 
         ("text/html, */*;q=0.1", Form.PROMETHEUS),
         ("application/openmetrics-text", Form.OPEN_METRICS),
         ("Application/OpenMetrics-Text; version=1.0.0; charset=utf-8", Form.OPEN_METRICS),
-        # What Prometheus 2 and 3 send.
+        # The header that Prometheus 2 and 3 send.
         (
             "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
             Form.OPEN_METRICS,
@@ -423,7 +429,7 @@ def test_the_text_is_what_the_strict_parser_of_open_metrics_reads(world: World) 
         (",;;q=,=;\x00", Form.PROMETHEUS),
     ],
 )
-def test_the_form_is_the_one_that_is_liked_most(accept: str, form: Form) -> None:
+def test_exposition_form_with_the_highest_weight_is_chosen(accept: str, form: Form) -> None:
     assert form_of(accept) is form
 
 
@@ -435,12 +441,12 @@ def test_labels_are_escaped_and_numbers_are_exact() -> None:
     assert "process_cpu_seconds_total 0.1\n" in text
 
 
-def test_a_metric_that_the_table_does_not_have_is_refused() -> None:
+def test_metric_outside_the_table_is_refused() -> None:
     with pytest.raises(AssertionError, match="tiered_nothing"):
         exposition([Sample("tiered_nothing", 1)])
 
 
-def test_names_keep_prometheus_rules() -> None:
+def test_metric_names_follow_the_prometheus_rules() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"(tiered|process)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
@@ -457,10 +463,10 @@ def test_a_histogram_counts_up_to_its_bounds_and_above() -> None:
     assert (histogram.counts().count, histogram.counts().total) == (5, 14.0)
 
 
-# -- the disk and the store, observed
+# -- observed disk and store
 
 
-def test_appended_bytes_are_those_of_logs_and_a_failed_sync_is_counted() -> None:
+def test_appended_bytes_count_log_files_only_and_failed_syncs_are_counted() -> None:
     seen = Observations()
     seen.appended("/data/orders-3/00000000000000000000.log", 100)
     seen.appended("/data/orders-3/00000000000000000000.index", 8)
@@ -472,7 +478,7 @@ def test_appended_bytes_are_those_of_logs_and_a_failed_sync_is_counted() -> None
     assert seen.fsyncs.counts().count == 2
 
 
-def test_what_is_done_round_the_calls_lets_errors_pass(world: World) -> None:
+def test_context_around_store_calls_passes_errors_on(world: World) -> None:
     done: list[str] = []
 
     class Block:
@@ -501,7 +507,7 @@ def test_what_is_done_round_the_calls_lets_errors_pass(world: World) -> None:
 # -- over HTTP
 
 
-def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
+def test_endpoint_serves_only_metrics_and_health() -> None:
     troubles: list[str] = []
     answers = {
         "/metrics": metrics_answer(lambda form: f"tiered_halted 0 {form.name}\n"),
@@ -535,7 +541,7 @@ def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
         server.close()
 
 
-def test_a_name_server_that_does_not_answer_holds_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_name_server_does_not_delay_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, never = threading.Event(), threading.Event()
 
     def getfqdn() -> str:
@@ -552,10 +558,8 @@ def test_a_name_server_that_does_not_answer_holds_up_no_start(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
-def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(
-    listen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "Node-7.example.net")  # whole, as many systems have it
+def test_request_with_an_unknown_host_header_gets_no_metrics(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-7.example.net")  # fully qualified, as many systems have it
     monkeypatch.setattr(socket, "getfqdn", lambda: "node-7.rack-2.example.net")
     told = metrics_answer(lambda form: "tiered_halted 0\n")
     answers = {"/metrics": told, "/health": health_answer(lambda: ["secret"])}
@@ -587,7 +591,7 @@ def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(
         server.close()
 
 
-def test_an_address_in_use_is_refused() -> None:
+def test_listening_on_an_address_in_use_is_refused() -> None:
     from local.errors import InvalidRequest
 
     server = MetricsServer(LOOPBACK, 0, {})
@@ -604,7 +608,7 @@ def test_an_address_in_use_is_refused() -> None:
     [(":9464", ("127.0.0.1", 9464)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)),
      ("9464", None), (":", None), (":99999", None), ("host:", None), ("host:x", None)],
 )  # fmt: skip
-def test_addresses(text: str, found: tuple[str, int] | None) -> None:
+def test_listen_address_is_parsed_or_refused(text: str, found: tuple[str, int] | None) -> None:
     from local.errors import InvalidRequest
 
     if found is not None:

@@ -1,6 +1,6 @@
-"""What is generated from the tables of metrics and alerts: pages of the documentation, rules, a dashboard, a unit.
+"""Files generated from the tables of metrics and alerts: documentation pages, alert rules, dashboard, systemd unit.
 
-After a change to the tables:
+After a change to the tables, regenerate the pages:
 
     python tests/unit/tiered/observe/test_monitoring_files.py
 """
@@ -37,17 +37,17 @@ def pages() -> dict[Path, str]:
     return {**found, RUNBOOKS / "index.md": runbook_index(), ROOT / "docs" / "reference" / "metrics.md": metrics_page()}
 
 
-def test_the_pages_are_what_the_tables_say() -> None:
+def test_committed_pages_equal_the_generated_pages() -> None:
     for path, text in pages().items():
         assert path.read_text() == text, f"{path.name}: run python {__file__}"
 
 
-def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
+def test_every_alert_has_one_page_and_every_page_one_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {alert.page for alert in ALERTS} | {"index"}
     assert len({alert.name for alert in ALERTS}) == len(ALERTS)
 
 
-def test_every_metric_that_an_alert_or_a_panel_names_exists() -> None:
+def test_every_metric_named_by_an_alert_or_panel_exists() -> None:
     exprs = [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]
     for expr in exprs:
         names = metric_names(expr)
@@ -56,7 +56,7 @@ def test_every_metric_that_an_alert_or_a_panel_names_exists() -> None:
     assert metric_names("rate(tiered_gone_total[5m])") - set(BY_NAME) == {"tiered_gone_total"}
 
 
-def test_counters_are_asked_for_their_rates_and_gauges_are_not() -> None:
+def test_expressions_use_rates_of_counters_and_values_of_gauges() -> None:
     for panel in PANELS:
         for expr, _ in panel.exprs:
             for name in metric_names(expr):
@@ -64,14 +64,14 @@ def test_counters_are_asked_for_their_rates_and_gauges_are_not() -> None:
                 assert is_rated == (BY_NAME[name].kind is not Kind.GAUGE), expr
 
 
-def test_labels_that_expressions_name_are_those_of_their_metrics() -> None:
+def test_labels_in_expressions_exist_on_their_metrics() -> None:
     for expr in [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]:
         asked = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expr) for label in group.split(",")} - {"le"}
         for name in metric_names(expr):
             assert asked <= set(BY_NAME[name].labels), expr
 
 
-def test_the_rules_are_yaml_that_says_the_same() -> None:
+def test_alert_rules_are_yaml_equal_to_the_table() -> None:
     limits = Limits(at_risk_bytes=7, copy_lag_s=60)
     text = alert_rules(limits, runbooks_url="https://example.org/r")
     found = re.findall(r'- alert: (\w+)\n +expr: (".*")\n +for: (\w+)', text)
@@ -87,14 +87,14 @@ def test_the_rules_are_yaml_that_says_the_same() -> None:
     assert [rule["alert"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
 
 
-def test_runbooks_name_commands_and_options_that_exist() -> None:
+def test_runbooks_name_commands_that_exist() -> None:
     for path, text in pages().items():
         for command in re.findall(r"(?:^|`)tiered ([a-z][a-z-]*)", text, re.MULTILINE):
             assert command in COMMANDS, f"{path.name}: tiered {command}"
 
 
 @pytest.mark.parametrize("command", sorted({look for alert in ALERTS for look in alert.look if look[:6] == "tiered"}))
-def test_commands_of_the_runbooks_are_understood(command: str, capfd) -> None:
+def test_commands_in_runbooks_have_only_known_options(command: str, capfd) -> None:
     words = command.split()[1:]
     options = [word for word in words if word.startswith("--")]
     names = [word for word in words if not word.startswith("-")][: 2 if words[0] == "compaction" else 1]
@@ -102,7 +102,7 @@ def test_commands_of_the_runbooks_are_understood(command: str, capfd) -> None:
     assert [option for option in options if option not in capfd.readouterr().out] == []
 
 
-def test_the_dashboard_is_json_whose_panels_lie_side_by_side_and_never_over_another() -> None:
+def test_dashboard_is_json_with_panels_that_do_not_overlap() -> None:
     panels = json.loads(dashboard())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -117,10 +117,12 @@ def test_the_dashboard_is_json_whose_panels_lie_side_by_side_and_never_over_anot
         assert all(x < 24 for x, _ in cells)
         taken |= cells
     assert {panel["title"] for panel in panels if panel["type"] == "row"} == {panel.row for panel in PANELS}
-    assert len([panel for panel in panels if panel["type"] != "row"]) <= 30, "a dashboard that somebody reads"
+    assert len([panel for panel in panels if panel["type"] != "row"]) <= 30, (
+        "the dashboard must stay readable: at most 30 panels"
+    )
 
 
-def test_the_unit_tells_when_it_is_ready_and_does_not_restart_what_a_restart_does_not_help() -> None:
+def test_systemd_unit_notifies_and_does_not_restart_after_permanent_failures() -> None:
     unit = systemd_unit(executable="/opt/t/bin/tiered", directory="/srv/a b", user="log")
     assert "Type=notify\n" in unit
     assert "ExecStart=/opt/t/bin/tiered -C '/srv/a b' run --metrics :9464\n" in unit
@@ -128,7 +130,7 @@ def test_the_unit_tells_when_it_is_ready_and_does_not_restart_what_a_restart_doe
     assert "User=log\n" in unit
 
 
-def test_the_commands_print_them(capfd, tmp_path: Path) -> None:
+def test_generate_commands_print_the_files(capfd, tmp_path: Path) -> None:
     for words, begin in ((["grafana"], "{"), (["alerts", "--at-risk", "1GiB"], "groups:"), (["systemd"], "[Unit]")):
         assert invoke(["-C", str(tmp_path), "generate", *words]) == 0
         assert capfd.readouterr().out.startswith(begin)
@@ -136,7 +138,7 @@ def test_the_commands_print_them(capfd, tmp_path: Path) -> None:
     assert invoke(["generate", "alerts", "--copy-lag", "long"]) == 2
 
 
-def test_every_metric_of_kafkas_tiering_has_its_counterpart() -> None:
+def test_every_kafka_tiered_storage_metric_has_a_counterpart() -> None:
     wanted = (
         "RemoteFetchBytesPerSec", "RemoteFetchRequestsPerSec", "RemoteFetchErrorsPerSec", "RemoteCopyBytesPerSec",
         "RemoteCopyRequestsPerSec", "RemoteCopyErrorsPerSec", "RemoteCopyLagBytes", "RemoteCopyLagSegments",

@@ -1,6 +1,6 @@
-"""Every alert fires on what a daemon in its trouble tells, and on nothing else; by its runbook it is over.
+"""Each alert fires on the metrics of a daemon with its planted problem only, and stops after the runbook's fix.
 
-A day of a scene is a virtual one: the disk, the daemon, its metrics and the commands are real, the clock is moved.
+The clock is virtual: a day passes at once. The disk, the daemon, its metrics and the commands are real.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watched_node import DAY, Scrape, WatchedNode, watched_node
 from tiered.observe.alert_table import ALERTS, Limits
 from tiered.observe.monitoring_files import alert_rules, metric_names
 
-pytestmark = pytest.mark.xdist_group("planted")  # each scene is played once, for both tests of it
+pytestmark = pytest.mark.xdist_group("planted")  # each scene runs once for its two tests
 ALERT = {alert.name: alert for alert in ALERTS}
 OF_THE_SYSTEM = {"journalctl -u tiered", "timedatectl"}
 WINDOW_S = 8 * 3600
@@ -29,7 +29,7 @@ WINDOW_S = 8 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What fired when, what each command of the runbook's "Look" printed, and what was scraped up to both moments."""
+    """One scene: alerts that fired, output of the runbook's "Look" commands, samples before and after the fix."""
 
     at_first: set[str]
     planted: set[str]
@@ -63,23 +63,25 @@ def _played(scene: Scene, node: WatchedNode) -> Played:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: f"{scene.alert}{scene.plant.__name__}")
-def test_an_alert_fires_on_its_trouble_and_its_runbook_ends_it(scene: Scene, play: Callable[[Scene], Played]) -> None:
+def test_alert_fires_on_its_planted_problem_and_stops_after_the_runbook_fix(
+    scene: Scene, play: Callable[[Scene], Played]
+) -> None:
     played = play(scene)
     assert (played.at_first, played.planted, played.mended) == (set(), {scene.alert} | scene.also, set())
-    assert set(scene.told) <= set(played.told), "the runbook has this line"
+    assert set(scene.told) <= set(played.told), "the runbook must contain each line that the scene names"
     for line, (code, text) in played.told.items():
         assert code in (0, 3, 4, 10), (line, text)
         assert "internal error" not in text
         assert scene.told.get(line, "") in text, line
 
 
-def test_every_alert_has_its_trouble() -> None:
+def test_every_alert_has_a_planted_problem() -> None:
     assert {scene.alert for scene in SCENES} == set(ALERT)
 
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: f"{scene.alert}{scene.plant.__name__}")
-def test_prometheus_judges_the_same_samples_as_we_do(
+def test_prometheus_fires_the_same_alerts_on_the_same_samples(
     scene: Scene, play: Callable[[Scene], Played], tmp_path: Path
 ) -> None:
     try:
@@ -97,7 +99,7 @@ def test_prometheus_judges_the_same_samples_as_we_do(
 
 
 def _judged(scrapes: list[Scrape], firing: set[str]) -> dict[str, object]:
-    """A test of promtool's: whose time begins at 0, and whose samples are a minute apart, ``_`` for none."""
+    """A test for `promtool` with time starting at 0 and one sample a minute. ``_`` means no sample."""
     begin_s = scrapes[0].at_s
     minutes = [round((each.at_s - begin_s) / 60) for each in scrapes]
     names = {name for alert in ALERTS for name in metric_names(alert.expr)}
@@ -123,7 +125,7 @@ def _judged(scrapes: list[Scrape], firing: set[str]) -> dict[str, object]:
     [{"remote_copy_lag_ms": "6h", "local_retention_ms": "12h"}, {"min_compaction_lag_ms": "12h"}],
     ids=["a copy lag", "a cleaner that is not due"],
 )
-def test_what_waits_because_it_is_told_to_alerts_nobody(
+def test_configured_lag_fires_no_alert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
     with watched_node(tmp_path / "node", monkeypatch) as node:
@@ -136,16 +138,16 @@ def test_what_waits_because_it_is_told_to_alerts_nobody(
             node.pass_(80, every=10)
             fired |= node.firing(Limits())
         waiting = node.scrapes[-1].values["tiered_remote_copy_lag_segments", frozenset({("topic", topic)})]
-    assert waiting > 1, "closed, and not in the bucket"
+    assert waiting > 1, "the topic must have closed segments that are not uploaded yet"
     assert fired == set()
 
 
 @pytest.mark.parametrize("was_wrong", [False, True], ids=["the clock goes wrong", "a wrong clock is set right"])
 @pytest.mark.parametrize("days", [30, -30])
-def test_no_clock_tells_of_rounds_that_are_done_or_are_not(
+def test_wrong_clock_neither_fires_nor_hides_the_alert_on_missing_maintenance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, *, was_wrong: bool
 ) -> None:
-    """Prometheus has a clock of its own: the right one, while the machine's is off, or what it is held to be."""
+    """Prometheus has its own, correct clock, while the clock of the machine is wrong or was corrected."""
     with watched_node(tmp_path / "node", monkeypatch) as node:
         if was_wrong:
             node.skew_ms = days * DAY
@@ -154,7 +156,9 @@ def test_no_clock_tells_of_rounds_that_are_done_or_are_not(
         node.skew_ms = 0 if was_wrong else days * DAY
         node.pass_(40)
         assert node.worker.keeper is not None
-        assert node.worker.keeper.off_ms == (-days if was_wrong else days) * DAY, "it is held"
+        assert node.worker.keeper.off_ms == (-days if was_wrong else days) * DAY, (
+            "the daemon must have noticed the wrong clock"
+        )
         assert "TieredNoRounds" not in node.firing(Limits())
         node.pass_(40, works=False)
         assert "TieredNoRounds" in node.firing(Limits())
@@ -189,7 +193,7 @@ def _series(
         ("abs(m)", (-3,), 3),
     ],
 )
-def test_expressions_are_what_prometheus_makes_of_them(
+def test_evaluator_gives_the_results_of_prometheus(
     expr: str, values: tuple[float, ...], expected: float | None
 ) -> None:
     series = _series(*values) if values else {}
@@ -198,7 +202,9 @@ def test_expressions_are_what_prometheus_makes_of_them(
     assert list(found.values()) == ([] if expected is None else [pytest.approx(expected)])
 
 
-def test_a_daemon_leaves_nothing_that_verify_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_of_a_daemon_is_known_to_verify_and_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with watched_node(tmp_path / "node", monkeypatch) as node:
         assert node.tiered("tiered pause orders")[0] == 0
         node.pass_(5)

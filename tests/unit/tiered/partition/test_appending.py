@@ -1,4 +1,4 @@
-"""Durable appends to several partitions: all written, then all synced side by side, and the truth about failures."""
+"""Durable appends to several partitions: write all, then sync all in parallel, and report failures exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shares(disk: ModelDisk) -> dict[TopicPartition, tuple[Log, list[bytearray]]]
     return made
 
 
-def test_no_share_is_synced_before_all_are_written_and_they_are_synced_at_the_same_time(
+def test_all_shares_are_written_before_the_first_sync_and_synced_in_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = shares(ModelDisk())
@@ -49,16 +49,14 @@ def test_no_share_is_synced_before_all_are_written_and_they_are_synced_at_the_sa
     assert [log.recovery_point for log, _ in asked.values()] == [2, 2, 2]
 
 
-def test_an_append_to_memory_syncs_nothing() -> None:
+def test_append_with_memory_durability_syncs_nothing() -> None:
     asked = shares(ModelDisk())
     append_shares(asked, 0, Durability.MEMORY)
     assert [log.recovery_point for log, _ in asked.values()] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("failing", range(3))
-def test_a_sync_that_fails_is_told_with_the_shares_that_are_durable(
-    failing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_sync_is_reported_with_the_durable_shares(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = shares(ModelDisk())
     real = ModelFile.sync
 
@@ -76,7 +74,7 @@ def test_a_sync_that_fails_is_told_with_the_shares_that_are_durable(
     assert [error is None for error in flush_all([log for log, _ in asked.values()])] == [n in kept for n in NAMES]
 
 
-def test_a_write_that_fails_leaves_those_before_it_durable_and_those_after_it_unwritten() -> None:
+def test_failed_write_leaves_earlier_shares_durable_and_later_ones_unwritten() -> None:
     disk = ModelDisk()
     asked = shares(disk)
     log = asked[NAMES[1]][0]

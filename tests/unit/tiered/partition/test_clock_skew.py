@@ -1,4 +1,4 @@
-"""Objects that were unlinked by a clock that was ahead: they go, and none goes before its grace time was counted."""
+"""Objects unlinked by a clock that was ahead: deleted after their grace period was counted, never before."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from random import Random
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
-from policies.decisions import DeletePage, DeleteUnlinked
+from policies.decisions import DeletePage, DeletePending
 from policies.plan import plan_partition
 from remote.gc.pins import pin_newest
-from remote.manifest.manifest import Head, UnlinkedObject
+from remote.manifest.manifest import Head, PendingDelete
 from tiered.config.clock_guard import JUMP_MS
 from tiered.manager.manager import LogManager
-from tiered.partition.clock_skew import AheadStamps
+from tiered.partition.clock_skew import SkewedDeleteTimer
 
 MONTH = 30 * DAY
 GRACE = {**TIERED, "retention.ms": "7d", "remote.log.delete.grace.ms": "1h"}
 
 
 class Counter:
-    """What nobody sets."""
+    """A monotonic clock that wall clock changes do not move."""
 
     def __init__(self) -> None:
         self.ms = 0
@@ -31,7 +31,7 @@ class Counter:
 
 
 def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
-    """A manager whose clock was a month ahead for one round, in which rows expired."""
+    """A manager whose clock was a month ahead for one maintenance round, in which entries expired."""
     manager = world.open()
     manager.create_topic("t", 1, GRACE, now_ms=NOW)
     for at in range(3):
@@ -39,14 +39,14 @@ def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
         manager.roll("t", now_ms=NOW)
     while manager.tick(NOW):
         pass
-    manager.partition(NAME).ahead = AheadStamps(counter)
+    manager.partition(NAME).ahead = SkewedDeleteTimer(counter)
     while manager.tick(NOW + MONTH):
         pass
     assert unlinked(manager)
     return manager
 
 
-def unlinked(manager: LogManager) -> list[UnlinkedObject]:
+def unlinked(manager: LogManager) -> list[PendingDelete]:
     head = manager.partition(NAME).head()
     assert head is not None
     return list(head.unlinked)
@@ -56,7 +56,7 @@ def objects(world: World) -> int:
     return sum("/data/" in info.key for info in world.store.list(""))
 
 
-def test_they_go_when_their_grace_time_was_counted_since_they_were_first_seen() -> None:
+def test_unlinked_objects_are_deleted_a_grace_period_after_first_being_seen() -> None:
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
         there = objects(world)
@@ -71,25 +71,25 @@ def test_they_go_when_their_grace_time_was_counted_since_they_were_first_seen() 
 
 
 @pytest.mark.parametrize("wall_ms", [NOW + HOUR, NOW + DAY, NOW + MONTH - 2 * JUMP_MS, NOW + MONTH + HOUR - 1])
-def test_a_wall_clock_that_is_set_moves_nothing_of_it(wall_ms: int) -> None:
+def test_setting_the_wall_clock_does_not_shorten_the_counted_grace_period(wall_ms: int) -> None:
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
         there = objects(world)
         manager.tick(NOW)
         manager.tick(wall_ms)
         assert objects(world) == there
-        manager.tick(NOW + MONTH + HOUR)  # as it was stamped
+        manager.tick(NOW + MONTH + HOUR)  # the time of the stamp
         assert objects(world) < there
 
 
-def test_a_start_counts_from_the_beginning() -> None:
+def test_restart_counts_the_grace_period_from_zero() -> None:
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
         there = objects(world)
         manager.tick(NOW)
     counter.ms = HOUR
     with world.open() as manager:
-        manager.partition(NAME).ahead = AheadStamps(counter)
+        manager.partition(NAME).ahead = SkewedDeleteTimer(counter)
         manager.tick(NOW + HOUR)
         assert objects(world) == there
         counter.ms = 2 * HOUR
@@ -97,7 +97,7 @@ def test_a_start_counts_from_the_beginning() -> None:
         assert objects(world) < there
 
 
-def test_what_a_pin_holds_stays() -> None:
+def test_pinned_objects_are_not_deleted_after_the_counted_grace_period() -> None:
     world, counter = World(), Counter()
     manager = world.open()
     manager.create_topic("t", 1, GRACE, now_ms=NOW)
@@ -108,7 +108,7 @@ def test_what_a_pin_holds_stays() -> None:
     held = manager.partition(NAME)
     assert held.metadata is not None
     pin, _ = pin_newest(world.store, held.prefix, held.metadata, now_ms=NOW, expires_ms=NOW + DAY, holder="reader")
-    held.ahead = AheadStamps(counter)
+    held.ahead = SkewedDeleteTimer(counter)
     with manager:
         while manager.tick(NOW + MONTH - HOUR):
             pass
@@ -121,8 +121,8 @@ def test_what_a_pin_holds_stays() -> None:
         assert objects(world) < there
 
 
-def test_whatever_clocks_say_nothing_goes_before_its_grace_time() -> None:
-    """Stamps by any clock, looked at by any clock: where a stamp was not believed, the grace time was counted."""
+def test_no_object_is_deleted_before_its_grace_period_under_any_clock() -> None:
+    """Random stamps and random reading clocks. Where a stamp is not trusted, the grace period is counted."""
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
         snapshot, head = manager.snapshots(NOW)[0], manager.partition(NAME).head()
@@ -130,7 +130,7 @@ def test_whatever_clocks_say_nothing_goes_before_its_grace_time() -> None:
         went = early = 0
         for seed in range(300):
             draw, counter = Random(seed), Counter()
-            stamps, at = AheadStamps(counter), NOW + draw.choice((0, HOUR, MONTH, -MONTH))
+            stamps, at = SkewedDeleteTimer(counter), NOW + draw.choice((0, HOUR, MONTH, -MONTH))
             one = replace(head.unlinked[0], unlinked_ms=at)
             listed: Head = replace(head, unlinked=(one,), unlinked_pages=())
             for _ in range(20):
@@ -138,7 +138,7 @@ def test_whatever_clocks_say_nothing_goes_before_its_grace_time() -> None:
                 now_ms = NOW + draw.choice((0, HOUR, DAY, MONTH, 2 * MONTH, -DAY))
                 judged, pages = stamps.judged(listed, now_ms)
                 decided = plan_partition(replace(snapshot, now_ms=now_ms, unlinked=judged, unlinked_pages=pages))
-                if any(isinstance(each, DeleteUnlinked | DeletePage) for each in decided):
+                if any(isinstance(each, DeletePending | DeletePage) for each in decided):
                     went += 1
                     early += now_ms - at < HOUR
                     assert now_ms - at >= HOUR or counter.ms >= HOUR

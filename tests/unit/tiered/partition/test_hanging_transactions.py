@@ -1,4 +1,4 @@
-"""Transactions that nobody ends: found, and ended by hand."""
+"""Hanging transactions: found, and ended by the operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(log: Log, number: int, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_transaction_is_found_and_ended_and_what_waited_for_it_goes_on(commit: bool) -> None:
+def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool) -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -55,10 +55,13 @@ def test_a_transaction_is_found_and_ended_and_what_waited_for_it_goes_on(commit:
             end_transaction(held, 7, commit=False, now_ms=NOW)
 
 
-def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its_producer_alone(
+def test_transaction_that_ended_by_itself_does_not_abort_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its marker came after all, and the producer went on: what is to be aborted is not what was looked at."""
+    """1. The hanging transaction is found.
+    2. Its marker arrives after all, and the producer begins a new transaction.
+    3. The abort is refused, because it was asked for the old transaction.
+    """
     with World().open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         held = manager.partition(NAME)
@@ -80,7 +83,7 @@ def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its
         assert seen == [b"7", b"next"]
 
 
-def test_the_command_lists_and_ends_them(home: Path, capfd) -> None:  # noqa: F811
+def test_transactions_command_lists_and_ends_open_transactions(home: Path, capfd) -> None:  # noqa: F811
     from tiered.config.config import Config
 
     with LogManager.open(Config.load("tiered.toml", {}, {}), now_ms=NOW) as manager:
@@ -88,7 +91,9 @@ def test_the_command_lists_and_ends_them(home: Path, capfd) -> None:  # noqa: F8
     (row,) = json.loads(printed(capfd, "transactions", "list", "orders", "-o", "json"))["transactions"]
     assert (row["partition"], row["producer_id"], row["producer_epoch"], row["waiting"]) == (1, 5, 3, 1)
     assert printed(capfd, "transactions", "list", "-o", "csv").count("\n") == 2
-    assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort"]) == 2, "nobody was asked"
+    assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort"]) == 2, (
+        "the command must refuse without a confirmation"
+    )
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--yes"]) == 2
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "6", "--abort", "--yes"]) == 1
     assert "the producer has none open" in capfd.readouterr().err

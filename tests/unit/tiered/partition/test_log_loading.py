@@ -1,4 +1,4 @@
-"""Loading many logs at once: each result its own, directories side by side, progress in order."""
+"""Loading many logs in parallel: one result for each log, directories side by side, progress in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opened(name: TopicPartition):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_every_log_is_loaded_once_and_told_of(threads: int) -> None:
+def test_every_log_is_loaded_once_and_reported(threads: int) -> None:
     told: list[LoadProgress] = []
     calls: list[TopicPartition] = []
 
@@ -46,8 +46,8 @@ def test_every_log_is_loaded_once_and_told_of(threads: int) -> None:
         assert mine[-1].recovered_segments == 0 + 1 + 2 + 4
 
 
-def test_directories_and_their_threads_work_at_the_same_time() -> None:
-    """Two threads a directory, two directories: four meet at the barrier, or nobody gets past it."""
+def test_directories_and_their_threads_load_in_parallel() -> None:
+    """Two directories with two threads each: the barrier opens only if four threads load at the same time."""
     barrier = threading.Barrier(4, timeout=60)
 
     def open_log(name: TopicPartition):
@@ -58,7 +58,7 @@ def test_directories_and_their_threads_work_at_the_same_time() -> None:
     assert len(load_logs(jobs, open_log, threads_per_directory=2)) == 8
 
 
-def test_no_more_than_the_threads_asked_for_work_on_one_directory() -> None:
+def test_configured_thread_count_is_the_limit_for_one_directory() -> None:
     lock, at_work, most = threading.Lock(), 0, 0
 
     def open_log(name: TopicPartition):
@@ -75,7 +75,7 @@ def test_no_more_than_the_threads_asked_for_work_on_one_directory() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_is_no_log_error_ends_the_loading(threads: int) -> None:
+def test_error_of_another_kind_than_log_error_ends_the_loading(threads: int) -> None:
     def open_log(name: TopicPartition):
         raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_many_logs_on_two_disks_are_recovered_after_a_crash(tmp_path: Path, thre
     assert all(each.recovered_segments >= 6 * 2 for each in ends.values())
     told.clear()
     with LogManager.open(config, now_ms=NOW, progress=told.append):
-        assert sum(each.recovered_segments for each in told) == 0, "a clean shutdown before"
+        assert sum(each.recovered_segments for each in told) == 0, "a clean shutdown must leave no segment to recover"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

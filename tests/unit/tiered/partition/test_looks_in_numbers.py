@@ -1,4 +1,4 @@
-"""What a look at many topics asks for: so many requests a topic, so many threads in all, and an end in time."""
+"""Cost of a read-only open of many topics: requests for each topic, threads in total, and a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError, Unavailable
 from local.names import TopicPartition
-from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
@@ -24,7 +24,7 @@ TOPICS = [f"t{number}" for number in range(12)]
 
 @pytest.fixture
 def world() -> World:
-    """Twelve topics with closed segments in the bucket, and others on the disk alone."""
+    """Twelve topics with closed segments, some in the bucket and some on the disk only."""
     world = World()
     with world.open() as manager:
         for topic in TOPICS:
@@ -37,7 +37,7 @@ def world() -> World:
     return world
 
 
-def test_a_status_lists_the_heads_of_each_topic_once_and_reads_the_newest_of_them(world: World) -> None:
+def test_status_lists_manifests_once_per_topic_and_reads_only_the_newest(world: World) -> None:
     metered = MeteredStore(world.store)
     with world.open(read_only=True, store=metered) as manager:
         report = status_report(manager, NOW + DAY, storage=world.disk)
@@ -48,12 +48,12 @@ def test_a_status_lists_the_heads_of_each_topic_once_and_reads_the_newest_of_the
     for each in counts.values():
         asked = {name: getattr(each, name) for name in ("lists", "gets", "puts", "deletes", "heads", "data_gets")}
         assert asked == {"lists": 1, "gets": 2, "puts": 0, "deletes": 0, "heads": 0, "data_gets": 0}
-    assert metered.counts() == sum(counts.values(), RequestCounts()), "and asks for nothing else"
+    assert metered.counts() == sum(counts.values(), RequestCounts()), "status must send no other requests"
 
 
-def test_the_next_status_asks_each_partition_for_news_alone_and_misses_none(world: World) -> None:
+def test_next_status_fetches_only_newer_manifests_and_misses_none(world: World) -> None:
     now_ms = 0
-    known = KnownHeads(lambda: now_ms)
+    known = ManifestMemoryCache(lambda: now_ms)
 
     def look() -> tuple[dict[TopicPartition, int | None], RequestCounts]:
         metered = MeteredStore(world.store)
@@ -69,7 +69,7 @@ def test_the_next_status_asks_each_partition_for_news_alone_and_misses_none(worl
         again, asked = look()
         assert again == before
         assert (asked.gets, asked.lists, asked.heads, asked.puts, asked.deletes) == (len(TOPICS), 0, 0, 0, 0)
-        assert asked.bytes_out == 0, "no head is read again"
+        assert asked.bytes_out == 0, "a manifest that is already known must not be read again"
     with world.open() as manager:
         for topic in TOPICS:
             manager.roll(topic, now_ms=NOW)
@@ -82,7 +82,7 @@ def test_the_next_status_asks_each_partition_for_news_alone_and_misses_none(worl
 
 
 @pytest.mark.parametrize("topics", [4, 12])
-def test_the_threads_of_a_status_do_not_grow_with_the_topics(
+def test_thread_count_of_a_status_does_not_grow_with_the_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: int
 ) -> None:
     (tmp_path / "bucket").mkdir()
@@ -102,7 +102,9 @@ def test_the_threads_of_a_status_do_not_grow_with_the_topics(
     with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket"), **settings) as manager:
         assert len(status_report(manager, NOW, storage=world.disk).partitions) == topics
     calls = [name for name in started if name == "tiered-store-call"]
-    assert len(calls) <= acquisition.DISK_LOOKERS + 1, "one that waits for a call each, and one that was not back yet"
+    assert len(calls) <= acquisition.DISK_LOOKERS + 1, (
+        "at most one call thread for each waiting reader, and one that has not ended yet"
+    )
     assert len(started) - len(calls) <= acquisition.DISK_LOOKERS
 
 
@@ -111,7 +113,7 @@ def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
     return manager, manager.partitions()
 
 
-def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked_about(world: World) -> None:
+def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(world: World) -> None:
     manager, held = _partitions(world)
     now, asked = [0.0], []
 
@@ -121,7 +123,7 @@ def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked
         return Unavailable("reading an object, no answer by the deadline")
 
     with manager:
-        found = acquisition.look_up_all(silent, held, "file:///b", clock=lambda: now[0])
+        found = acquisition.open_read_only_all(silent, held, "file:///b", clock=lambda: now[0])
     assert len(found) == len(held)
     assert all(isinstance(error, Unavailable) for error in found)
     assert 3 <= len(asked) <= 2 + acquisition.DISK_LOOKERS
@@ -131,7 +133,7 @@ def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked
 
 
 @pytest.mark.parametrize("error", [None, Corrupt("reading a head")], ids=["slow and sound", "slow and damaged"])
-def test_a_store_that_is_merely_slow_is_asked_about_all(world: World, error: LogError | None) -> None:
+def test_slow_store_that_answers_is_asked_about_every_partition(world: World, error: LogError | None) -> None:
     manager, held = _partitions(world)
     now = [0.0]
 
@@ -140,11 +142,11 @@ def test_a_store_that_is_merely_slow_is_asked_about_all(world: World, error: Log
         return error
 
     with manager:
-        assert acquisition.look_up_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
+        assert acquisition.open_read_only_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
 
 
-def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
-    """As many at once as there are threads, although each topic has one partition."""
+def test_remote_store_is_asked_about_all_topics_in_parallel(world: World) -> None:
+    """One thread for each topic at the same time, although each topic has a single partition."""
     manager, held = _partitions(world)
     met = threading.Barrier(len(held))
 
@@ -154,10 +156,10 @@ def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
 
     with manager:
         assert len(held) == len(TOPICS) <= acquisition.LOOKERS
-        assert acquisition.look_up_all(wait, held, "s3://b") == [None] * len(held)
+        assert acquisition.open_read_only_all(wait, held, "s3://b") == [None] * len(held)
 
 
-def test_a_status_of_a_bucket_that_is_out_of_reach_has_the_local_figures_and_says_so(world: World) -> None:
+def test_status_with_an_unreachable_bucket_has_local_figures_and_the_problem(world: World) -> None:
     class Away(MeteredStore):
         def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
             raise Unavailable("listing objects, the store cannot be reached", attempts=1)

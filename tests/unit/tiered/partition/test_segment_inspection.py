@@ -1,4 +1,4 @@
-"""What of a local segment may go up: its facts come from its bytes, and bytes that make no sense never become a row."""
+"""Inspection of a local segment before its copy: its facts come from its bytes, invalid bytes never become an entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from log_world import fill, open_log
 from local.errors import Corrupt, InvalidRequest
 from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
-from tiered.partition.segment_inspection import SegmentWatch, segment_to_copy
+from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
 
 PREFIX = "t-AAAAAAAAAAAAAAAAAAAAAA/0/"
 
@@ -36,10 +36,10 @@ def body_of(log, info):
 
 def watch(log, info, **changes):
     facts = {"base_offset": info.base_offset, "next_offset": info.next_offset, "epochs": ((0, info.base_offset),)}
-    return SegmentWatch("the.log", **{**facts, **changes})
+    return SegmentInspector("the.log", **{**facts, **changes})
 
 
-def test_the_facts_are_those_of_the_bytes(log):
+def test_facts_of_an_entry_equal_those_of_the_bytes(log):
     store = MemoryStore()
     for info in log.segments():
         if info.is_active:
@@ -52,7 +52,7 @@ def test_the_facts_are_those_of_the_bytes(log):
 
 
 @pytest.mark.parametrize("step", [1, 100, 331, 10_000])
-def test_whole_batches_are_taken_and_the_rest_is_left(log, step):
+def test_inspection_takes_whole_batches_and_leaves_a_partial_one(log, step):
     info = sealed(log)
     body, seen, at = memoryview(body_of(log, info)), watch(log, info), 0
     want = step
@@ -64,8 +64,8 @@ def test_whole_batches_are_taken_and_the_rest_is_left(log, step):
     assert facts.record_count == info.next_offset - info.base_offset
 
 
-def test_any_flipped_bit_is_found(log):
-    """Those in offset and leader epoch too, which no CRC covers: they contradict the neighbours and the log."""
+def test_every_flipped_bit_is_detected(log):
+    """The base offset and the leader epoch have no CRC. They are checked against the neighbours and the log."""
     info = sealed(log)
     body = body_of(log, info)
     for at in range(0, len(body), 7):
@@ -80,7 +80,7 @@ def test_any_flipped_bit_is_found(log):
 
 
 def outcome(seen, data):
-    """How many bytes were taken, or the error."""
+    """Number of bytes taken, or the error."""
     try:
         return seen.take(memoryview(data))
     except (Corrupt, InvalidRequest) as error:
@@ -96,13 +96,13 @@ def outcome(seen, data):
         ({"epochs": ((0, 1_000_000),)}, "another leader epoch"),
     ],
 )
-def test_batches_that_contradict_their_place_are_refused(log, changes, words):
+def test_batches_with_offsets_outside_their_segment_are_refused(log, changes, words):
     info = sealed(log)
     with pytest.raises(Corrupt, match=rf"copying a segment, checking.*{words}.*: path=the.log at=0 offset="):
         watch(log, info, **changes).take(memoryview(body_of(log, info)))
 
 
-def test_offsets_that_go_back_are_refused_also_from_one_piece_to_the_next(log):
+def test_decreasing_offsets_are_refused_across_pieces_too(log):
     info = sealed(log)
     body = memoryview(body_of(log, info))
     seen = watch(log, info)
@@ -117,8 +117,8 @@ def test_messages_of_old_formats_are_refused(log):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_an_index_that_contradicts_the_bytes_is_made_again_for_the_copy(log, index):
-    """KAFKA-15401. Each entry in turn points, or says, a little wrong."""
+def test_index_that_contradicts_the_bytes_is_rebuilt_for_the_copy(log, index):
+    """KAFKA-15401. Each entry in turn has a position, offset or timestamp that is slightly wrong."""
     info = sealed(log)
     segment = log.segment(info.base_offset)
     good = [bytes(segment.offset_index()), bytes(segment.time_index())]
@@ -140,7 +140,7 @@ def test_an_index_that_contradicts_the_bytes_is_made_again_for_the_copy(log, ind
     assert (fine.facts().offset_index, fine.facts().time_index) == (None, None)
 
 
-def test_what_is_refused_leaves_nothing_in_the_store(log):
+def test_refused_segment_leaves_no_object_in_the_store(log):
     info, store = sealed(log), MemoryStore()
     segment = segment_to_copy(log, info)
     body = bytearray(body_of(log, info))

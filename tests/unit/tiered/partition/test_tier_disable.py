@@ -1,4 +1,4 @@
-"""A tier that is switched off with `remote.log.delete.on.disable`: what is given up, what stays, whatever fails."""
+"""Tier disabled with `remote.log.delete.on.disable`: which data is deleted, which stays, under every failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from policies.decisions import DropLocal, Plan
 from remote.manifest import commit_protocol
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store import ObjectStore
 from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
@@ -41,7 +41,7 @@ def world() -> World:
 
 
 def filled(world: World, properties: dict[str, str] = GRACE) -> LogManager:
-    """300 records, most of them in the bucket alone, and 20 that are only on the disk."""
+    """300 records, most of them in the bucket only, and 20 records on the disk only."""
     manager = world.open()
     manager.create_topic("t", 1, properties, now_ms=NOW)
     send(manager, 300)
@@ -64,7 +64,7 @@ def read(manager: LogManager) -> list[int]:
     return [offset for offset, _ in values(manager.reader(), manager.reader().offsets(NAME)[0])]
 
 
-def test_the_log_begins_where_the_disk_does_and_the_bytes_go_after_the_grace_time(world: World) -> None:
+def test_disabled_tier_raises_the_log_start_and_deletes_after_the_grace_period(world: World) -> None:
     with filled(world) as manager:
         first = manager.partitions()[0].log.local_log_start_offset
         assert 0 < first <= 300
@@ -74,21 +74,21 @@ def test_the_log_begins_where_the_disk_does_and_the_bytes_go_after_the_grace_tim
         assert read(manager) == list(range(first, 320))
         with pytest.raises(OffsetOutOfRange):
             values(manager.reader(), first - 1)
-        assert data_objects(world.store), "readers have their grace time"
+        assert data_objects(world.store), "the objects must stay for readers until the grace period ends"
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set()
         send(manager, 200, start=320)
         manager.roll("t", now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
-        assert data_objects(world.store) == set(), "nothing is copied any more"
+        assert data_objects(world.store) == set(), "no segment may be copied to a disabled tier"
         assert read(manager) == list(range(first, 520))
     with world.open() as manager:
         assert read(manager) == list(range(first, 520))
 
 
-def test_what_both_tiers_hold_stays_on_the_disk(world: World) -> None:
+def test_records_in_both_tiers_stay_on_the_disk(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
-        assert head_of(manager).has_rows
+        assert head_of(manager).has_entries
         manager.alter_topic("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
@@ -96,7 +96,7 @@ def test_what_both_tiers_hold_stays_on_the_disk(world: World) -> None:
         assert read(manager) == list(range(320))
 
 
-def test_then_retention_is_that_of_a_log_on_the_disk_alone(world: World) -> None:
+def test_retention_after_a_disable_is_that_of_a_local_log(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         manager.alter_topic("t", {**OFF, "retention.bytes": "4000"}, now_ms=NOW)
         for _ in range(3):
@@ -108,7 +108,7 @@ def test_then_retention_is_that_of_a_log_on_the_disk_alone(world: World) -> None
 
 
 @pytest.mark.parametrize("how", ["not allowed", "by a default", "by an override"])
-def test_it_takes_an_altered_topic_and_the_word_that_allows_it(world: World, how: str) -> None:
+def test_disable_needs_an_altered_topic_and_delete_on_disable(world: World, how: str) -> None:
     with filled(world) as manager:
         before = data_objects(world.store)
         with pytest.raises(InvalidRequest, match=r"delete\.on\.disable"):
@@ -128,12 +128,12 @@ def test_it_takes_an_altered_topic_and_the_word_that_allows_it(world: World, how
         assert read(manager) == list(range(320))
 
 
-def test_switched_on_again_it_copies_everything_anew_from_the_log_start(world: World) -> None:
+def test_reenabled_tier_copies_the_log_again_from_its_start(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         old = data_objects(world.store)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW)
-        assert head_of(manager).given_up, "in the middle of it"
+        assert head_of(manager).given_up, "the disable must be under way"
         manager.alter_topic("t", ON, now_ms=NOW)
         settle(manager)
         assert not head_of(manager).given_up
@@ -148,7 +148,7 @@ def test_switched_on_again_it_copies_everything_anew_from_the_log_start(world: W
         assert read(manager) == list(range(manager.reader().offsets(NAME)[1]))
 
 
-def test_a_reader_with_an_older_head_reads_on_and_a_new_one_finds_an_empty_tier(world: World) -> None:
+def test_reader_with_an_older_manifest_reads_on_and_a_new_reader_sees_none(world: World) -> None:
     with filled(world) as manager:
         view = RemoteLog(world.store)
         start, end = view.reader().offsets(NAME)
@@ -161,7 +161,7 @@ def test_a_reader_with_an_older_head_reads_on_and_a_new_one_finds_an_empty_tier(
         assert values(fresh.reader(), first) == []
 
 
-def test_rows_that_were_given_up_are_found_by_nobody_though_they_are_still_there(world: World) -> None:
+def test_entries_of_a_disabled_tier_are_not_read_before_their_deletion(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW)
@@ -176,7 +176,7 @@ def test_rows_that_were_given_up_are_found_by_nobody_though_they_are_still_there
         assert read(manager) == list(range(320))
 
 
-def test_offsets_that_were_in_the_bucket_are_given_to_nothing_else_even_on_a_new_disk(world: World) -> None:
+def test_offsets_of_a_disabled_tier_are_not_reused_even_on_a_new_disk(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         reached = head_of(manager).next_offset
         manager.alter_topic("t", OFF, now_ms=NOW)
@@ -198,7 +198,7 @@ def test_offsets_that_were_in_the_bucket_are_given_to_nothing_else_even_on_a_new
         assert earliest.offset == reached
 
 
-def test_a_compacted_topic_loses_its_tier_and_its_view_and_is_still_cleaned(world: World) -> None:
+def test_disable_deletes_tier_and_view_of_a_compacted_topic_that_stays_cleaned(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**COMPACTED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
         send(manager, 300)
@@ -217,7 +217,7 @@ def test_a_compacted_topic_loses_its_tier_and_its_view_and_is_still_cleaned(worl
         assert len(found) < 100
 
 
-# --- every effect and every call is the last one ----------------------------------------------------------------------
+# --- failures at every disk effect and every store call -------------------------------------------------------------
 
 
 def _switch_off(world: World, store: object) -> None:
@@ -237,14 +237,14 @@ def _prepared() -> tuple[World, int]:
 
 
 def _check_after(world: World, first: int) -> None:
-    """Either it was never wished for, or the next start finishes what was begun; what the disk had is there."""
+    """Check that the disable was not recorded, or that the next start completes it. Local records are unchanged."""
     world.disk.locks.clear()
     with world.open() as manager:
         assert manager.problems == {}
         found = read(manager)
         assert found in (list(range(320)), list(range(first, 320)))
         if manager.topic("t").properties.get("remote.storage.enable") == "true":
-            assert found[0] == 0, "given up without the wish"
+            assert found[0] == 0, "the tier must not be disabled before the topic is altered"
             manager.alter_topic("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 9 * HOUR)
@@ -253,7 +253,7 @@ def _check_after(world: World, first: int) -> None:
         assert (head.parts, head.unlinked, head.unlinked_pages, head.given_up) == ((), (), (), False)
 
 
-def test_a_power_cut_at_any_effect_leaves_what_the_next_start_finishes() -> None:
+def test_power_cut_at_any_disk_effect_is_completed_by_the_next_start() -> None:
     whole, _ = _prepared()
     begun = whole.disk.effects
     _switch_off(whole, whole.store)
@@ -270,10 +270,12 @@ def test_a_power_cut_at_any_effect_leaves_what_the_next_start_finishes() -> None
 
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.LATE_3, Fault.KILL_BEFORE, Fault.KILL_AFTER])
-def test_any_call_to_the_store_may_fail(monkeypatch: pytest.MonkeyPatch, fault: Fault, in_pages: bool) -> None:
+def test_disable_survives_a_failure_of_any_store_call(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, in_pages: bool
+) -> None:
     if in_pages:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     whole, _ = _prepared()
     rehearsal = FaultStore(whole.store)
     _switch_off(whole, rehearsal)
@@ -286,7 +288,9 @@ def test_any_call_to_the_store_may_fail(monkeypatch: pytest.MonkeyPatch, fault: 
         _check_after(world, first)
 
 
-def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_asks_for_confirmation_before_it_disables_a_tier(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
     (tmp_path / "bucket").mkdir()
     words = ["-C", str(tmp_path)]
@@ -294,12 +298,17 @@ def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytes
     off = [*words, "topic", "alter", "t", *(word for name, value in OFF.items() for word in ("-X", f"{name}={value}"))]
     assert invoke([*off]) == 2
     assert "for good? say --yes" in capfd.readouterr().err
-    assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, "nothing else is asked about"
+    assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, (
+        "other settings must need no confirmation"
+    )
     assert invoke([*off, "--yes"]) == 0
 
 
-def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_given_up(world: World) -> None:
-    """It was, the answer was lost, and the topic is switched on again: what the bucket had counts for nothing."""
+def test_no_segment_is_dropped_while_the_commit_of_a_disable_is_in_doubt(world: World) -> None:
+    """1. The disable is committed, and its answer is lost.
+    2. The topic is enabled again.
+    3. No segment is dropped, because the entries in the bucket no longer count.
+    """
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -318,17 +327,17 @@ def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_give
         assert len(values(manager.reader())) == 300
 
 
-def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_tier_up(
+def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock is free by then, for nobody is to wait for the store at it."""
+    """The partition lock is free at this point, because no thread may wait for the store while it holds the lock."""
     with world.open() as manager:
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         held = manager.partition(NAME)
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
-        real, dropped = tier_disable.give_up_tier, []
+        real, dropped = tier_disable.disable_tier, []
 
         def overtaken(**facts: int) -> object:
             turn = threading.Thread(target=lambda: dropped.append(manager.drop_early(plan)))
@@ -336,7 +345,7 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(tier_disable, "give_up_tier", overtaken)
+        monkeypatch.setattr(tier_disable, "disable_tier", overtaken)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.wait_for_tasks(30.0)
@@ -346,10 +355,11 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
 
 
 @pytest.mark.parametrize("settled_after", [1, 2, 3])
-def test_nothing_leaves_the_disk_by_a_look_from_before_it_was_known_that_the_tier_was_given_up(
+def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
     world: World, monkeypatch: pytest.MonkeyPatch, settled_after: int
 ) -> None:
-    """The answer of that commit was lost, and it is settled between a look at the head and the drop that it is for."""
+    """The answer of the disable commit was lost. It is resolved between a snapshot and the drop that the snapshot
+    allows."""
     real, store, looks = Partition.snapshot, MuteStore(world.store), 0
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -367,7 +377,7 @@ def test_nothing_leaves_the_disk_by_a_look_from_before_it_was_known_that_the_tie
             found = real(asked, *args, **more)  # type: ignore[arg-type]
             looks += 1
             if looks == settled_after:
-                turn = threading.Thread(target=manager._opener.take_up, args=(held, NOW))
+                turn = threading.Thread(target=manager._opener.acquire, args=(held, NOW))
                 turn.start()
                 turn.join()
             return found
@@ -375,14 +385,17 @@ def test_nothing_leaves_the_disk_by_a_look_from_before_it_was_known_that_the_tie
         with monkeypatch.context() as patch:
             patch.setattr(Partition, "snapshot", look)
             manager.drop_early(plan)
-        manager._opener.take_up(held, NOW)
+        manager._opener.acquire(held, NOW)
         assert looks > 0
         assert head_of(manager).given_up
         assert len(values(manager.reader())) == 300
 
 
-def test_switched_on_again_it_takes_no_upload_for_whole_that_went_with_the_tier(world: World) -> None:
-    """Its commit had no answer, so it was kept in mind for another try; it was a row by then, and was given up."""
+def test_reenabled_tier_reuses_no_upload_that_the_disable_deleted(world: World) -> None:
+    """1. The commit of an upload has no answer, so the writer remembers the upload for a retry.
+    2. The upload is in fact an entry, and the disable deletes it.
+    3. The reenabled tier uploads the segment again.
+    """
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -392,7 +405,7 @@ def test_switched_on_again_it_takes_no_upload_for_whole_that_went_with_the_tier(
         assert store.is_mute
         store.is_armed = store.is_mute = False
         settle(manager)
-        assert head_of(manager).has_rows
+        assert head_of(manager).has_entries
         manager.alter_topic("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
@@ -404,12 +417,12 @@ def test_switched_on_again_it_takes_no_upload_for_whole_that_went_with_the_tier(
         assert [offset for offset, _ in values(RemoteLog(world.store).reader(), 0, upto)] == list(range(upto))
 
 
-def test_a_wish_that_is_taken_back_while_its_commit_waits_is_not_done(
+def test_disable_that_is_reverted_before_its_commit_is_not_applied(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most records are in the bucket alone. Another commit may hold this one up for as long as a store hangs."""
+    """Most records are in the bucket only. A hanging store delays the commit of the disable behind another commit."""
     with filled(world) as manager:
-        real, back = tier_disable.give_up_tier, []
+        real, back = tier_disable.disable_tier, []
 
         def held_up(**facts: int) -> object:
             turn = threading.Thread(target=lambda: back.append(manager.alter_topic("t", ON, now_ms=NOW)))
@@ -417,18 +430,18 @@ def test_a_wish_that_is_taken_back_while_its_commit_waits_is_not_done(
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(tier_disable, "give_up_tier", held_up)
+        monkeypatch.setattr(tier_disable, "disable_tier", held_up)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.wait_for_tasks(60.0)
-        assert len(back) == 1, "it was altered while the commit waited"
+        assert len(back) == 1, "the topic must have been altered while the commit waited"
         settle(manager)
-        assert head_of(manager).has_rows
+        assert head_of(manager).has_entries
         assert read(manager) == list(range(320))
 
 
 def drops_of(held: Partition) -> list[DropLocal]:
-    """Of all its sealed segments."""
+    """A drop of each closed segment."""
     return [
         DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
         for each in held.log.segments()
@@ -437,6 +450,6 @@ def drops_of(held: Partition) -> list[DropLocal]:
 
 
 def replace_rules(held: Partition) -> Partition:
-    """As while its topic is switched off."""
+    """The partition with the rules of a disabled tier."""
     held.rules = replace(held.rules, gives_up_remote=True)
     return held

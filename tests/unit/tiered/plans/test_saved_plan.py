@@ -1,4 +1,4 @@
-"""A plan in a file: read back as it was, applied while its state holds, refused once it has moved."""
+"""Plan in a file: equal when read back, applied while its state is unchanged, refused after the state changed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, InvalidRequest, NotFound
-from policies.decisions import CopySegment, DeleteUnlinked
+from policies.decisions import CopySegment, DeletePending
 from remote.gc.pins import pin_newest
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.config.properties import PROPERTIES
 from tiered.config.property_table import Kind
 from tiered.migrate.fork import plan_fork, run_fork
@@ -49,7 +49,7 @@ def world():
     return world
 
 
-def test_a_plan_read_back_is_the_same(world, tmp_path):
+def test_plan_read_back_equals_the_saved_plan(world, tmp_path):
     with world.open(read_only=True) as manager:
         saved = saved_of(manager)
     assert not saved.plan.is_empty
@@ -60,7 +60,7 @@ def test_a_plan_read_back_is_the_same(world, tmp_path):
     assert json.loads(encode_plan(saved))["schema_version"] == 1
 
 
-def test_a_plan_made_by_a_looker_is_applied_by_a_writer_that_takes_over(world):
+def test_plan_of_a_read_only_open_is_applied_by_a_writer_after_its_takeover(world):
     with world.open(read_only=True) as manager:
         saved = saved_of(manager)
     with world.open() as manager:
@@ -71,7 +71,7 @@ def test_a_plan_made_by_a_looker_is_applied_by_a_writer_that_takes_over(world):
         assert manager.partition(NAME).head().segment_count == len(done) > 2
 
 
-def test_records_that_came_meanwhile_do_not_matter(world):
+def test_records_appended_since_the_plan_do_not_invalidate_it(world):
     with world.open() as manager:
         saved = saved_of(manager)
         send(manager, 3, start=400)
@@ -81,7 +81,7 @@ def test_records_that_came_meanwhile_do_not_matter(world):
 
 
 @pytest.mark.parametrize("what", ["copied", "rolled", "raised", "gone"])
-def test_a_state_that_moved_is_refused_and_nothing_is_done(world, what):
+def test_plan_of_a_changed_state_is_refused_without_effect(world, what):
     with world.open() as manager:
         saved = saved_of(manager)
         match what:
@@ -101,7 +101,7 @@ def test_a_state_that_moved_is_refused_and_nothing_is_done(world, what):
 
 
 @pytest.mark.parametrize("setting", [{"retention.ms": "-1"}, {"local.retention.ms": "2d"}])
-def test_a_topic_whose_settings_were_altered_meanwhile_loses_nothing_by_the_old_plan(world, setting):
+def test_plan_from_before_a_settings_change_deletes_nothing(world, setting):
     later = NOW + 5 * DAY
     with world.open() as manager:
         settle(manager)
@@ -116,7 +116,7 @@ def test_a_topic_whose_settings_were_altered_meanwhile_loses_nothing_by_the_old_
         assert changed_partitions(again, manager.snapshots(later)) == []
 
 
-def test_a_plan_for_later_is_to_look_at(world):
+def test_plan_for_a_later_moment_is_not_applied(world):
     with world.open() as manager:
         settle(manager)
         later = saved_of(manager, at_ms=NOW + 7 * DAY)
@@ -125,9 +125,9 @@ def test_a_plan_for_later_is_to_look_at(world):
             apply_saved(manager, later, now_ms=NOW)
 
 
-def test_a_fingerprint_does_not_depend_on_which_rows_of_a_page_were_looked_at(world, monkeypatch):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_fingerprint_does_not_depend_on_which_entries_of_a_page_were_read(world, monkeypatch):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         settle(manager)
         (now,), (later,) = manager.snapshots(NOW), manager.snapshots(NOW + 30 * DAY)
@@ -137,9 +137,9 @@ def test_a_fingerprint_does_not_depend_on_which_rows_of_a_page_were_looked_at(wo
         assert fingerprint(manager.snapshots(NOW)[0]) != fingerprint(now)
 
 
-# -- what it rests on -------------------------------------------------------------------------------------------------
+# -- state that a plan depends on --------------------------------------------------------------------------------------
 
-OTHER = {  # a value that is not the built-in one and goes with the others
+OTHER = {  # for each setting a value that is not the default and is valid with the others
     "cleanup.policy": "compact,delete",
     "retention.ms": "4d",
     "retention.bytes": "1GiB",
@@ -180,7 +180,7 @@ def other(each) -> str:
 
 
 def refusal(saved, manager):
-    """Which settings a refusal names; None for none."""
+    """The settings that a refusal names, or None."""
     try:
         check_unchanged(saved, manager, NOW)
     except Conflict as error:
@@ -188,8 +188,8 @@ def refusal(saved, manager):
     return None
 
 
-def test_a_setting_that_is_changed_meanwhile_is_told_by_name_unless_it_has_no_effect(world):
-    """Every setting there is, one by one."""
+def test_changed_setting_is_named_in_the_refusal_unless_it_has_no_effect(world):
+    """Covers every setting, one by one."""
     with world.open(read_only=True) as manager:
         saved = decode_plan(encode_plan(saved_of(manager)))
     refused, held = set(), set()
@@ -206,7 +206,7 @@ def test_a_setting_that_is_changed_meanwhile_is_told_by_name_unless_it_has_no_ef
     assert {"remote.compression", "remote.storage.class", "remote.sse", "segment.bytes"} <= refused
 
 
-def test_a_setting_of_before_written_otherwise_is_no_change(world):
+def test_setting_written_in_another_form_is_no_change(world):
     with world.open(read_only=True, retention_ms="3d", remote_compression="none") as manager:
         saved = saved_of(manager)
     with world.open(read_only=True, retention_ms=str(3 * DAY), flush_ms="10") as manager:
@@ -214,7 +214,7 @@ def test_a_setting_of_before_written_otherwise_is_no_change(world):
 
 
 @pytest.mark.parametrize("what", ["prices", "remote.url", "key", "anew", "-X"])
-def test_prices_the_bucket_the_key_and_another_topic_of_that_name_are_refused(world, tmp_path, what):
+def test_plan_is_refused_after_a_change_of_prices_bucket_key_or_topic_id(world, tmp_path, what):
     with world.open() as manager:
         saved = saved_of(manager)
         if what == "anew":
@@ -257,20 +257,20 @@ def with_override(world, name, value):
 
 
 def expired_of(world, later):
-    """A plan whose only deed is to delete what expired: its objects."""
+    """A plan that only deletes the objects of expired records."""
     with world.open(now_ms=NOW) as manager:
         settle(manager)
         manager.delete_records({NAME: 200}, now_ms=NOW)
         settle(manager)
         due = {each.key for each in manager.partition(NAME).head().unlinked}
         saved = saved_of(manager, later, later)
-        assert due == {each.key for each in saved.plan.decisions[NAME] if isinstance(each, DeleteUnlinked)}
+        assert due == {each.key for each in saved.plan.decisions[NAME] if isinstance(each, DeletePending)}
         return saved, due
 
 
 @pytest.mark.parametrize("what", ["pinned before it expired", "pinned since", "forked before it expired", "nothing"])
-def test_what_a_reader_or_a_fork_needs_is_left_without_a_refusal(world, what):
-    """It does not matter to a plan: each deletion looks for pins and forks itself, and a new pin needs none of it."""
+def test_objects_of_a_pin_or_fork_are_skipped_without_a_refusal(world, what):
+    """The fingerprint has no pins or forks. Each deletion checks them, and a new pin needs no expired object."""
     later = NOW + 2 * DAY
     with world.open() as manager:
         settle(manager)
@@ -292,16 +292,16 @@ def test_what_a_reader_or_a_fork_needs_is_left_without_a_refusal(world, what):
 
 
 @pytest.mark.parametrize("hours", [-30, -1, 0, 24 * 30])
-def test_a_clock_that_is_elsewhere_when_it_is_applied_adds_no_deed(world, hours):
+def test_another_clock_at_apply_time_adds_no_decision(world, hours):
     later = NOW + 2 * DAY
     saved, due = expired_of(world, later)
     with world.open(now_ms=later) as manager:
         applied = apply_saved(manager, saved, now_ms=later + hours * HOUR)[NAME]
         assert {type(each) for each in applied.done} <= {type(each) for each in saved.plan.decisions[NAME]}
-        assert {each.key for each in applied.done if isinstance(each, DeleteUnlinked)} == due
+        assert {each.key for each in applied.done if isinstance(each, DeletePending)} == due
 
 
-def test_uploads_that_were_paused_meanwhile_are_left_without_a_refusal(world):
+def test_paused_uploads_are_skipped_without_a_refusal(world):
     with world.open() as manager:
         saved = saved_of(manager)
         manager.pause_uploads(["t"], now_ms=NOW)
@@ -330,14 +330,14 @@ def edited(body: bytes, **changes: object) -> bytes:
         (holding("DropLocal"), "missing required"),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused(world, change, told):
+def test_file_without_a_valid_plan_is_refused(world, change, told):
     with world.open(read_only=True) as manager:
         body = encode_plan(saved_of(manager))
     with pytest.raises(InvalidRequest, match=told):
         decode_plan(edited(body, **change))
 
 
-def test_a_file_that_is_not_there_or_not_json_is_told(tmp_path):
+def test_missing_or_invalid_json_file_is_reported(tmp_path):
     with pytest.raises(NotFound, match="no such file"):
         read_plan(str(tmp_path / "none.json"))
     bad = tmp_path / "bad.json"
@@ -347,7 +347,7 @@ def test_a_file_that_is_not_there_or_not_json_is_told(tmp_path):
     assert error.value.facts["file"] == str(bad)
 
 
-def test_a_plan_for_later_that_is_kept_is_not_said_to_be_next(tmp_path, monkeypatch, capfd):
+def test_saved_plan_for_a_later_moment_is_not_offered_as_the_next_step(tmp_path, monkeypatch, capfd):
     from tiered.cli.main import invoke
 
     monkeypatch.chdir(tmp_path)
@@ -362,7 +362,7 @@ def test_a_plan_for_later_that_is_kept_is_not_said_to_be_next(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_plan_that_was_broken_off_does_not_end_as_if_it_were_done(tmp_path, monkeypatch, capfd, number, code):
+def test_interrupted_apply_exits_with_the_signal_and_says_not_done(tmp_path, monkeypatch, capfd, number, code):
     from tiered.cli.main import invoke
     from tiered.plans import saved_plan
 
