@@ -1,4 +1,4 @@
-"""The bucket by itself: two topics of one name are never mixed."""
+"""Bucket reader without a local directory: two topics of one name are never mixed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import delete_partition
@@ -36,7 +36,7 @@ def _delete(store: MemoryStore, topic: str, topic_id: str, count: int) -> None:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """``t`` with three partitions, and again with two; ``u`` once."""
+    """Two topics named ``t``, with three and with two partitions, and one topic named ``u``."""
     store = MemoryStore("memory://bucket")
     for topic, topic_id, count in (("t", OLD, 3), ("t", NEW, 2), ("u", OLD, 1)):
         for number in range(count):
@@ -44,7 +44,7 @@ def store() -> MemoryStore:
     return store
 
 
-def test_two_topics_of_one_name_are_refused_until_one_is_chosen(store: MemoryStore) -> None:
+def test_ambiguous_topic_name_is_refused_until_a_topic_id_is_chosen(store: MemoryStore) -> None:
     view = RemoteLog(store)
     assert view.topics() == ["t", "u"]
     assert view.topic_ids("t") == [OLD, NEW]
@@ -58,7 +58,7 @@ def test_two_topics_of_one_name_are_refused_until_one_is_chosen(store: MemorySto
     assert view.partitions("u") == [TopicPartition("u", 0)]
 
 
-def test_each_topic_of_a_name_can_be_looked_at_by_itself(store: MemoryStore) -> None:
+def test_each_topic_of_an_ambiguous_name_can_be_read_by_its_id(store: MemoryStore) -> None:
     views = RemoteLog(store).each_of("t")
     assert [len(view.partitions("t")) for view in views] == [3, 2]
     assert [view.head(TopicPartition("t", 0)).topic_id for view in views] == [OLD, NEW]
@@ -66,7 +66,7 @@ def test_each_topic_of_a_name_can_be_looked_at_by_itself(store: MemoryStore) -> 
     assert chosen.each_of("t") == [chosen]
 
 
-def test_a_deleted_topic_is_not_among_the_topics_and_stands_in_the_way_of_none_of_its_name(store: MemoryStore) -> None:
+def test_deleted_topic_is_not_listed_and_does_not_make_its_name_ambiguous(store: MemoryStore) -> None:
     _delete(store, "u", OLD, 1)
     view = RemoteLog(store)
     assert view.topics() == ["t"]
@@ -78,8 +78,8 @@ def test_a_deleted_topic_is_not_among_the_topics_and_stands_in_the_way_of_none_o
 
 
 @pytest.mark.damages_bucket
-def test_a_topic_whose_head_is_damaged_keeps_nobody_from_the_names_of_the_others(store: MemoryStore) -> None:
-    store.put(f"u-{OLD}/0/{head_key(1)}", b"{}")
+def test_damaged_manifest_of_one_topic_does_not_prevent_listing_the_others(store: MemoryStore) -> None:
+    store.put(f"u-{OLD}/0/{manifest_key(1)}", b"{}")
     view = RemoteLog(store, topic_ids={"t": NEW})
     assert view.topics() == ["t", "u"]
     assert view.partitions("t") == [TopicPartition("t", 0), TopicPartition("t", 1)]
@@ -87,8 +87,8 @@ def test_a_topic_whose_head_is_damaged_keeps_nobody_from_the_names_of_the_others
         view.head(TopicPartition("u", 0))
 
 
-def test_every_topic_that_is_told_can_be_asked_for_its_heads(store: MemoryStore) -> None:
-    """As the pages on scripts have it: topics, their partitions, their heads."""
+def test_every_listed_topic_has_readable_manifests(store: MemoryStore) -> None:
+    """The loop of the documentation on scripts: topics, their partitions, their manifests."""
     _delete(store, "u", OLD, 1)
     _delete(store, "t", OLD, 3)
     view = RemoteLog(store)
@@ -96,7 +96,7 @@ def test_every_topic_that_is_told_can_be_asked_for_its_heads(store: MemoryStore)
 
 
 @pytest.mark.parametrize(("topic_id", "count"), [(OLD, 3), (NEW, 2)])
-def test_the_chosen_one_is_seen_whole_and_alone(store: MemoryStore, topic_id: str, count: int) -> None:
+def test_chosen_topic_id_shows_all_partitions_of_that_topic_only(store: MemoryStore, topic_id: str, count: int) -> None:
     view = RemoteLog(store, topic_ids={"t": topic_id})
     assert view.partitions("t") == [TopicPartition("t", number) for number in range(count)]
     assert {view.head(name).topic_id for name in view.partitions("t")} == {topic_id}
@@ -105,7 +105,7 @@ def test_the_chosen_one_is_seen_whole_and_alone(store: MemoryStore, topic_id: st
             view.head(TopicPartition("t", 2))
 
 
-def test_an_id_that_is_not_there_is_not_found_and_the_others_are_named(store: MemoryStore) -> None:
+def test_unknown_topic_id_is_not_found_and_the_error_names_the_known_ones(store: MemoryStore) -> None:
     view = RemoteLog(store, topic_ids={"t": "CCCCCCCCCCCCCCCCCCCCCA"})
     with pytest.raises(NotFound, match=f"there_are={OLD},{NEW}"):
         view.partitions("t")
@@ -113,7 +113,7 @@ def test_an_id_that_is_not_there_is_not_found_and_the_others_are_named(store: Me
         RemoteLog(store).topic_ids("v")
 
 
-def test_a_topic_created_again_while_a_view_is_open_is_not_mixed_in(store: MemoryStore) -> None:
+def test_topic_recreated_while_a_reader_is_open_is_not_mixed_in(store: MemoryStore) -> None:
     view = RemoteLog(store)
     name = TopicPartition("u", 0)
     assert view.head(name).topic_id == OLD
@@ -125,7 +125,7 @@ def test_a_topic_created_again_while_a_view_is_open_is_not_mixed_in(store: Memor
         view.head(TopicPartition("u", 1))
 
 
-def test_the_ids_of_a_name_cost_one_listing(store: MemoryStore, monkeypatch) -> None:
+def test_topic_ids_of_a_name_need_one_list_request(store: MemoryStore, monkeypatch) -> None:
     asked = []
     listing = store.list_prefixes
     monkeypatch.setattr(store, "list_prefixes", lambda prefix: asked.append(prefix) or listing(prefix))
@@ -149,7 +149,7 @@ USES = {
 
 @pytest.mark.parametrize("others", [0, 1, 2500])
 @pytest.mark.parametrize("use", USES)
-def test_what_is_asked_of_one_topic_costs_the_same_listings_beside_any_number_of_others(use: str, others: int) -> None:
+def test_list_requests_for_one_topic_do_not_grow_with_the_other_topics(use: str, others: int) -> None:
     bucket = MemoryStore("memory://bucket")
     for number in range(3):
         _partition(bucket, "t", OLD, number)
@@ -161,7 +161,7 @@ def test_what_is_asked_of_one_topic_costs_the_same_listings_beside_any_number_of
     assert metered.counts().lists == lists
 
 
-def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_is_corrupt(store: MemoryStore) -> None:
+def test_missing_partition_is_not_found_and_one_without_a_manifest_is_corrupt(store: MemoryStore) -> None:
     store.put(f"u-{OLD}/3/data/{0:020d}-{7:020d}-{1:010d}-{'0' * 26}.log", b"x")
     view = RemoteLog(store)
     with pytest.raises(NotFound, match="finding a partition in the bucket: partition=u/2"):
@@ -170,12 +170,12 @@ def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_is_co
         view.head(TopicPartition("u", 3))
 
 
-# -- the commands
+# -- commands
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch) -> Path:
-    """A bucket with ``orders`` of three partitions, and again, from another directory, with two."""
+    """A bucket with two topics ``orders``: one of three partitions, and one of two from another directory."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -189,7 +189,7 @@ def home(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_topic_create_warns_of_a_name_that_the_bucket_holds_already(home: Path, capfd) -> None:
+def test_topic_create_warns_when_the_bucket_has_a_topic_of_that_name(home: Path, capfd) -> None:
     bucket = f"file://{home}/bucket"
     for create, is_warned in ((["orders"], True), (["other"], False), (["bills"], False)):
         assert invoke(["init", create[0], "--remote", bucket]) == 0
@@ -200,7 +200,7 @@ def test_topic_create_warns_of_a_name_that_the_bucket_holds_already(home: Path, 
         assert ("--topic-id" in err) == is_warned
 
 
-def test_topic_create_warns_of_no_name_whose_topics_were_deleted(home: Path, capfd) -> None:
+def test_topic_create_does_not_warn_for_names_of_deleted_topics(home: Path, capfd) -> None:
     for where in (".", "again"):
         assert invoke(["-C", where, "topic", "delete", "orders", "--yes"]) == 0
     assert invoke(["-q", "run", "--once"]) == 0
@@ -211,7 +211,7 @@ def test_topic_create_warns_of_no_name_whose_topics_were_deleted(home: Path, cap
     assert invoke(["consume", "orders", "--remote", f"file://{home}/bucket"]) == 0
 
 
-def test_consume_takes_the_topic_id_that_it_is_told(home: Path, capfd) -> None:
+def test_consume_reads_the_topic_of_the_given_topic_id(home: Path, capfd) -> None:
     ids = sorted(name.removeprefix("orders-") for name in os.listdir(home / "bucket") if name.startswith("orders-"))
     words = ["consume", "orders", "--remote", f"file://{home}/bucket"]
     capfd.readouterr()
@@ -226,7 +226,7 @@ def test_consume_takes_the_topic_id_that_it_is_told(home: Path, capfd) -> None:
     assert sorted(map(sorted, seen)) == [["."], ["again"]]
 
 
-def test_open_remote_takes_the_choice(home: Path) -> None:
+def test_open_remote_reads_the_topic_of_the_given_topic_id(home: Path) -> None:
     (first, second) = sorted(name.removeprefix("orders-") for name in os.listdir(home / "bucket") if "orders-" in name)
     counts = []
     for topic_id in (first, second):
@@ -235,7 +235,7 @@ def test_open_remote_takes_the_choice(home: Path) -> None:
     assert sorted(counts) == [2, 3]
 
 
-def test_a_bucket_is_listed_with_all_topics_of_a_name_and_without_those_that_were_deleted(home: Path, capfd) -> None:
+def test_remote_ls_lists_all_topics_of_a_name_without_deleted_ones(home: Path, capfd) -> None:
     bucket = f"file://{home}/bucket"
 
     def listed() -> list[tuple[str, int]]:

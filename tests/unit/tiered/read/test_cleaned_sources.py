@@ -1,4 +1,4 @@
-"""Compacted topics of other software, whole segments of which a cleaner has removed: adopted, imported and scrubbed."""
+"""External compacted topics, from which a cleaner removed whole segments: adopted, imported and scrubbed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tiered.read.bucket_reader import RemoteLog
 
 
 def _bursts(broker: Broker, bursts: int) -> None:
-    """Every burst overwrites all keys of those before it: only the newest segments have a live record."""
+    """Append bursts that each overwrite all keys, so that only the newest segments have live records."""
     for _ in range(bursts):
         broker.send(150, keys=3)
 
 
 def _unique(broker: Broker, count: int) -> None:
-    """Records that every cleaning keeps."""
+    """Append records with unique keys, which no cleaner removes."""
     start = broker.log.next_offset
     records = [Record(b"key %d" % at, b"value %d" % at, NOW + at) for at in range(start, start + count)]
     for at in range(0, count, 10):
         broker.log.append(records[at : at + 10], now_ms=NOW)
 
 
-def test_entries_of_an_adopted_compacted_topic_stand_side_by_side(tmp_path: Path) -> None:
+def test_entries_of_an_adopted_compacted_topic_are_contiguous(tmp_path: Path) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     side.adopter._properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
@@ -49,7 +49,7 @@ def test_entries_of_an_adopted_compacted_topic_stand_side_by_side(tmp_path: Path
 
 
 @pytest.mark.parametrize("deep", [[], ["--deep"]])
-def test_a_healthy_adopted_compacted_topic_is_scrubbed_with_exit_0(deep: list[str], tmp_path: Path, capfd) -> None:
+def test_scrub_of_a_healthy_adopted_compacted_topic_exits_0(deep: list[str], tmp_path: Path, capfd) -> None:
     broker, bucket = Broker(tmp_path, is_compacted=True), tmp_path / "bucket"
     bucket.mkdir()
     words = [
@@ -67,7 +67,7 @@ def test_a_healthy_adopted_compacted_topic_is_scrubbed_with_exit_0(deep: list[st
 
 
 def _cleaned_logs(tmp_path: Path) -> tuple[Path, list[tuple[int, bytes | None]]]:
-    """A copy of the closed segments of a directory that a broker cleaned, a segment's file removed by it."""
+    """Copy the closed segments of a directory after the cleaner of a broker removed one segment file."""
     broker = Broker(tmp_path)
     for _ in range(3):
         _unique(broker, 200)
@@ -86,7 +86,7 @@ def _cleaned_logs(tmp_path: Path) -> tuple[Path, list[tuple[int, bytes | None]]]
     return theirs.parent, [(each.offset, each.value) for each in broker.log.records(0) if each.offset < end]
 
 
-def test_a_healthy_imported_compacted_topic_is_scrubbed_with_exit_0(tmp_path: Path, capfd) -> None:
+def test_scrub_of_a_healthy_imported_compacted_topic_exits_0(tmp_path: Path, capfd) -> None:
     theirs, expected = _cleaned_logs(tmp_path)
     bucket = tmp_path / "ours"
     bucket.mkdir()
@@ -103,7 +103,7 @@ def test_a_healthy_imported_compacted_topic_is_scrubbed_with_exit_0(tmp_path: Pa
     assert invoke(["-C", str(tmp_path), "scrub", "--deep", "--remote", bucket.as_uri()]) == 0, capfd.readouterr().out
 
 
-def test_a_hole_in_a_topic_that_was_never_cleaned_stays_a_warning(tmp_path: Path, capfd) -> None:
+def test_gap_in_a_topic_that_was_never_cleaned_is_a_warning(tmp_path: Path, capfd) -> None:
     broker = Broker(tmp_path)
     broker.send(400)
     broker.log.roll(now_ms=NOW)

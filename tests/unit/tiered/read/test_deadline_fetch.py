@@ -1,4 +1,4 @@
-"""Fetches that end in time: what has arrived, where to go on, and nothing asked for twice."""
+"""Fetches with a deadline: they return what arrived and the next offset, and no range is requested twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_MS = 30_000
 
 
 class SlowStore:
-    """Holds every range of data until it is let through; fails it when `is_broken`."""
+    """A store that holds every range request until its gate opens, and then fails it if `is_broken`."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
@@ -43,7 +43,7 @@ class SlowStore:
 
 @pytest.fixture
 def tiered() -> Iterator[tuple[LogManager, SlowStore]]:
-    """300 records, the older ones in the bucket alone."""
+    """A topic of 300 records, the older ones in the bucket only."""
     world = World()
     store = SlowStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def offsets_of(fetched: Fetched) -> list[int]:
 
 
 @pytest.mark.parametrize("bytes_max", [1, 500, 2500, 1 << 20])
-def test_fetching_on_gives_every_record_once_in_answers_of_the_size_asked_for(
+def test_consecutive_fetches_return_every_record_once_within_the_size_limit(
     tiered: tuple[LogManager, SlowStore], bytes_max: int
 ) -> None:
     manager, store = tiered
@@ -77,7 +77,7 @@ def test_fetching_on_gives_every_record_once_in_answers_of_the_size_asked_for(
         assert (answer.next_offset, answer.is_partial) == (300, False)
 
 
-def test_what_does_not_come_in_time_is_no_error_and_comes_with_a_later_fetch_without_being_asked_for_again(
+def test_fetch_past_its_deadline_is_partial_and_a_later_fetch_reuses_the_request(
     tiered: tuple[LogManager, SlowStore],
 ) -> None:
     manager, store = tiered
@@ -87,10 +87,10 @@ def test_what_does_not_come_in_time_is_no_error_and_comes_with_a_later_fetch_wit
         store.gate.set()
         answer = fetcher.fetch(NAME, 0, bytes_max=1000, wait_ms=LONG_MS)
         assert offsets_of(answer)[0] == 0
-        assert len(store.asked) == len(set(store.asked)), "asked for twice"
+        assert len(store.asked) == len(set(store.asked)), "no range may be requested twice"
 
 
-def test_the_batches_before_a_slow_one_are_given_without_it(tiered: tuple[LogManager, SlowStore]) -> None:
+def test_batches_before_a_slow_range_are_returned_without_it(tiered: tuple[LogManager, SlowStore]) -> None:
     manager, store = tiered
     store.gate.set()
     with Fetcher(manager.reader()) as fetcher:
@@ -102,7 +102,7 @@ def test_the_batches_before_a_slow_one_are_given_without_it(tiered: tuple[LogMan
         assert offsets_of(answer)[-1] + 1 == answer.next_offset < 300
 
 
-def test_an_error_is_the_answer_of_the_fetch_that_comes_to_it_and_the_next_one_tries_again(
+def test_error_is_raised_by_the_fetch_that_reaches_it_and_the_next_fetch_retries(
     tiered: tuple[LogManager, SlowStore],
 ) -> None:
     manager, store = tiered

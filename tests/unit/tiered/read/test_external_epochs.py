@@ -1,4 +1,4 @@
-"""Leader epochs of other software's buckets that are wrong: batches are the truth, and nothing is hidden for a lie."""
+"""External buckets with wrong leader epochs: the batches are authoritative, and no wrong epoch hides a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
 from remote.external.external_layout import LayoutOptions
 from remote.external.external_lineage import Chosen, Copy
-from remote.external.layout_detection import foreign_format
+from remote.external.layout_detection import external_format
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
@@ -60,7 +60,7 @@ LIES: dict[str, Callable[[Epochs, Files], dict]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("number", range(SEGMENTS))
-def test_no_lie_of_one_manifest_about_epochs_hides_a_record(sample, lie: str, number: int) -> None:
+def test_wrong_epochs_in_one_manifest_hide_no_record(sample, lie: str, number: int) -> None:
     store = MemoryStore()
     for at, files in enumerate(sample.segments):
         own = LIES[lie](_true_epochs(sample, files), files) if at == number else None
@@ -72,7 +72,7 @@ def test_no_lie_of_one_manifest_about_epochs_hides_a_record(sample, lie: str, nu
 
 
 @pytest.mark.parametrize("count", [2, SEGMENTS])
-def test_lies_of_several_manifests_hide_nothing_either(sample, count: int) -> None:
+def test_wrong_epochs_in_several_manifests_hide_no_record(sample, count: int) -> None:
     store = MemoryStore()
     for at, files in enumerate(sample.segments):
         put_aiven(store, files, number=at, epochs={90 - at: files.base} if at < count else None)
@@ -81,12 +81,12 @@ def test_lies_of_several_manifests_hide_nothing_either(sample, count: int) -> No
         found = bucket.findings(NAME)
         assert len(found) >= count
         bucket.refresh()
-        assert bucket.findings(NAME) == found, "a second look tells the same"
+        assert bucket.findings(NAME) == found, "a second read must give the same findings"
 
 
 @pytest.mark.parametrize("more", [1, 60, 10**6])
 @pytest.mark.parametrize("number", range(SEGMENTS - 1))
-def test_an_end_offset_that_is_too_high_hides_no_record(sample, number: int, more: int) -> None:
+def test_end_offset_that_is_too_high_hides_no_record(sample, number: int, more: int) -> None:
     store = MemoryStore()
     for at, files in enumerate(sample.segments):
         own = _true_epochs(sample, files)
@@ -96,8 +96,8 @@ def test_an_end_offset_that_is_too_high_hides_no_record(sample, number: int, mor
         assert list(bucket.reader().records(NAME, 0)) == sample.records
 
 
-def test_a_contradiction_is_a_finding_that_names_the_object(sample, tmp_path, capfd) -> None:
-    """What the issue was found with: exit 0, and nothing missing."""
+def test_wrong_epoch_is_a_finding_that_names_the_object(sample, tmp_path, capfd) -> None:
+    """The command that found this case: exit code 0, and no missing records."""
     (tmp_path / "theirs").mkdir()
     url = (tmp_path / "theirs").as_uri()
     store = open_store(url)
@@ -117,7 +117,7 @@ def test_a_contradiction_is_a_finding_that_names_the_object(sample, tmp_path, ca
     assert capfd.readouterr().out.split() == [str(each.offset) for each in sample.records]
 
 
-# --- what cannot be read is left out, and the rest is read ------------------------------------------------------------
+# --- an unreadable manifest is left out, and the rest is read --------------------------------------------------------
 
 
 BROKEN = {"not json": b"\x00\xff", "another version": b'{"version":"7"}', "too large": b" " * ((16 << 20) + 1)}
@@ -125,7 +125,7 @@ BROKEN = {"not json": b"\x00\xff", "another version": b'{"version":"7"}', "too l
 
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("number", [0, 2, -1])
-def test_a_broken_manifest_blocks_its_segment_alone(sample, what: str, number: int) -> None:
+def test_broken_manifest_blocks_only_its_own_segment(sample, what: str, number: int) -> None:
     store = MemoryStore()
     stems = [put_aiven(store, files, number=at) for at, files in enumerate(sample.segments)]
     store.put(stems[number] + ".rsm-manifest", BROKEN[what])
@@ -141,15 +141,15 @@ def test_a_broken_manifest_blocks_its_segment_alone(sample, what: str, number: i
         for suffix in (".rsm-manifest", ".log", ".indexes"):
             store.put(stems[number] + suffix, good.get(stems[number] + suffix))
         bucket.refresh()
-        assert bucket.findings(NAME) == [], "mended under its name"
+        assert bucket.findings(NAME) == [], "the repaired manifest must be read again"
         assert_reads(bucket, sample)
 
 
 @pytest.mark.parametrize("body", [b"", b"0\nx\n", b"0\n1\n7 zero\n", b"0\n2\n5 10\n2 20\n", b"0\n1\n%d 0\n" % 10**20])
 @pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
-def test_a_broken_epoch_checkpoint_blocks_nothing(sample, body: bytes, layout: str) -> None:
+def test_broken_epoch_checkpoint_blocks_no_segment(sample, body: bytes, layout: str) -> None:
     if layout != "aiven" and not body:
-        return  # a segment without its checkpoint is not whole there
+        return  # that layout needs a checkpoint in every segment
     store = MemoryStore()
     for at, files in enumerate(sample.segments):
         broken = replace(files, epochs=body) if at == len(sample.segments) - 1 else files
@@ -163,7 +163,7 @@ def test_a_broken_epoch_checkpoint_blocks_nothing(sample, body: bytes, layout: s
 
 
 @pytest.mark.parametrize("body", [b"0\n2\n0 0\n9 20\n", b"0\n1\n9 0\n", b"0\n3\n0 0\n1 30\n5 300\n"])
-def test_a_checkpoint_that_contradicts_its_batches_hides_nothing(sample, body: bytes) -> None:
+def test_checkpoint_that_contradicts_its_batches_hides_no_record(sample, body: bytes) -> None:
     store = MemoryStore()
     for at, files in enumerate(sample.segments):
         wrong = at == len(sample.segments) - 1
@@ -176,12 +176,12 @@ def test_a_checkpoint_that_contradicts_its_batches_hides_nothing(sample, body: b
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_an_import_ends_before_what_it_cannot_read_and_goes_on_when_it_can(sample, number: int) -> None:
+def test_import_stops_before_an_unreadable_segment_and_continues_after_a_repair(sample, number: int) -> None:
     source, target = MemoryStore("memory://theirs"), MemoryStore("memory://ours")
     stems = [put_aiven(source, files, number=at) for at, files in enumerate(sample.segments)]
     good = source.get(stems[number] + ".rsm-manifest")
     source.put(stems[number] + ".rsm-manifest", b"{}")
-    layout = foreign_format(source, LayoutOptions(layout="aiven"))
+    layout = external_format(source, LayoutOptions(layout="aiven"))
     (name,) = layout.partitions(source)
 
     def run():
@@ -198,7 +198,7 @@ def test_an_import_ends_before_what_it_cannot_read_and_goes_on_when_it_can(sampl
     assert_sound(target)
 
 
-def test_an_import_with_a_blocked_segment_exits_with_corruption(sample, tmp_path, capfd) -> None:
+def test_import_with_a_blocked_segment_exits_4(sample, tmp_path, capfd) -> None:
     for each in ("theirs", "ours"):
         (tmp_path / each).mkdir()
     store = open_store((tmp_path / "theirs").as_uri())
@@ -214,7 +214,7 @@ def test_an_import_with_a_blocked_segment_exits_with_corruption(sample, tmp_path
     assert stems[2] in err
 
 
-# --- hidden offsets ---------------------------------------------------------------------------------------------------
+# --- hidden offsets -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,6 @@ def test_an_import_with_a_blocked_segment_exits_with_corruption(sample, tmp_path
         ([(0, 30), (10, 20)], [(1, 20)], [(0, 10), (20, 30)]),
     ],
 )
-def test_hidden_offsets_are_those_of_copies_that_are_not_read(ranges, chosen, expected) -> None:
+def test_hidden_offsets_are_the_offsets_of_copies_that_are_not_read(ranges, chosen, expected) -> None:
     copies = [Copy(number=at, base_offset=base, next_offset=end) for at, (base, end) in enumerate(ranges)]
     assert hidden(copies, [Chosen(number, end) for number, end in chosen]) == expected

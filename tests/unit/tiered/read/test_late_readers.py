@@ -1,4 +1,4 @@
-"""Readers that come back after long: their head was collected, their rows expired, their objects deleted."""
+"""Readers that return late: GC deleted their manifest, retention expired their entries, their objects are deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import OffsetSpec
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.manifest.manifest_changes import set_properties
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
@@ -28,7 +28,7 @@ def world() -> World:
 
 @pytest.fixture
 def manager(world: World):
-    """300 records in the bucket, in four rows."""
+    """300 records in the bucket, in four entries."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -39,7 +39,7 @@ def manager(world: World):
 
 
 def _end_and_delete(manager: LogManager, upto: int) -> None:
-    """Records below `upto` expire, their objects are deleted, and all heads but the newest are collected."""
+    """Expire the records below `upto`, delete their objects and collect all manifests but the newest."""
     manager.delete_records({NAME: upto}, now_ms=NOW)
     for days in (0, 2, 4):
         settle(manager, NOW + days * DAY)
@@ -53,7 +53,7 @@ def _collect(manager: LogManager) -> None:
         held.metadata.commit(set_properties({"step": str(number)}), NOW)
     head = held.metadata.cached
     assert head is not None
-    assert collect_heads(_store(manager), held.prefix, held.metadata, head.sequence - 1, now_ms=NOW).heads > 5
+    assert collect_manifests(_store(manager), held.prefix, held.metadata, head.sequence - 1, now_ms=NOW).heads > 5
 
 
 def _store(manager: LogManager):
@@ -62,7 +62,7 @@ def _store(manager: LogManager):
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-def test_what_expired_under_a_view_is_out_of_range_and_no_damage(
+def test_records_expired_under_an_open_reader_are_out_of_range_not_corrupt(
     world: World, manager: LogManager, isolation: Isolation
 ) -> None:
     view = RemoteLog(world.store)
@@ -73,16 +73,16 @@ def test_what_expired_under_a_view_is_out_of_range_and_no_damage(
     assert [offset for offset, _ in values(view.reader(isolation=isolation), ENDED)] == list(range(ENDED, 300))
 
 
-def test_a_time_is_looked_up_in_the_rows_that_are_left(world: World, manager: LogManager) -> None:
+def test_timestamp_lookup_uses_the_remaining_entries(world: World, manager: LogManager) -> None:
     view = RemoteLog(world.store)
     assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == 0
-    view = RemoteLog(world.store)  # without a cache of what it has read
+    view = RemoteLog(world.store)  # without cached entries
     view.head(NAME)
     _end_and_delete(manager, ENDED)
     assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == ENDED
 
 
-def test_a_time_in_a_row_whose_object_is_lost_is_damage(world: World, manager: LogManager) -> None:
+def test_timestamp_lookup_in_an_entry_with_a_lost_object_is_corrupt(world: World, manager: LogManager) -> None:
     head = manager.partition(NAME).head()
     assert head is not None
     prefix = manager.partition(NAME).prefix
@@ -98,19 +98,17 @@ def test_a_time_in_a_row_whose_object_is_lost_is_damage(world: World, manager: L
             world.store.put(prefix + key, body)
 
 
-def test_the_stable_end_is_told_by_the_last_row_that_is_left(world: World, manager: LogManager) -> None:
+def test_last_stable_offset_comes_from_the_last_remaining_entry(world: World, manager: LogManager) -> None:
     view = RemoteLog(world.store)
     assert view.head(NAME).next_offset == 300
     _end_and_delete(manager, 300)
     committed = view.reader(isolation=Isolation.READ_COMMITTED)
     assert committed.offsets(NAME)[1] == 300
-    assert committed.offsets(NAME) == (300, 300), "the newest head is known by now"
+    assert committed.offsets(NAME) == (300, 300), "the reader must know the newest manifest now"
 
 
 @pytest.mark.parametrize("read", ["records", "committed"])
-def test_a_stream_that_deletion_overtakes_says_so_and_leaves_nothing_out_in_silence(
-    manager: LogManager, read: str
-) -> None:
+def test_stream_overtaken_by_deletion_raises_and_skips_no_record_silently(manager: LogManager, read: str) -> None:
     isolation = Isolation.READ_COMMITTED if read == "committed" else Isolation.READ_UNCOMMITTED
     stream = manager.reader(isolation=isolation).records(NAME, 0)
     seen = [next(stream).offset]
@@ -121,8 +119,9 @@ def test_a_stream_that_deletion_overtakes_says_so_and_leaves_nothing_out_in_sile
     assert 0 < len(seen) < 250
 
 
-def test_a_second_process_that_slept_passes_over_nothing_that_the_first_let_go_of(world: World) -> None:
-    """The disk is looked at again; the head must be too, although its successors were collected."""
+def test_suspended_second_process_skips_no_record_that_the_first_dropped(world: World) -> None:
+    """The second process reads the disk again. It must also read the manifest again, although its successors were
+    collected."""
     with world.open() as first:
         first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(first, 100)
@@ -146,7 +145,7 @@ def test_a_second_process_that_slept_passes_over_nothing_that_the_first_let_go_o
 
 
 @pytest.mark.parametrize(("trouble", "error"), [("lost", Corrupt), ("no key", AccessDenied)])
-def test_a_last_row_that_cannot_be_read_stops_nothing_but_its_partition(
+def test_unreadable_last_entry_stops_only_its_own_partition(
     world: World, monkeypatch: pytest.MonkeyPatch, trouble: str, error: type[LogError]
 ) -> None:
     monkeypatch.setenv("TIERED_KEYS", f"k {base64.b64encode(bytes(32)).decode()}")
@@ -175,10 +174,10 @@ def test_a_last_row_that_cannot_be_read_stops_nothing_but_its_partition(
         if trouble == "lost":
             settle(other)
             assert len(values(other.reader())) == 100
-    World.made.remove(world)  # nobody here has the key to check its bucket with
+    World.made.remove(world)  # this test has no key to check the bucket with
 
 
-def test_a_name_that_was_deleted_and_given_again_means_the_living_topic(world: World, manager: LogManager) -> None:
+def test_name_of_a_deleted_and_recreated_topic_means_the_new_topic(world: World, manager: LogManager) -> None:
     manager.delete_topic("t", now_ms=NOW)
     settle(manager, NOW)
     with pytest.raises(NotFound, match="deleted"):
@@ -188,13 +187,13 @@ def test_a_name_that_was_deleted_and_given_again_means_the_living_topic(world: W
     manager.roll("t", now_ms=NOW)
     settle(manager)
     view = RemoteLog(world.store)
-    assert len(view.topic_ids("t")) == 2, "whoever wants the old one can name it"
+    assert len(view.topic_ids("t")) == 2, "the deleted topic must stay readable by its topic id"
     assert view.partitions("t") == [NAME]
     assert len(values(view.reader())) == 50
 
 
 @pytest.mark.parametrize("change", ["another topic of the name", "deleted records"])
-def test_a_fetch_goes_on_with_no_read_whose_records_were_deleted_meanwhile(manager: LogManager, change: str) -> None:
+def test_fetch_does_not_continue_a_read_of_records_deleted_since(manager: LogManager, change: str) -> None:
     with Fetcher(manager.reader()) as fetcher:
         first = fetcher.fetch(NAME, 0, bytes_max=400, wait_ms=10_000)
         if change == "deleted records":
@@ -210,7 +209,7 @@ def test_a_fetch_goes_on_with_no_read_whose_records_were_deleted_meanwhile(manag
         assert again.data
 
 
-def test_the_largest_timestamp_is_one_of_a_record_that_cleaning_left(world: World) -> None:
+def test_largest_timestamp_is_that_of_a_record_left_by_the_cleaner(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact", "local.retention.ms": "-2"}, now_ms=NOW)
         for late in (NOW + 5000, NOW - 100):
@@ -222,7 +221,7 @@ def test_the_largest_timestamp_is_one_of_a_record_that_cleaning_left(world: Worl
         settle(manager, NOW + 1)
         head = manager.partition(NAME).head()
         assert head is not None
-        assert head.segments[0].max_timestamp_ms == NOW + 5000, "the bucket has the old record"
+        assert head.segments[0].max_timestamp_ms == NOW + 5000, "the bucket must still hold the old record"
         found = manager.list_offsets({NAME: OffsetSpec.MAX_TIMESTAMP})[NAME]
         assert found is not None
         assert found.timestamp_ms == NOW - 100

@@ -1,4 +1,4 @@
-"""Compacted views of a topic without a remote tier: built from the log beside which they lie, read, kept, voided."""
+"""Compacted views of a topic without a remote tier: built from the local log, read, retained and invalidated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.errors import Corrupt, NotFound, OffsetOutOfRange
 from local.format.record import Record
 from local.log.producer_state import Producer
 from local.verify.findings import Severity
-from remote.manifest.manifest import decode_head
+from remote.manifest.manifest import decode_manifest
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import ViewState, find_view
 from remote.manifest.view_catalog import ViewCatalog, decode_catalog, encode_catalog
@@ -31,8 +31,10 @@ def world() -> World:
 
 
 def ready(world: World, count: int = 120, *, opened: dict[str, str] | None = None, **properties: str) -> LogManager:
-    """A manager with a topic that only this disk has; some of its records are in the active segment. `opened` are
-    settings of the manager."""
+    """A manager with a local-only topic, of which some records are in the active segment.
+
+    `opened` are settings of the manager.
+    """
     manager = world.open(**(opened or {}))
     asked = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in properties.items()}}
     manager.create_topic("t", 1, asked, now_ms=NOW)
@@ -71,10 +73,10 @@ def add(manager: LogManager, *records: tuple[bytes | None, bytes | None]) -> Non
     manager.append("t", [Record(key, value, NOW) for key, value in records], 0, now_ms=NOW)
 
 
-# -- built and read
+# -- build and read
 
 
-def test_a_view_takes_up_all_that_is_stable_the_active_segment_too(world: World) -> None:
+def test_view_covers_all_stable_records_including_the_active_segment(world: World) -> None:
     manager = ready(world)
     before = log_of(manager)
     build(manager)
@@ -86,7 +88,7 @@ def test_a_view_takes_up_all_that_is_stable_the_active_segment_too(world: World)
     assert (status.state, status.is_local, status.gap) == (ViewState.SUCCESS, True, None)
 
 
-def test_a_reader_goes_on_in_the_log_and_the_next_run_takes_up_the_rest(world: World) -> None:
+def test_reader_continues_in_the_log_and_the_next_run_covers_the_rest(world: World) -> None:
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120, keys=4)
@@ -100,7 +102,7 @@ def test_a_reader_goes_on_in_the_log_and_the_next_run_takes_up_the_rest(world: W
     assert manager.reader(read_compacted=True).offset_for_timestamp(NAME, NOW - DAY + 145) == late
 
 
-def test_a_view_is_there_after_a_restart_and_for_who_only_looks(world: World) -> None:
+def test_view_is_readable_after_a_restart_and_in_a_read_only_open(world: World) -> None:
     manager = ready(world)
     build(manager)
     log = log_of(manager)
@@ -109,14 +111,14 @@ def test_a_view_is_there_after_a_restart_and_for_who_only_looks(world: World) ->
         send(manager, 30, start=120, keys=4)
         build(manager)
         settle(manager)
-        assert [each.offset for each in compacted(onlooker)][-1] == 119  # it sees the log as it was opened
+        assert [each.offset for each in compacted(onlooker)][-1] == 119  # it reads the log as of its open
     manager.close()
     with world.open() as again:
         assert compacted(again) == newest(log_of(again), 150)
         assert view_of(again).state(again.partitions()[0].local_views.epoch) is ViewState.SUCCESS
 
 
-def test_who_looks_gets_the_newer_view_when_the_parts_of_the_old_one_are_deleted(world: World) -> None:
+def test_read_only_open_reads_the_newer_view_after_deletion_of_old_parts(world: World) -> None:
     manager = ready(world)
     build(manager)
     with world.open(read_only=True) as onlooker:
@@ -127,13 +129,13 @@ def test_who_looks_gets_the_newer_view_when_the_parts_of_the_old_one_are_deleted
         assert [each.offset for each in reader.records(NAME, 0, 150)] == [each.offset for each in compacted(manager)]
 
 
-def test_a_missing_view_is_an_error_that_says_how_to_build_it(world: World) -> None:
+def test_missing_view_error_names_the_build_command(world: World) -> None:
     manager = ready(world)
     with pytest.raises(NotFound, match=r"there is none: build it with 'tiered view build t'"):
         compacted(manager)
 
 
-def test_an_undecided_transaction_ends_the_view_before_it(world: World) -> None:
+def test_view_ends_before_an_open_transaction(world: World) -> None:
     manager = ready(world, count=10)
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     log = manager.partitions()[0].log
@@ -157,7 +159,7 @@ def test_old_parts_are_deleted_after_the_delay_and_not_before(world: World) -> N
     assert compacted(manager) == newest(log_of(manager), 150)
 
 
-def test_a_clock_that_was_wrong_delays_the_deletion_by_no_more_than_the_delay(world: World) -> None:
+def test_wrong_clock_postpones_the_deletion_by_at_most_the_delay(world: World) -> None:
     manager = ready(world, opened={"file_delete_delay_ms": "1000"})
     build(manager)
     old = parts(world)
@@ -168,7 +170,7 @@ def test_a_clock_that_was_wrong_delays_the_deletion_by_no_more_than_the_delay(wo
     assert not old & parts(world)
 
 
-def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world: World) -> None:
+def test_views_of_several_names_are_independent_and_dropped_separately(world: World) -> None:
     manager = ready(world)
     build(manager)
     build_views(manager, plan_views(manager, "t", name="other", now_ms=NOW))
@@ -182,10 +184,10 @@ def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world: Wo
     assert {path.split("/")[4] for path in parts(world)} == {"other"}
 
 
-# -- the rules that a bucket's views have
+# -- rules shared with remote views
 
 
-def test_a_view_outlives_the_records_of_its_log(world: World) -> None:
+def test_view_keeps_records_that_its_log_deleted(world: World) -> None:
     manager = ready(world)
     build(manager)
     expected = compacted(manager)
@@ -195,7 +197,7 @@ def test_a_view_outlives_the_records_of_its_log(world: World) -> None:
     assert manager.reader(read_compacted=True).offsets(NAME) == (0, 120)
 
 
-def test_records_that_were_deleted_beyond_the_horizon_are_a_gap_until_the_loss_is_accepted(world: World) -> None:
+def test_records_deleted_beyond_the_horizon_are_a_gap_until_accepted(world: World) -> None:
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120)
@@ -211,7 +213,7 @@ def test_records_that_were_deleted_beyond_the_horizon_are_a_gap_until_the_loss_i
     assert view_of(manager).horizon_offset == 150
 
 
-def test_by_threshold_a_round_builds_the_view_and_before_retention_ends_what_it_lacks(world: World) -> None:
+def test_maintenance_builds_the_view_by_threshold_and_before_retention_expires(world: World) -> None:
     manager = ready(world, compaction_view_threshold="1000000", retention_bytes="500", retention_ms="-1")
     log = log_of(manager)
     settle(manager)
@@ -224,7 +226,7 @@ def test_by_threshold_a_round_builds_the_view_and_before_retention_ends_what_it_
     assert view_of(manager).horizon_offset == 180
     send(manager, 10, start=180)
     settle(manager)
-    assert view_of(manager).horizon_offset == 180  # the active segment's bytes were taken up once
+    assert view_of(manager).horizon_offset == 180  # the bytes of the active segment were processed once
 
 
 def test_retention_waits_for_a_view_that_cannot_be_built(world: World) -> None:
@@ -238,7 +240,7 @@ def test_retention_waits_for_a_view_that_cannot_be_built(world: World) -> None:
     assert len(log_of(manager)) == 120
 
 
-def test_a_tombstone_that_a_view_has_not_taken_up_outlives_its_retention(world: World) -> None:
+def test_tombstone_beyond_the_view_horizon_is_kept_past_its_retention(world: World) -> None:
     manager = ready(world, count=0, cleanup_policy="compact", delete_retention_ms="0")
     add(manager, (b"a", b"1"), (b"b", b"1"))
     build(manager)
@@ -251,10 +253,10 @@ def test_a_tombstone_that_a_view_has_not_taken_up_outlives_its_retention(world: 
     assert [each.key for each in compacted(manager)] == [b"b", b"c", b"d0", b"d1", b"d2"]
 
 
-# -- logs that end earlier, damage, leftovers
+# -- shorter logs, damage, leftover files
 
 
-def test_a_view_is_void_once_the_log_ends_below_its_horizon(world: World) -> None:
+def test_view_is_invalid_after_truncation_below_its_horizon(world: World) -> None:
     manager = ready(world)
     build(manager)
     manager.partitions()[0].log.truncate_to(100, now_ms=NOW)
@@ -270,7 +272,7 @@ def test_a_view_is_void_once_the_log_ends_below_its_horizon(world: World) -> Non
     assert len(parts(world)) == 2 * len(view_of(manager).rows)
 
 
-def test_a_log_that_recovery_finds_shorter_makes_the_view_void_before_records_come(world: World) -> None:
+def test_log_shortened_by_recovery_invalidates_the_view_before_an_append(world: World) -> None:
     manager = ready(world)
     build(manager)
     manager.abandon()
@@ -283,7 +285,7 @@ def test_a_log_that_recovery_finds_shorter_makes_the_view_void_before_records_co
         assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).views[0].rows == ()
 
 
-def test_a_damaged_catalog_is_an_error_until_the_view_is_dropped(world: World) -> None:
+def test_damaged_catalog_is_an_error_until_the_view_is_dropped(world: World) -> None:
     manager = ready(world)
     build(manager)
     manager.close()
@@ -302,7 +304,7 @@ def test_a_damaged_catalog_is_an_error_until_the_view_is_dropped(world: World) -
         assert compacted(again) == newest(log_of(again), 120)
 
 
-def test_a_catalog_that_names_what_is_no_part_is_refused() -> None:
+def test_malformed_catalog_is_refused() -> None:
     whole = encode_catalog(ViewCatalog(epoch=3))
     assert decode_catalog(whole, path="p").epoch == 3
     for wrong in (whole[:-1], whole + b" ", b"", whole.replace(b"catalog 1", b"catalog 2"), b"x" + whole):
@@ -310,7 +312,7 @@ def test_a_catalog_that_names_what_is_no_part_is_refused() -> None:
             decode_catalog(wrong, path="p")
 
 
-def test_a_catalog_may_not_name_files_outside_its_directory(world: World) -> None:
+def test_catalog_with_a_path_outside_its_directory_is_refused(world: World) -> None:
     manager = ready(world)
     build(manager)
     known = decode_catalog(world.disk.read(CATALOG), path=CATALOG)
@@ -321,7 +323,7 @@ def test_a_catalog_may_not_name_files_outside_its_directory(world: World) -> Non
             decode_catalog(encode_catalog(replace(known, views=(forged,))), path="p")
 
 
-def test_files_that_no_view_names_are_deleted_by_the_next_start(world: World) -> None:
+def test_orphaned_view_files_are_deleted_by_the_next_start(world: World) -> None:
     manager = ready(world)
     build(manager)
     manager.close()
@@ -336,7 +338,7 @@ def test_files_that_no_view_names_are_deleted_by_the_next_start(world: World) ->
         assert compacted(again) == newest(log_of(again), 120)
 
 
-def test_verifying_finds_damaged_and_missing_parts(world: World) -> None:
+def test_verify_finds_damaged_and_missing_view_parts(world: World) -> None:
     manager = ready(world)
     build(manager)
     data = next(path for path in parts(world) if path.endswith(".log"))
@@ -353,10 +355,10 @@ def test_verifying_finds_damaged_and_missing_parts(world: World) -> None:
         compacted(manager)
 
 
-# -- what happens to the partition happens to the view
+# -- partition moves and topic deletion
 
 
-def test_a_view_moves_with_its_log_and_counts_in_the_size_of_the_directory(world: World) -> None:
+def test_view_moves_with_its_log_and_counts_in_the_size_of_the_directory(world: World) -> None:
     world.config = replace(world.config, more_data_dirs=("./other",))
     manager = ready(world)
     build(manager)
@@ -388,7 +390,7 @@ def test_deleting_a_topic_deletes_its_views(world: World) -> None:
     assert not [path for path in (*world.disk.names, *world.disk.directories) if "t-0" in path]
 
 
-# -- a remote tier that comes and goes
+# -- remote tier enabled and disabled
 
 
 def enable(manager: LogManager, **more: str) -> None:
@@ -396,14 +398,14 @@ def enable(manager: LogManager, **more: str) -> None:
     manager.alter_topic("t", asked, now_ms=NOW)
 
 
-def test_a_topic_that_gets_a_remote_tier_takes_its_view_along(world: World) -> None:
+def test_view_of_a_topic_is_kept_when_a_remote_tier_is_enabled(world: World) -> None:
     manager = ready(world)
     build(manager)
     manager.delete_records({NAME: 115}, now_ms=NOW)
     expected = compacted(manager)
     enable(manager)
     assert compacted(manager) == expected
-    assert plan_views(manager, "t", now_ms=NOW).is_empty  # the bucket has nothing that the view lacks
+    assert plan_views(manager, "t", now_ms=NOW).is_empty  # the bucket has no record that the view lacks
     send(manager, 30, start=120, keys=4)
     log = list(manager.reader().records(NAME, 115))
     manager.roll("t", now_ms=NOW)
@@ -423,9 +425,11 @@ def test_a_topic_that_gets_a_remote_tier_takes_its_view_along(world: World) -> N
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_the_manifest_names_a_view_beside_the_log_before_the_first_copy(world: World, is_late: bool) -> None:
-    """A job that compacts the bucket goes by the manifest alone: it has to keep tombstones for that view. Where the
-    store comes back late, one round takes the writer role and copies."""
+def test_manifest_names_a_local_view_before_the_first_copy(world: World, is_late: bool) -> None:
+    """A job that compacts the bucket reads only the manifest, and must keep tombstones for that view.
+
+    If the store returns late, one maintenance round takes the writer role and copies.
+    """
     manager = ready(world)
     build(manager)
     manager.roll("t", now_ms=NOW)
@@ -438,7 +442,7 @@ def test_the_manifest_names_a_view_beside_the_log_before_the_first_copy(world: W
         enable(manager)
     settle(manager)
     store, prefix = world.store, manager.partitions()[0].prefix
-    heads = [decode_head(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
+    heads = [decode_manifest(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
     assert any(head.segments for head in heads)
     for head in heads:
         if head.segments:
@@ -446,7 +450,7 @@ def test_the_manifest_names_a_view_beside_the_log_before_the_first_copy(world: W
             assert tombstone_bound(head.parts, head.views, 0) == 0
 
 
-def test_a_tier_that_is_enabled_again_is_told_of_the_view_before_the_first_copy(world: World) -> None:
+def test_reenabled_tier_names_the_local_view_before_the_first_copy(world: World) -> None:
     manager = ready(world)
     enable(manager)
     manager.roll("t", now_ms=NOW)
@@ -466,8 +470,8 @@ def test_a_tier_that_is_enabled_again_is_told_of_the_view_before_the_first_copy(
     assert compacted(manager) == expected
 
 
-def test_a_local_view_beside_one_in_the_bucket_is_dropped_by_the_next_round(world: World) -> None:
-    """A crash between the commit and the catalog."""
+def test_local_view_with_a_remote_twin_is_dropped_by_the_next_maintenance(world: World) -> None:
+    """A crash between the commit and the update of the catalog leaves both views."""
     manager = ready(world)
     build(manager)
     kept = world.disk.read(CATALOG)
@@ -485,7 +489,7 @@ def test_a_local_view_beside_one_in_the_bucket_is_dropped_by_the_next_round(worl
         assert again.partitions()[0].local_views.known() == ()
 
 
-def test_a_tier_that_is_given_up_takes_its_view_along_and_the_next_one_lies_beside_the_log(world: World) -> None:
+def test_disabled_tier_deletes_its_view_and_the_next_view_is_local(world: World) -> None:
     manager = ready(world)
     enable(manager)
     manager.roll("t", now_ms=NOW)
@@ -503,7 +507,7 @@ def test_a_tier_that_is_given_up_takes_its_view_along_and_the_next_one_lies_besi
     assert compacted(manager) == newest(log_of(manager), 120)
 
 
-def test_a_disk_without_views_has_no_file_of_them(world: World) -> None:
+def test_disk_without_views_has_no_view_files(world: World) -> None:
     manager = ready(world)
     settle(manager)
     manager.close()

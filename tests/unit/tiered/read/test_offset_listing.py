@@ -1,4 +1,4 @@
-"""Named offsets and times over both tiers, and the command that prints them."""
+"""Named offsets and timestamps over both tiers, and the command that prints them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_offsets_of_a_log_without_a_bucket(world: World) -> None:
 
 @pytest.fixture
 def tiered(world: World) -> LogManager:
-    """Everything but the last few records in the bucket alone."""
+    """A topic with all records but the newest in the bucket only."""
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     send(manager, 200)
@@ -63,7 +63,7 @@ def test_offsets_over_both_tiers(tiered: LogManager) -> None:
     assert ask(tiered, NOW - DAY + 205)[:2] == (205, NOW - DAY + 205)
 
 
-def test_the_largest_timestamp_is_found_in_either_tier_and_only_above_the_start(world: World) -> None:
+def test_largest_timestamp_is_found_in_either_tier_above_the_log_start(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         early = [Record(b"k", b"v" * 60, time) for time in [NOW - 5, NOW - 9, NOW - 7, NOW - 7, NOW - 8, NOW - 8]]
@@ -96,7 +96,7 @@ def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
         assert ask(manager, OffsetSpec.LATEST).offset == 11
 
 
-def test_a_bucket_that_is_away_is_told_where_it_is_needed(world: World, tiered: LogManager) -> None:
+def test_unreachable_bucket_raises_for_offsets_of_the_remote_tier(world: World, tiered: LogManager) -> None:
     from manager_world import SwitchableStore
 
     tiered.close()
@@ -122,17 +122,17 @@ def test_a_bucket_that_is_away_is_told_where_it_is_needed(world: World, tiered: 
         ("2026-11-20T12:00:00Z", 1_795_176_000_000),
     ],
 )
-def test_what_is_typed_for_an_offset(text: str, spec: int) -> None:
+def test_every_spelling_of_an_offset_is_parsed(text: str, spec: int) -> None:
     assert parse_spec(text, NOW) == spec
 
 
 @pytest.mark.parametrize("text", ["", "newest", "-9", "@", "1.5", "--5", "-", "²", "+5", "9" * 5000])
-def test_what_is_no_offset_is_refused(text: str) -> None:
+def test_text_that_is_no_offset_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="what offset"):
         parse_spec(text, NOW)
 
 
-def test_the_command_prints_all_partitions_or_those_asked_for(tmp_path, monkeypatch, capfd) -> None:
+def test_get_offsets_prints_all_partitions_or_the_named_ones(tmp_path, monkeypatch, capfd) -> None:
     from tiered.cli.main import invoke
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Reading committed records over both tiers, and from the bucket alone."""
+"""Reading with `read_committed` over both tiers, and from the bucket only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _log(manager: LogManager) -> Log:
 
 
 def _transaction(log: Log, number: int, value: bytes, *, commit: bool | None) -> None:
-    """Three records of a new producer; `commit` None leaves the transaction open."""
+    """Append three records of a new producer. `commit` None leaves the transaction open."""
     who = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", value, NOW)] * 3, now_ms=NOW, producer=who)
     if commit is not None:
@@ -70,7 +70,7 @@ def _tell(manager: LogManager, start: int = 0, end: int | None = None) -> list[t
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 @pytest.mark.parametrize("local_bytes", ["1", "2500", "4000"])
-def test_committed_records_are_the_same_wherever_they_lie(policy: str, local_bytes: str) -> None:
+def test_committed_records_are_the_same_in_either_tier(policy: str, local_bytes: str) -> None:
     world = World()
     keep = {**TIERED, "cleanup.policy": policy, "local.retention.ms": "-2", "local.retention.bytes": local_bytes}
     with world.open() as manager:
@@ -94,7 +94,7 @@ def test_committed_records_are_the_same_wherever_they_lie(policy: str, local_byt
             assert _tell(looking) == want
 
 
-def test_batches_of_both_tiers_come_with_what_was_aborted_and_end_at_the_stable_end() -> None:
+def test_batches_of_both_tiers_include_aborted_data_and_end_at_the_stable_offset() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic(
@@ -120,7 +120,7 @@ def test_batches_of_both_tiers_come_with_what_was_aborted_and_end_at_the_stable_
 
 
 def _long_transactions(log: Log, first_producer: int = 1) -> None:
-    """Three producers whose transactions reach over several segments, decided in another order than begun."""
+    """Three producers whose transactions span several segments and end in another order than they began."""
     decided = ((True, False, False, True), (False, True, False), (False, False, True, True, False))
     lengths = (17, 23, 13)
     for turn in range(120):
@@ -134,7 +134,7 @@ def _long_transactions(log: Log, first_producer: int = 1) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_the_bucket_alone_gives_what_the_log_gave_up_to_what_it_knows_decided(rounds: int) -> None:
+def test_bucket_alone_gives_the_committed_records_up_to_its_stable_offset(rounds: int) -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -150,7 +150,7 @@ def test_the_bucket_alone_gives_what_the_log_gave_up_to_what_it_knows_decided(ro
             assert 0 < end <= min(rows, log.last_stable_offset)
             got = [(each.offset, each.value) for each in reader.records(NAME, 0)]
             assert got == [each for each in want if each[0] < end]
-            # Not one that may yet be aborted: open at the end of the rows, whatever became of it on the disk.
+            # A transaction that is open at the end of the entries may still abort, whatever the local log knows.
             begun = min(
                 (each.transaction_first_offset for each in _open_at(log, rows) if each.transaction_first_offset >= 0),
                 default=rows,
@@ -167,7 +167,7 @@ def _open_at(log: Log, offset: int) -> list[ProducerEntry]:
     return decode(log.producer_snapshot(offset))
 
 
-def test_a_stream_whose_records_leave_the_disk_under_it_goes_on_in_the_bucket() -> None:
+def test_stream_continues_in_the_bucket_when_its_segments_are_dropped() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -184,7 +184,7 @@ def test_a_stream_whose_records_leave_the_disk_under_it_goes_on_in_the_bucket() 
         assert got == want
 
 
-def test_rows_without_aborted_transactions_are_not_asked_about_them() -> None:
+def test_entries_without_aborted_transactions_cost_no_request_for_them() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -198,10 +198,10 @@ def test_rows_without_aborted_transactions_are_not_asked_about_them() -> None:
         before = meter.counts()
         assert bucket.reader(COMMITTED).offsets(NAME) == (0, rows[-1].next_offset)
         assert bucket.reader(COMMITTED).aborted_transactions(NAME, 0, rows[-1].next_offset) == []
-        assert (meter.counts() - before).gets == 1, "the last row's snapshot of its producers"
+        assert (meter.counts() - before).gets == 1, "the only request must be the producer snapshot of the last entry"
 
 
-def test_a_machine_that_lost_its_disk_goes_on_with_the_producers_of_the_bucket() -> None:
+def test_node_with_a_lost_disk_restores_producer_state_from_the_bucket() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -224,7 +224,7 @@ def test_a_machine_that_lost_its_disk_goes_on_with_the_producers_of_the_bucket()
             assert log.last_stable_offset < rows[1] == log.next_offset
             told = _tell(manager)
             assert told == [each for each in committed if each[0] < log.last_stable_offset]
-            # A retry of the last batch is known, a gap is not taken, and the transaction may still be decided.
+            # A retry of the last batch is recognised, a sequence gap is refused, and open transactions can still end.
             last = known[1]
             who = Producer(producer_id=1, producer_epoch=0, base_sequence=last.last_sequence + 5, is_transactional=True)
             with pytest.raises(OutOfOrderSequence):

@@ -1,4 +1,4 @@
-"""Streaming a remote segment in pieces: every batch whole, once and in order, however batches, cells and chunks lie."""
+"""Streaming a remote segment: every batch whole, once and in order, for every layout of batches, cells and chunks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ZSTD
-from remote.segments.object_encoding import AtRest
+from remote.segments.object_encoding import ObjectEncoding
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 
@@ -38,7 +38,8 @@ CELL = 4 * CHUNK
 
 
 class Views(MemoryStore):
-    """Gives views, as a client may whose memory is not Python's. `noise` names objects that come with a wrong bit."""
+    """A store that returns memory views, like a client with foreign memory. `noise` names objects read with a flipped
+    bit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class AtOnce:
 
 
 def batches_of(sizes: Sequence[int]) -> list[bytes]:
-    """A batch for each size, of about so many bytes, with three offsets each."""
+    """One batch of three offsets for each size, of about that many bytes."""
     draw = random.Random(5)
     records = ([Record(None, draw.randbytes(max(1, size // 3)), 1000 + n) for n in range(3)] for size in sizes)
     return [encode_batch(each, base_offset=3 * at) for at, each in enumerate(records)]
@@ -83,10 +84,10 @@ def batches_of(sizes: Sequence[int]) -> list[bytes]:
 def uploaded(
     store: MemoryStore,
     batches: Sequence[bytes],
-    at_rest: AtRest,
+    object_encoding: ObjectEncoding,
     offset_entries: bytes = b"",
     time_entries: bytes = b"",
-) -> tuple[RemoteSegment, MetadataLog]:
+) -> tuple[SegmentEntry, MetadataLog]:
     body, end, epochs = b"".join(batches), 3 * len(batches), ((0, 0),)
     segment = SegmentToCopy(
         base_offset=0,
@@ -96,11 +97,11 @@ def uploaded(
         offset_index=offset_entries,
         time_index=time_entries,
         read=lambda start, length: body[start : start + length],
-        inspect=partial(SegmentWatch, "the.log", 0, end, epochs),
+        inspect=partial(SegmentInspector, "the.log", 0, end, epochs),
     )
     log = MetadataLog(store, PREFIX)
     log.become_writer("test", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=at_rest, chunk_bytes=CHUNK)
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=object_encoding, chunk_bytes=CHUNK)
     log.commit(add_segments([row]), now_ms=1)
     return row, log
 
@@ -122,43 +123,47 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("at_rest", [AtRest(), AtRest(codec=ZSTD)], ids=["as it is", "zstd"])
+@pytest.mark.parametrize("object_encoding", [ObjectEncoding(), ObjectEncoding(codec=ZSTD)], ids=["as it is", "zstd"])
 @pytest.mark.parametrize("cache_bytes", [0, 3 * CELL, 1 << 20])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_stream_is_every_batch_from_any_offset_on(shape: str, cache_bytes: int, at_rest: AtRest) -> None:
+def test_stream_from_any_offset_returns_every_batch(
+    shape: str, cache_bytes: int, object_encoding: ObjectEncoding
+) -> None:
     store, batches = Views(), batches_of(SHAPES[shape])
-    _, log = uploaded(store, batches, at_rest)
+    _, log = uploaded(store, batches, object_encoding)
     for start in (0, 1, 3, 3 * len(batches) // 2, 3 * len(batches) - 1):
         found = b"".join(pieces(reader_of(store, log, cache_bytes), start))
         assert found == b"".join(batches[start // 3 :]), f"from offset {start}"
 
 
-def test_once_the_stream_runs_every_cell_comes_by_one_get_and_is_given_without_a_copy() -> None:
+def test_running_stream_reads_each_cell_by_one_get_without_a_copy() -> None:
     store, batches = Views(), batches_of([300] * 1000)
-    row, log = uploaded(store, batches, AtRest())
+    row, log = uploaded(store, batches, ObjectEncoding())
     given = list(pieces(reader_of(store, log), 0))
     late = [asked for asked in store.asked if asked[0] >= 2 * CELL]
     cells = [(at, min(CELL, row.size_bytes - at)) for at in range(2 * CELL, row.size_bytes, CELL)]
     assert late == cells
     assert sum(length for _, length in store.asked) == row.size_bytes
     copied = [piece for piece in given if id(piece.obj) not in store.given]
-    assert all(len(piece) < 700 for piece in copied), "more than the batches that lie over a seam"
+    assert all(len(piece) < 700 for piece in copied), "only batches that cross a cell boundary may be copied"
     assert len(copied) <= len(store.asked)
     assert sum(map(len, given)) == row.size_bytes
 
 
-@pytest.mark.parametrize("at_rest", [AtRest(), AtRest(codec=ZSTD)], ids=["as it is", "zstd"])
-def test_a_wrong_bit_in_what_a_client_gives_a_view_of_is_found_before_it_is_given_out(at_rest: AtRest) -> None:
+@pytest.mark.parametrize("object_encoding", [ObjectEncoding(), ObjectEncoding(codec=ZSTD)], ids=["as it is", "zstd"])
+def test_flipped_bit_in_a_view_of_client_memory_is_found_before_delivery(
+    object_encoding: ObjectEncoding,
+) -> None:
     store, batches = Views(), batches_of([300] * 100)
-    row, log = uploaded(store, batches, at_rest)
+    row, log = uploaded(store, batches, object_encoding)
     store.noise.add(PREFIX + row.data_key)
     with pytest.raises(Corrupt, match=row.data_key):
         list(pieces(reader_of(store, log), 0))
 
 
 @pytest.mark.parametrize("at", [8, 16, 23])  # length, magic, last offset delta
-def test_batches_that_make_no_sense_are_corrupt_where_they_begin_and_those_before_are_given(at: int) -> None:
-    """The chunk checksums fit: it went up so, past every inspection."""
+def test_malformed_batch_is_corrupt_and_earlier_batches_are_returned(at: int) -> None:
+    """The chunk checksums are valid: the batch was already malformed when it was uploaded without an inspection."""
     store, batches = Views(), batches_of([300] * 20)
     spoilt = bytearray(batches[10])
     spoilt[at] ^= 0x80
@@ -185,7 +190,7 @@ def test_batches_that_make_no_sense_are_corrupt_where_they_begin_and_those_befor
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("part_bytes", [CHUNK, 2 * CHUNK, 16 * CHUNK])
 @pytest.mark.parametrize("look_bytes", [1, 2 * CHUNK, 5 * CHUNK])
-def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunks_cut_them(
+def test_inspector_sees_every_batch_once_and_in_order_for_all_part_sizes(
     shape: str, part_bytes: int, look_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from remote.segments import segment_upload_stream
@@ -198,7 +203,7 @@ def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunk
     monkeypatch.setattr(segment_upload_stream, "LOOK_BYTES", look_bytes)
     seen: list[bytes] = []
 
-    class Seeing(SegmentWatch):
+    class Seeing(SegmentInspector):
         def take(self, data: memoryview) -> int:
             taken = super().take(data)
             seen.append(bytes(data[:taken]))
@@ -221,7 +226,7 @@ def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunk
     assert store.get(PREFIX + row.data_key) == body
 
 
-def test_an_offset_index_that_was_wrong_when_it_was_copied_hides_no_record(caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_offset_index_in_the_bucket_hides_no_record(caplog: pytest.LogCaptureFixture) -> None:
     batches = batches_of([300] * 60)
     positions = list(accumulate(map(len, batches), initial=0))
     right = [(3 * at + 2, positions[at]) for at in range(1, 60, 5)]
@@ -230,13 +235,13 @@ def test_an_offset_index_that_was_wrong_when_it_was_copied_hides_no_record(caplo
             caplog.clear()
             told = [*right[:slot], (offset, position + moved), *right[slot + 1 :]]
             entries = b"".join(offset_index.pack(0, *each) for each in told)
-            log = uploaded(store := Views(), batches, AtRest(), entries)[1]
+            log = uploaded(store := Views(), batches, ObjectEncoding(), entries)[1]
             found = b"".join(pieces(reader_of(store, log), offset))
             assert found == b"".join(batches[offset // 3 :]), (slot, moved)
             assert ".indexes" in caplog.text
 
 
-def test_a_time_index_that_was_wrong_when_it_was_copied_hides_no_record() -> None:
+def test_wrong_time_index_in_the_bucket_hides_no_record() -> None:
     batches = [encode_batch([Record(None, b"v", 1000 + at)], base_offset=3 * at) for at in range(40)]
     positions = list(accumulate(map(len, batches), initial=0))
     offsets = b"".join(offset_index.pack(0, 3 * at, positions[at]) for at in range(2, 40, 4))
@@ -244,6 +249,6 @@ def test_a_time_index_that_was_wrong_when_it_was_copied_hides_no_record() -> Non
     for slot, (time_ms, offset) in enumerate(right[:-1]):
         told = [*right[:slot], (time_ms, offset + 9), *right[slot + 1 :]]
         times = b"".join(time_index.pack(0, *each) for each in told)
-        reader = reader_of(store := Views(), uploaded(store, batches, AtRest(), offsets, times)[1])
+        reader = reader_of(store := Views(), uploaded(store, batches, ObjectEncoding(), offsets, times)[1])
         asked = range(1000, 1040)
         assert [reader.offset_for_timestamp(PARTITION, each) for each in asked] == [3 * (t - 1000) for t in asked], slot

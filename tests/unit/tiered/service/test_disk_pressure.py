@@ -1,4 +1,4 @@
-"""A disk that fills: appends are refused in time, what the bucket holds leaves early, and nothing else does."""
+"""Disk that fills: appends are refused in time, copied segments are dropped early, and no other record is deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOTAL = 1000 * MIB
 
 
 class SmallDisk(ModelDisk):
-    """A disk that says how much is free."""
+    """A disk that reports its free bytes."""
 
     free = TOTAL
 
@@ -44,7 +44,7 @@ def bases(manager: LogManager) -> list[int]:
     return [each.base_offset for each in manager.partition(NAME).log.segments()]
 
 
-def test_appends_are_refused_below_the_limit_and_taken_again_above_it(world: World) -> None:
+def test_appends_are_refused_below_the_free_space_limit_and_accepted_above(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEPT, now_ms=NOW)
         send(manager, 10)
@@ -59,7 +59,7 @@ def test_appends_are_refused_below_the_limit_and_taken_again_above_it(world: Wor
         assert manager.problems == {}
 
 
-def test_copied_segments_leave_early_oldest_first_and_only_as_many_as_are_needed(world: World) -> None:
+def test_copied_segments_are_dropped_early_oldest_first_and_only_as_needed(world: World) -> None:
     with world.open(file_delete_delay_ms="60000") as manager:
         manager.create_topic("t", 1, KEPT, now_ms=NOW)
         records = send(manager, 600)
@@ -68,17 +68,19 @@ def test_copied_segments_leave_early_oldest_first_and_only_as_many_as_are_needed
         assert len(before) > 4
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         sizes = [each.size_bytes for each in manager.partition(NAME).log.segments()]
-        world.disk.free = 128 * MIB - sizes[0] - 1  # more than the first, no more than the first two
+        world.disk.free = 128 * MIB - sizes[0] - 1  # more than the first segment frees, less than the first two free
         worker.round(NOW)
         assert bases(manager) == before[2:]
         worker.round(NOW + 1000)
-        assert bases(manager) == before[2:], "what is leaving already counts as free"
+        assert bases(manager) == before[2:], "bytes of segments whose deletion is scheduled must count as free"
         worker.round(NOW + 2 * 60_000)
-        assert len(bases(manager)) < len(before) - 2, "it did not help: the disk is as full as before"
+        assert len(bases(manager)) < len(before) - 2, (
+            "more segments must be dropped, because the disk is as full as before"
+        )
         assert [value for _, value in values(manager.reader())] == [each.value for each in records]
 
 
-def test_what_only_the_disk_has_never_leaves(world: World) -> None:
+def test_full_disk_drops_no_segment_without_a_remote_copy(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
         manager.create_topic("t", 1, KEPT, now_ms=NOW)
@@ -96,10 +98,10 @@ def test_what_only_the_disk_has_never_leaves(world: World) -> None:
         store.is_down = False
         while worker.round(NOW + 4 * HOUR):
             pass
-        assert len(bases(manager)) == 1, "once it is in the bucket it may go"
+        assert len(bases(manager)) == 1, "the segment must be dropped after its upload"
 
 
-def test_a_disk_with_room_and_a_limit_of_zero_are_left_alone(world: World) -> None:
+def test_disk_with_free_space_or_limit_zero_drops_nothing_early(world: World) -> None:
     for free, limit in ((128 * MIB, "128MiB"), (0, "0")):
         fresh = World()
         fresh.disk = SmallDisk()
@@ -114,7 +116,7 @@ def test_a_disk_with_room_and_a_limit_of_zero_are_left_alone(world: World) -> No
 
 
 def snapshot(name: TopicPartition, rows: list[tuple[int, int]], ages: list[int]) -> PartitionSnapshot:
-    """Segments of ten records, so old; the last one active."""
+    """Segments of ten records with the given ages in milliseconds. The last segment is active."""
     last = len(ages) - 1
     return PartitionSnapshot(
         partition=name,
@@ -133,22 +135,24 @@ def chosen(wanted: int, *snapshots: PartitionSnapshot) -> list[tuple[str, int]]:
     return [(str(name), each.base_offset) for name, drops in disk_relief(snapshots, wanted).items() for each in drops]
 
 
-def test_the_policy_takes_the_oldest_of_all_partitions_and_stops_before_what_is_no_copy() -> None:
+def test_policy_drops_the_oldest_of_all_partitions_up_to_the_first_uncopied() -> None:
     one, two = TopicPartition("a", 0), TopicPartition("b", 0)
     all_rows = [(0, 10), (10, 20), (20, 30), (30, 40)]
     first = snapshot(one, all_rows, [900, 700, 500, 0])
     assert chosen(0, first) == []
     assert chosen(1, first) == [("a/0", 0)]
     assert chosen(101, first) == [("a/0", 0), ("a/0", 10)]
-    assert chosen(10**6, first) == [("a/0", 0), ("a/0", 10), ("a/0", 20)], "never the active one"
-    assert chosen(10**6, snapshot(one, [(0, 10), (20, 30)], [900, 700, 500, 0])) == [("a/0", 0)], "none behind a hole"
+    assert chosen(10**6, first) == [("a/0", 0), ("a/0", 10), ("a/0", 20)], "the active segment must never be dropped"
+    assert chosen(10**6, snapshot(one, [(0, 10), (20, 30)], [900, 700, 500, 0])) == [("a/0", 0)], (
+        "no segment after a gap may be dropped"
+    )
     assert chosen(10**6, snapshot(one, [(10, 20)], [900, 700, 500, 0])) == []
     second = snapshot(two, all_rows, [800, 600, 400, 0])
     assert chosen(300, first, second) == [("a/0", 0), ("a/0", 10), ("b/0", 0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_policy_takes_breaks_no_invariant(seed: int) -> None:
+def test_early_drops_violate_no_invariant(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(50):
         count = rng.randrange(1, 8)

@@ -1,4 +1,4 @@
-"""Log lines as JSON: facts are fields, and what is of another form stays whole."""
+"""Log lines as JSON: facts become fields, and a message without facts stays whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line(message: object, *values: object, **more: object) -> dict[str, object]:
     return json.loads(text)
 
 
-def test_facts_are_fields_and_the_message_is_constant() -> None:
+def test_facts_become_fields_and_the_message_stays_constant() -> None:
     assert line("applied: partition=%s size=%d share=%.1f", TopicPartition("t", 3), 17, 0.25) == {
         "time": "2026-11-20T12:00:00.500Z", "level": "info", "logger": "tiered.maintenance.apply", "message": "applied",
         "partition": "t/3", "size": 17, "share": 0.25,
@@ -41,16 +41,18 @@ def test_facts_are_fields_and_the_message_is_constant() -> None:
         ("kept: none=%s", (None,), "kept", {"none": None}),
     ],
 )  # fmt: skip
-def test_every_form_of_message(message: str, values: tuple[object, ...], text: str, facts: dict[str, object]) -> None:
+def test_facts_are_split_from_every_form_of_message(
+    message: str, values: tuple[object, ...], text: str, facts: dict[str, object]
+) -> None:
     assert split_facts(logging.LogRecord("x", logging.INFO, "x.py", 1, message, values, None)) == (text, facts)
 
 
-def test_our_own_fields_win() -> None:
+def test_standard_fields_take_precedence_over_facts() -> None:
     found = line("odd: time=%s level=%s", "noon", 3)
     assert (found["level"], found["level_"], found["time_"]) == ("info", 3, "noon")
 
 
-def test_an_error_is_told_with_its_traceback() -> None:
+def test_error_is_logged_with_its_traceback() -> None:
     try:
         raise ValueError("x")
     except ValueError:
@@ -58,5 +60,5 @@ def test_an_error_is_told_with_its_traceback() -> None:
     assert "ValueError: x" in str(found["error"])
 
 
-def test_a_message_that_does_not_fit_its_values_is_still_a_line() -> None:
+def test_message_that_does_not_match_its_values_is_still_logged() -> None:
     assert line({"a": 1})["message"] == "{'a': 1}"

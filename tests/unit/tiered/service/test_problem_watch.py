@@ -1,4 +1,4 @@
-"""Begins and ends of problems are logged once for each cause and counted; advice names what to look at."""
+"""Start and end of a problem are logged once for each cause and counted. The next step names what to check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def names(count: int) -> list[TopicPartition]:
     return [TopicPartition("t", number) for number in range(count)]
 
 
-def test_200_partitions_with_one_cause_are_one_line_at_the_begin_and_one_at_the_end(
+def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = ProblemWatch()
@@ -40,7 +40,7 @@ def test_200_partitions_with_one_cause_are_one_line_at_the_begin_and_one_at_the_
     assert watch.oldest_since_ms is None
 
 
-def test_a_problem_of_another_class_ends_the_one_before_and_the_node_has_its_own(
+def test_problem_of_another_class_ends_the_previous_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch, (name,) = ProblemWatch(), names(1)
@@ -55,7 +55,7 @@ def test_a_problem_of_another_class_ends_the_one_before_and_the_node_has_its_own
     assert caplog.messages[-1] == "problem over after 1m: node: writing: cause=enospc"
 
 
-def test_a_manager_logs_one_line_for_a_dead_store_and_one_when_it_answers_again(
+def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
@@ -73,7 +73,7 @@ def test_a_manager_logs_one_line_for_a_dead_store_and_one_when_it_answers_again(
         errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert len([each for each in errors if "partition in trouble" in each]) == 1
         assert len([each for each in errors if f"problem: {met} partitions" in each]) == 1
-        assert len(worker.troubles()) == 1, "one line on /health"
+        assert len(worker.troubles()) == 1, "/health must have one line"
         (stuck_line,) = {each.next_step for each in status_report(manager, NOW, storage=world.disk).stuck}
         assert "docs/runbooks/store-fails.md" in stuck_line
         samples = {(each.name, each.labels): each.value for each in figures.samples(NOW + 5 * MINUTE)}
@@ -105,7 +105,7 @@ def test_a_manager_logs_one_line_for_a_dead_store_and_one_when_it_answers_again(
         (LogError("x"), "docs/runbooks/unopened.md"),
     ],
 )
-def test_advice_names_what_to_look_at_and_no_command_that_led_to_it(error: LogError, named: str) -> None:
+def test_next_step_names_what_to_check_and_not_status_or_doctor(error: LogError, named: str) -> None:
     for step in (next_step(error), step_of(type(error).__name__, {})):
         assert "tiered doctor" not in step
         assert "tiered status" not in step

@@ -1,4 +1,4 @@
-"""What systemd is told, over a socket as its own; and a service that starts, reads its settings again and ends."""
+"""Messages to systemd over a notify socket, and a service that starts, reloads its settings and stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def notify(tmp_path: Path) -> Iterator[socket.socket]:
-    """The other end."""
+    """The receiving end of the notify socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(tmp_path / "notify"))
         end.settimeout(60)
@@ -36,7 +36,7 @@ def heard(notify: socket.socket) -> list[str]:
     return notify.recv(4096).decode().splitlines()
 
 
-def test_each_word_is_a_datagram_of_lines(notify: socket.socket) -> None:
+def test_each_notification_is_one_datagram_of_lines(notify: socket.socket) -> None:
     service = ServiceManager.of({"NOTIFY_SOCKET": notify.getsockname()})
     service.ready("12 partitions\nREADY=0")
     assert heard(notify) == ["READY=1", "STATUS=12 partitions READY=0"]
@@ -49,7 +49,7 @@ def test_each_word_is_a_datagram_of_lines(notify: socket.socket) -> None:
     assert heard(notify) == ["WATCHDOG=1"]
 
 
-def test_an_abstract_name_is_reached() -> None:
+def test_abstract_socket_name_is_supported() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(f"\0tiered-test-{os.getpid()}")
         end.settimeout(60)
@@ -60,7 +60,7 @@ def test_an_abstract_name_is_reached() -> None:
 @pytest.mark.parametrize(
     "environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "host:1"}, {"NOTIFY_SOCKET": "/no/such"}]
 )
-def test_where_nobody_listens_nothing_happens(environ: dict[str, str]) -> None:
+def test_missing_or_invalid_notify_socket_is_ignored(environ: dict[str, str]) -> None:
     ServiceManager.of(environ).ready("x")
 
 
@@ -70,23 +70,23 @@ def test_where_nobody_listens_nothing_happens(environ: dict[str, str]) -> None:
      ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None), ({"WATCHDOG_USEC": "0"}, None),
      ({"WATCHDOG_USEC": "soon"}, None), ({}, None)],
 )  # fmt: skip
-def test_how_often_the_watchdog_wants_to_hear(environ: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_interval_is_read_from_the_environment(environ: dict[str, str], seconds: float | None) -> None:
     assert ServiceManager.of(environ, pid=7).watchdog_s == seconds
 
 
-def test_the_heart_beats_while_something_is_seen_of_the_work_and_while_it_rests(notify: socket.socket) -> None:
+def test_heartbeat_is_sent_while_work_progresses_or_the_worker_sleeps(notify: socket.socket) -> None:
     now, seen = 1000.0, [1000.0]
     service = ServiceManager(notify.getsockname(), 30.0)
     heart = Heartbeat(service, lambda: seen[0], clock=lambda: now, silence_s=900)
     assert heart.beat()
     seen[0] = 99.0
-    assert not heart.beat(), "a hanging loop is restarted"
+    assert not heart.beat(), "a hanging loop must send no heartbeat, so that systemd restarts it"
     seen[0] = float("inf")
-    assert heart.beat(), "resting on purpose"
+    assert heart.beat(), "a worker that sleeps on purpose must send a heartbeat"
     assert [heard(notify), heard(notify)] == [["WATCHDOG=1"]] * 2
 
 
-def test_a_hang_up_wakes_once_and_is_remembered_once() -> None:
+def test_repeated_sighup_wakes_once_and_requests_one_reload() -> None:
     with stop_signals(reloads=True) as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
@@ -94,12 +94,12 @@ def test_a_hang_up_wakes_once_and_is_remembered_once() -> None:
         assert stop.take_reload()
         assert not stop.take_reload()
         stop.wait(0)
-        assert select.select([stop._wake_fd], [], [], 0)[0] == [], "it sleeps again"
+        assert select.select([stop._wake_fd], [], [], 0)[0] == [], "no further wake-up may be pending"
         assert not stop.is_set
 
 
 @pytest.mark.server
-def test_a_service_tells_that_it_is_ready_reads_its_settings_again_and_ends_in_order(
+def test_service_reports_ready_reload_and_stop_in_order(
     tmp_path: Path, notify: socket.socket, monkeypatch, capfd
 ) -> None:
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
@@ -126,8 +126,8 @@ def test_a_service_tells_that_it_is_ready_reads_its_settings_again_and_ends_in_o
     assert '"message": "configuration read again", "topics": "orders"' in log
 
 
-def test_settings_that_change_while_it_starts_are_taken_up(tmp_path: Path, monkeypatch) -> None:
-    """A start may take minutes; what was loaded at its beginning is not what the file says at its end."""
+def test_settings_changed_during_the_start_are_applied(tmp_path: Path, monkeypatch) -> None:
+    """A start may take minutes. The settings loaded at its beginning may differ from the file at its end."""
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
     home = tmp_path / "home"

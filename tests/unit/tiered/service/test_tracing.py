@@ -1,4 +1,4 @@
-"""Spans round calls to the store and rounds: held against OpenTelemetry's own SDK where it is installed."""
+"""Trace spans around store calls and maintenance rounds, checked with the OpenTelemetry SDK where installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiered.service.tracing import store_spans, tracer
 from tiered.service.worker import Worker
 
 
-def test_without_the_package_everything_goes_on_untraced(monkeypatch) -> None:
+def test_store_works_untraced_without_the_opentelemetry_package(monkeypatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: object, **more: object) -> object:
@@ -32,7 +32,7 @@ def test_without_the_package_everything_goes_on_untraced(monkeypatch) -> None:
 
 @pytest.fixture
 def spans():
-    """A provider whose spans end in a list."""
+    """A tracer provider and an exporter that collects its spans in a list."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -43,7 +43,7 @@ def spans():
     provider.shutdown()
 
 
-def test_each_call_to_the_store_is_a_span_and_an_answer_is_no_error(spans) -> None:
+def test_each_store_call_is_a_span_and_not_found_is_no_error(spans) -> None:
     provider, exporter = spans
     store = ObservedStore(MemoryStore(), store_spans(tracer(provider)))
     store.put("k", b"v")
@@ -57,7 +57,7 @@ def test_each_call_to_the_store_is_a_span_and_an_answer_is_no_error(spans) -> No
     assert found["tiered.store.get"].status.is_unset
 
 
-def test_an_error_is_told_by_its_class_alone(spans) -> None:
+def test_span_of_an_error_has_only_the_class_of_the_error(spans) -> None:
     provider, exporter = spans
 
     class Down(MemoryStore):
@@ -71,7 +71,7 @@ def test_an_error_is_told_by_its_class_alone(spans) -> None:
     assert span.events == ()
 
 
-def test_a_round_is_a_span_and_its_calls_lie_in_it(spans, monkeypatch) -> None:
+def test_maintenance_round_is_a_span_that_contains_its_calls(spans, monkeypatch) -> None:
     provider, exporter = spans
     monkeypatch.setattr("tiered.service.worker.tracer", lambda: tracing.tracer(provider))
     world = World()
