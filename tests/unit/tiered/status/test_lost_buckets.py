@@ -1,4 +1,4 @@
-"""A bucket that lacks what this disk has dropped is lost or wrong, for every look and every open."""
+"""A bucket that lacks records which this disk dropped is lost or wrong, for every read-only open and every open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiered.web.pages.site import Site
 
 @pytest.fixture
 def world() -> World:
-    """A disk that has dropped everything that was copied."""
+    """A disk that dropped every copied segment."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -36,7 +36,7 @@ def _empty(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_an_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> None:
+def test_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> None:
     _empty(world.store)
     files = {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")}
     with world.open(read_only=read_only) as manager:
@@ -46,16 +46,18 @@ def test_an_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -
         report = status_report(manager, NOW, storage=world.disk)
         assert [each.kind for each in report.stuck] == ["RemoteLost"]
         assert "bucket-lost" in report.stuck[0].next_step
-        assert NAME not in report.seen, "its figures of the bucket are not known"
+        assert NAME not in report.seen, "the remote figures must be unknown"
         assert [each.state for each in tier_sync(manager, storage=world.disk)] == [SyncState.LOST]
         with pytest.raises(RemoteLost):
             list(manager.reader().records(NAME, 0))
         assert [record.offset for record in manager.local_reader().records(NAME, 300)] == list(range(300, 310))
-    assert not [info.key for info in world.store.list("") if "/head/" in info.key], "a manifest for a lost bucket"
+    assert not [info.key for info in world.store.list("") if "/head/" in info.key], (
+        "no manifest may be committed to a lost bucket"
+    )
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == files
 
 
-def test_an_older_state_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(world: World) -> None:
+def test_older_state_of_the_bucket_is_lost_if_the_disk_dropped_newer_records(world: World) -> None:
     world.store._objects = {key: body for key, body in world.store._objects.items() if not key.endswith("2")}
     heads = sorted(info.key for info in world.store.list("") if "/head/" in info.key)
     for key in heads[1:]:
@@ -64,7 +66,7 @@ def test_an_older_state_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(wo
         assert isinstance(manager.problems[NAME], RemoteLost)
 
 
-def test_a_bucket_emptied_under_a_writer_is_lost_for_looks_before_and_after_its_next_commit(world: World) -> None:
+def test_emptied_bucket_is_lost_for_read_only_opens_around_the_next_commit(world: World) -> None:
     with world.open() as writer:
         kept = dict(world.store._objects)
         _empty(world.store)
@@ -73,7 +75,9 @@ def test_a_bucket_emptied_under_a_writer_is_lost_for_looks_before_and_after_its_
         send(writer, 100, start=310)
         writer.roll("t", now_ms=NOW)
         writer.tick(NOW + DAY)
-        assert [info.key for info in world.store.list("") if "/head/" in info.key], "it committed"
+        assert [info.key for info in world.store.list("") if "/head/" in info.key], (
+            "the writer must have committed a manifest"
+        )
         with world.open(read_only=True) as seen:
             assert isinstance(seen.problems[NAME], RemoteLost)
     world.store._objects = {**kept, **world.store._objects}
@@ -81,21 +85,21 @@ def test_a_bucket_emptied_under_a_writer_is_lost_for_looks_before_and_after_its_
         assert seen.problems == {}
 
 
-def test_collected_heads_are_no_sign_of_a_lost_bucket(world: World) -> None:
+def test_manifests_deleted_by_gc_do_not_count_as_a_lost_bucket(world: World) -> None:
     with world.open() as manager:
         held = manager.partition(NAME)
         assert held.metadata is not None
-        held.metadata.make_void(2)
+        held.metadata.set_gc_boundary(2)
         for info in list(world.store.list(held.prefix + "meta/head/"))[:2]:
             world.store.delete([info.key])
         looked = MetadataLog(world.store, held.prefix)
         looked.load()
-        assert not looked.lacks_first_heads()
+        assert not looked.lacks_first_manifests()
     with world.open(read_only=True) as seen:
         assert seen.problems == {}
 
 
-def test_metrics_count_a_lost_bucket_apart_from_another_writer(world: World) -> None:
+def test_metrics_count_a_lost_bucket_separately_from_a_fenced_writer(world: World) -> None:
     _empty(world.store)
     with world.open() as manager:
         told = Metrics(manager, Observations(), None).text(NOW)
@@ -104,7 +108,7 @@ def test_metrics_count_a_lost_bucket_apart_from_another_writer(world: World) -> 
     assert "tiered_halted 0" in text
 
 
-def test_the_pages_name_a_lost_bucket_and_its_runbook(world: World) -> None:
+def test_web_pages_name_a_lost_bucket_and_its_runbook(world: World) -> None:
     _empty(world.store)
     with world.open(read_only=True) as manager:
         site = Site(manager, lambda: NOW, deadline_s=60)

@@ -1,4 +1,4 @@
-"""The figures of a status: what only this disk has, and what is paid for what the bucket has."""
+"""Figures of a status: bytes at risk on this disk, and the cost of the bytes in the bucket."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from policy_samples import LOCAL, REMOTE, local, row, snapshot
 from local.names import TopicPartition
 from policies.cost.prices import BUILT_IN, Prices, PriceTable
 from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import Lying, keeping_dollars, lying_of, stored_of, together
+from policies.cost.storage_usage import StorageUsage, storage_dollars, stored_of, together, usage_of
 from policies.decisions import CleanLog, CopySegment
 from policies.plan import plan
-from remote.manifest.manifest import Head, SpillRow, UnlinkedObject, UnlinkedPage
+from remote.manifest.manifest import Head, PageEntry, PendingDelete, PendingPageDelete
 from remote.segment_entry import SegmentState
 from tiered.config.price_file import price_rows
 from tiered.config.units import format_dollars
@@ -61,11 +61,11 @@ from tiered.web.pages.overview import overview
         "an empty active segment",
     ],
 )
-def test_at_risk_is_what_the_bucket_lacks_of_the_retained_records(taken, at_risk):
+def test_at_risk_bytes_are_the_retained_bytes_missing_in_the_bucket(taken, at_risk):
     assert partition_status(taken).at_risk_bytes == at_risk
 
 
-# -- what is paid for -------------------------------------------------------------------------------------------------
+# -- billed bytes ----------------------------------------------------------------------------------------------------
 
 
 def head_of(*rows, spills=(), **more):
@@ -74,7 +74,7 @@ def head_of(*rows, spills=(), **more):
     return Head(**known, segments=rows, spills=spills, void_upto=7, **more)
 
 
-PAGE = SpillRow(
+PAGE = PageEntry(
     key="k",
     base_offset=0,
     next_offset=2,
@@ -94,20 +94,20 @@ def sizes(lying):
     return {name: each.size_bytes for name, each in lying.data.items()}
 
 
-def test_bytes_are_told_by_the_class_they_lie_in_beside_indexes_heads_and_what_waits():
+def test_stored_bytes_are_split_by_storage_class_indexes_and_pending_deletes():
     cold = replace(row(2, 4), storage_class="GLACIER_IR", stored_bytes=40)
-    gone = UnlinkedObject(key="data/x.log", size_bytes=33, unlinked_ms=NOW, epoch=1)
-    found = lying_of(head_of(row(0, 2), cold, unlinked=(gone,)), BUILT_IN, head_bytes=100)
+    gone = PendingDelete(key="data/x.log", size_bytes=33, unlinked_ms=NOW, epoch=1)
+    found = usage_of(head_of(row(0, 2), cold, unlinked=(gone,)), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD": 1, "GLACIER_IR": 40}
     assert (found.small_bytes, found.index_bytes, found.waiting_bytes) == (20, 2 * 100, 33)
     assert found.data["GLACIER_IR"].billed(128 << 10) == 128 << 10
 
 
-def test_a_pages_bytes_are_those_that_the_head_says_by_class_and_its_indexes_too():
+def test_bytes_of_a_manifest_page_are_split_by_class_as_the_manifest_says():
     known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
     moved = (("GLACIER_IR", 2, 50), ("STANDARD_IA", 1, 5))
     page = replace(PAGE, segment_count=5, indexes_bytes=7, other_classes=moved)
-    found = lying_of(head_of(known, spills=(page, replace(page, other_classes=()))), BUILT_IN, head_bytes=100)
+    found = usage_of(head_of(known, spills=(page, replace(page, other_classes=()))), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD_IA": 45, "GLACIER_IR": 50, "STANDARD": 15 + 70}
     assert {name: each.objects for name, each in found.data.items()} == {
         "STANDARD_IA": 2,
@@ -115,26 +115,28 @@ def test_a_pages_bytes_are_those_that_the_head_says_by_class_and_its_indexes_too
         "STANDARD": 2 + 5,
     }
     assert (found.small_bytes, found.index_bytes) == (10 + 2 * 7, 2 * 100 + 2 * 9)
-    assert UnlinkedPage(spill=page, unlinked_ms=NOW, epoch=1).size_bytes == 70 + 7 + 9
+    assert PendingPageDelete(spill=page, unlinked_ms=NOW, epoch=1).size_bytes == 70 + 7 + 9
 
 
-def test_the_bytes_of_a_page_of_an_older_head_are_in_the_class_of_the_newest_row():
+def test_page_without_classes_counts_in_the_class_of_the_newest_entry():
     known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
-    found = lying_of(head_of(known, spills=(PAGE,)), BUILT_IN, head_bytes=100)
+    found = usage_of(head_of(known, spills=(PAGE,)), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD_IA": 110}
     assert (found.small_bytes, found.index_bytes) == (10 + 20, 2 * 100 + 9)
-    read = lying_of(head_of(known, spills=(PAGE,)), BUILT_IN, head_bytes=100, rows=[row(0, 2), known])
+    read = usage_of(head_of(known, spills=(PAGE,)), BUILT_IN, manifest_bytes=100, rows=[row(0, 2), known])
     assert (sizes(read), read.small_bytes) == ({"STANDARD": 1, "STANDARD_IA": 40}, 20)
 
 
-def test_bands_are_filled_by_the_whole_deployment():
-    large, other = Lying(data={"STANDARD": stored_of([GIB] * 40_000, BUILT_IN)}), "OF ANOTHER STORE"
-    second = Lying(data={other: stored_of([GIB] * 40_000, BUILT_IN), "GLACIER_IR": stored_of([GIB] * 1000, BUILT_IN)})
-    costs = keeping_dollars([large, second, Lying()], BUILT_IN)
+def test_price_bands_are_filled_by_the_whole_deployment():
+    large, other = StorageUsage(data={"STANDARD": stored_of([GIB] * 40_000, BUILT_IN)}), "OF ANOTHER STORE"
+    second = StorageUsage(
+        data={other: stored_of([GIB] * 40_000, BUILT_IN), "GLACIER_IR": stored_of([GIB] * 1000, BUILT_IN)}
+    )
+    costs = storage_dollars([large, second, StorageUsage()], BUILT_IN)
     assert costs[0].total == pytest.approx(monthly_storage(80_000 * GIB) / 2)
     assert costs[1].total == pytest.approx(monthly_storage(80_000 * GIB) / 2 + 4.0)
     assert costs[2].total == 0
-    (whole,) = keeping_dollars([together([large, second])], BUILT_IN)
+    (whole,) = storage_dollars([together([large, second])], BUILT_IN)
     assert whole.total == pytest.approx(sum(each.total for each in costs))
 
 
@@ -142,7 +144,8 @@ DEAR = Prices(
     as_of="today",
     region="here",
     storage_class="STANDARD",
-    storage_bands=((20_000 / GIB, GIB / 100), (None, GIB / 400)),  # a cent for a byte, a quarter for the rest
+    # one cent for a byte in the first band, a quarter of it above
+    storage_bands=((20_000 / GIB, GIB / 100), (None, GIB / 400)),
     put_per_1000=0,
     get_per_1000=0,
     list_per_1000=0,
@@ -150,14 +153,14 @@ DEAR = Prices(
 
 
 def dear(manager, tmp_path):
-    """The manager's own prices, in which every byte is seen."""
+    """Write prices so high that every byte changes the cost, and return the path of the file."""
     rows = price_rows(PriceTable(as_of="today", region="here", classes={"STANDARD": DEAR}, disk_per_gb_month=0))
     (tmp_path / "dear.json").write_text(json.dumps(rows))
     return str(tmp_path / "dear.json")
 
 
 def deployment(world, tmp_path):
-    """Three topics whose bytes go beyond the first band; a third of each has expired and waits for its deletion."""
+    """Three topics larger than the first price band. A third of each topic has expired and is a pending delete."""
     with world.open(cost_prices=dear(world, tmp_path)) as manager:
         for topic, more in (("t", {}), ("u", {"remote.compression": "zstd"}), ("w", {})):
             manager.create_topic(topic, 2, {**TIERED, **more}, now_ms=NOW)
@@ -170,11 +173,11 @@ def deployment(world, tmp_path):
 
 
 def in_the_bucket(store, topic):
-    """What a bucket's owner pays for, by a listing: all but pins, locks and whatever is no topic's."""
+    """Billed bytes of a topic by a listing, without pins, locks and objects of no topic."""
     return sum(info.size_bytes for info in store.list("") if info.key.startswith(f"{topic}-"))
 
 
-def test_status_cost_metrics_and_pages_tell_the_same_cents_and_the_buckets_listing_too(tmp_path):
+def test_status_cost_metrics_and_pages_agree_with_the_bucket_listing(tmp_path):
     world = World()
     deployment(world, tmp_path)
     with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
@@ -188,16 +191,16 @@ def test_status_cost_metrics_and_pages_tell_the_same_cents_and_the_buckets_listi
         for of in bill.bills:
             assert told[of.topic] == pytest.approx(of.storage + of.index + of.waiting, abs=0.005)
             assert gauges[of.topic] == pytest.approx(told[of.topic], abs=0.005)
-            assert of.waiting > 2.5, "a thousand bytes"
+            assert of.waiting > 2.5, "pending deletes of a thousand bytes must be part of the cost"
             parts = [partition_row(report, TopicPartition(of.topic, number)) for number in (0, 1)]
             assert sum(each["dollars_per_month"] for each in parts) == pytest.approx(told[of.topic], abs=0.005)
         assert format_dollars(sum(told.values())) in overview(report, {}, has_remote=True)
         listed = {topic: in_the_bucket(world.store, topic) for topic in "tuw"}
-        # Heads before the newest were smaller than it is taken to be; all else is exact.
+        # Older manifests are smaller than assumed. All other figures are exact.
         assert sum(told.values()) == pytest.approx(monthly_storage(sum(listed.values()), DEAR), rel=0.05)
 
 
-def test_the_status_of_one_topic_costs_what_it_costs_beside_the_others(tmp_path):
+def test_cost_of_a_topic_is_the_same_in_its_own_status_and_the_full_one(tmp_path):
     world = World()
     deployment(world, tmp_path)
     with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
@@ -231,7 +234,7 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED, {}], ids=["tiered", "compacted", "local"])
-def test_the_figures_need_nothing_of_what_their_snapshots_leave_out_and_such_a_snapshot_plans_no_copy(settings):
+def test_reduced_snapshot_gives_the_same_figures_and_plans_no_copy(settings):
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 2, settings, now_ms=NOW)

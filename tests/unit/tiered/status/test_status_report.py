@@ -1,4 +1,4 @@
-"""How a node stands, told by one that only looks: what is stuck, since when, what the manager at work left behind."""
+"""Status report of a read-only open: problems and their start, and the report that the running manager wrote."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.cli.node.status import deleted_lines
-from tiered.config.clock_guard import Doubt
+from tiered.config.clock_guard import ClockSuspicion
 from tiered.node.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, WorkReport, read_report
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
@@ -34,7 +34,7 @@ def looked(world: World, now_ms: int, **more: object) -> StatusReport:
         return status_report(manager, now_ms, storage=world.disk, **more)
 
 
-def test_a_healthy_node_has_nothing_stuck_and_says_when_it_worked_last(world: World) -> None:
+def test_healthy_node_has_no_problem_and_reports_its_last_maintenance(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
@@ -48,13 +48,13 @@ def test_a_healthy_node_has_nothing_stuck_and_says_when_it_worked_last(world: Wo
         manager.flush()
         report = looked(world, NOW + MINUTE)
         assert report.partitions[NAME].at_risk_bytes == report.partitions[NAME].local_bytes > 0
-        assert not looked(world, NOW + HOUR).is_at_work, "no word for an hour"
+        assert not looked(world, NOW + HOUR).is_at_work, "a node without a report for an hour must not count as running"
         worker.end(NOW)
     report = looked(world, NOW + MINUTE)
     assert (report.is_healthy, report.is_at_work) == (True, False)
 
 
-def test_an_upload_that_fails_is_stuck_since_it_failed_first_and_not_any_more_when_it_went_through(
+def test_failed_upload_is_a_problem_from_its_first_failure_until_it_succeeds(
     world: World,
 ) -> None:
     store = SwitchableStore(world.store, is_down=False)
@@ -75,7 +75,7 @@ def test_an_upload_that_fails_is_stuck_since_it_failed_first_and_not_any_more_wh
         assert looked(world, NOW + 13 * MINUTE).is_healthy
 
 
-def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world: World) -> None:
+def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World) -> None:
     def told(now_ms: int, **more: int) -> StatusReport:
         return status_report(manager, now_ms, storage=world.disk, **more)
 
@@ -90,10 +90,10 @@ def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world
 
 
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
-def test_objects_past_their_grace_time_are_overdue(world: World, monkeypatch, in_pages: bool) -> None:
+def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monkeypatch, in_pages: bool) -> None:
     if in_pages:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)
@@ -109,14 +109,14 @@ def test_objects_past_their_grace_time_are_overdue(world: World, monkeypatch, in
     assert [(each.kind, each.since_ms) for each in report.stuck] == [("deletion", NOW + 4 * DAY)]
 
 
-def test_a_topic_that_only_compacts_waits_for_its_cleaner_and_is_not_stuck(world: World) -> None:
+def test_compacted_topic_that_waits_for_its_cleaner_is_no_problem(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 200)
     assert looked(world, NOW + DAY).is_healthy
 
 
-def test_only_the_topics_asked_for_are_looked_at(world: World) -> None:
+def test_status_covers_only_the_requested_topics(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
             manager.create_topic(topic, 1, TIERED, now_ms=NOW)
@@ -127,7 +127,7 @@ def test_only_the_topics_asked_for_are_looked_at(world: World) -> None:
     assert {each.where for each in report.stuck} == {"u/0"}
 
 
-def test_deleted_topics_are_told_to_be_in_no_figure_until_nothing_of_them_is_left(world: World) -> None:
+def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World) -> None:
     with world.open() as manager:
         for topic, settings in (("t", TIERED), ("u", TIERED), ("here", {})):
             manager.create_topic(topic, 1, settings, now_ms=NOW)
@@ -137,7 +137,7 @@ def test_deleted_topics_are_told_to_be_in_no_figure_until_nothing_of_them_is_lef
             manager.delete_topic(topic, now_ms=NOW)
         settle(manager)
     report = looked(world, NOW)
-    assert report.deleted == ("t",), "of one that was never tiered the bucket has nothing"
+    assert report.deleted == ("t",), "a topic that was never tiered has no objects, so it must not be listed"
     assert deleted_lines(report)[0].startswith("1 deleted topic (t): what the bucket still has is paid for")
     with world.open(read_only=True) as manager:
         assert status_report(manager, NOW, ["u"], storage=world.disk).deleted == ()
@@ -147,7 +147,7 @@ def test_deleted_topics_are_told_to_be_in_no_figure_until_nothing_of_them_is_lef
     assert deleted_lines(looked(world, NOW + 6 * DAY)) == []
 
 
-def test_what_only_the_bucket_knows_has_no_figures_while_it_does_not_answer(world: World) -> None:
+def test_remote_figures_are_null_while_the_bucket_does_not_answer(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         manager.create_topic("here", 1, now_ms=NOW)
@@ -161,16 +161,18 @@ def test_what_only_the_bucket_knows_has_no_figures_while_it_does_not_answer(worl
     of_bucket = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes", "lag")
     assert [row[name] for name in (*of_bucket, "dollars_per_month")] == [None] * 7
     assert before["local_bytes"] == row["local_bytes"] == row["at_risk_bytes"]
-    assert int(str(before["at_risk_bytes"])) < int(str(row["at_risk_bytes"])), "the most that it can be"
+    assert int(str(before["at_risk_bytes"])) < int(str(row["at_risk_bytes"])), "the figure must be an upper bound"
     assert (here["remote_bytes"], here["dollars_per_month"]) == (0, 0)
     with world.open(read_only=True) as manager:
         report = status_report(manager, NOW, storage=world.disk)
         assert topic_row(report, manager.topic("t")) == before
-        assert topic_row(report, manager.topic("new"))["remote_bytes"] == 0, "the bucket was asked, and has none"
+        assert topic_row(report, manager.topic("new"))["remote_bytes"] == 0, (
+            "the bucket was read and has no objects of the topic"
+        )
 
 
 @pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
-def test_a_bucket_that_refuses_or_is_not_there_takes_no_figure_of_the_disk(world: World, error: type[LogError]) -> None:
+def test_bucket_that_refuses_or_is_missing_leaves_local_figures_intact(world: World, error: type[LogError]) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         manager.create_topic("here", 1, now_ms=NOW)
@@ -188,14 +190,14 @@ def test_a_bucket_that_refuses_or_is_not_there_takes_no_figure_of_the_disk(world
         assert [(each.where, each.kind) for each in report.stuck] == [(f"t/{at}", error.__name__) for at in (0, 1)]
         assert not report.is_healthy
         local = manager.partition(NAME).log.local_log_start_offset
-        assert next(iter(manager.reader().records(NAME, local))).offset == local, "the disk alone answers"
+        assert next(iter(manager.reader().records(NAME, local))).offset == local, "the local log alone must answer"
     for refused in (AccessDenied, NotFound):
-        with pytest.raises(refused):  # whoever works does not begin
+        with pytest.raises(refused):  # an open for writing must fail
             world.open(store=RefusingStore(world.store, refused))  # type: ignore[arg-type]
 
 
 class RefusingStore:
-    """Every call fails so."""
+    """A store on which every call fails with `error`, if one is set."""
 
     def __init__(self, inner: MemoryStore, error: type[LogError] | None) -> None:
         self.inner, self.error, self.url = inner, error, inner.url
@@ -212,7 +214,7 @@ class RefusingStore:
         return call
 
 
-def test_a_topic_of_which_only_some_was_read_has_no_sum_of_its_remote_tier(world: World) -> None:
+def test_partly_read_topic_has_no_sum_of_its_remote_tier(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 200)
@@ -221,7 +223,7 @@ def test_a_topic_of_which_only_some_was_read_has_no_sum_of_its_remote_tier(world
     store = SwitchableStore(world.store, is_down=False)
 
     class Half:
-        """One partition's objects are out of reach."""
+        """A store that does not answer for the objects of one partition."""
 
         url = store.url
 
@@ -248,7 +250,7 @@ def test_a_topic_of_which_only_some_was_read_has_no_sum_of_its_remote_tier(world
     assert len(row["problems"]) == 1  # type: ignore[arg-type]
 
 
-# -- the report of a manager at work
+# -- report of the running manager
 
 
 def journal(disk: ModelDisk) -> WorkJournal:
@@ -256,7 +258,7 @@ def journal(disk: ModelDisk) -> WorkJournal:
     return WorkJournal(lambda: (disk, "./data"), pid=7, started_ms=NOW, interval_ms=30_000)
 
 
-def test_the_report_is_written_when_something_changes_and_once_in_a_while_otherwise() -> None:
+def test_report_is_written_on_changes_and_otherwise_once_per_interval() -> None:
     disk = ModelDisk()
     notes = journal(disk)
     written = []
@@ -268,7 +270,7 @@ def test_the_report_is_written_when_something_changes_and_once_in_a_while_otherw
     assert [each.name for each in read_report([(disk, "./data")]).troubles] == [NAME]
 
 
-def test_trouble_of_another_kind_begins_anew_and_another_text_of_the_same_does_not() -> None:
+def test_problem_of_another_class_restarts_and_another_message_does_not() -> None:
     notes = journal(ModelDisk())
     for at, error in enumerate([Unavailable("a"), Unavailable("b"), DiskFailed("c")]):
         notes.note_round({NAME: error}, NOW + at)
@@ -278,14 +280,14 @@ def test_trouble_of_another_kind_begins_anew_and_another_text_of_the_same_does_n
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"rubbish", b'{"version": 2}'])
-def test_a_report_that_cannot_be_read_is_none(body: bytes) -> None:
+def test_unreadable_report_counts_as_no_report(body: bytes) -> None:
     disk = ModelDisk()
     disk.make_directory("./data")
     disk.create(f"./data/{FILE}").append(body)
     assert read_report([(disk, "./data"), (disk, "./elsewhere")]) is None
 
 
-def test_a_report_of_a_later_version_is_left_alone() -> None:
+def test_report_of_a_later_version_counts_as_no_report() -> None:
     disk = ModelDisk()
     notes = journal(disk)
     notes.note_round({}, NOW)
@@ -294,10 +296,10 @@ def test_a_report_of_a_later_version_is_left_alone() -> None:
     assert read_report([(disk, "./data")]) is None
 
 
-def test_who_goes_by_another_time_than_the_machines_is_at_work() -> None:
+def test_manager_that_distrusts_the_wall_clock_counts_as_running() -> None:
     disk = ModelDisk()
     notes = journal(disk)
-    doubt = Doubt(since_ms=NOW + 40 * DAY, seen_ms=NOW + 41 * DAY)
+    doubt = ClockSuspicion(since_ms=NOW + 40 * DAY, seen_ms=NOW + 41 * DAY)
     notes.note_round({}, NOW, wall_ms=NOW + 41 * DAY, doubt=doubt)
     report = read_report([(disk, "./data")])
     assert report is not None
@@ -306,7 +308,7 @@ def test_who_goes_by_another_time_than_the_machines_is_at_work() -> None:
     assert not report.is_at_work(NOW + 42 * DAY)
 
 
-def test_a_disk_that_refuses_the_report_ends_no_work(world: World, monkeypatch) -> None:
+def test_disk_that_refuses_the_report_does_not_stop_maintenance(world: World, monkeypatch) -> None:
     with world.open() as manager:
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
 
@@ -335,7 +337,7 @@ WORKED = WorkReport(pid=4711, started_ms=NOW, round_ms=NOW, interval_ms=30_000)
         (None, None, 0, False, None),
     ],
 )
-def test_whoever_holds_the_directory_is_at_work_whatever_could_be_written(
+def test_holder_of_the_directory_lock_counts_as_running_without_a_report(
     world: World, work: WorkReport | None, holder: int | None, after_ms: int, is_at_work: bool, told: str | None
 ) -> None:
     with world.open() as manager:
@@ -350,7 +352,7 @@ def test_whoever_holds_the_directory_is_at_work_whatever_could_be_written(
     assert status_facts(report)["is_at_work"] is is_at_work
 
 
-def test_a_round_that_the_disk_breaks_off_is_noted_and_the_next_one_goes_on(world: World, monkeypatch) -> None:
+def test_maintenance_round_stopped_by_the_disk_is_reported_and_the_next_continues(world: World, monkeypatch) -> None:
     with world.open() as manager:
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         with monkeypatch.context() as patch:

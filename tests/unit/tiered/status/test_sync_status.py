@@ -1,4 +1,4 @@
-"""Whether disk and bucket agree: each state, made for real; and ``tiered status --section sync``."""
+"""Agreement of disk and bucket: every state, produced by real operations, and ``tiered status --section sync``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def fill(world: World, count: int = 70, settings: dict[str, str] = KEPT) -> None:
-    """`count` records in both tiers, or by TIERED in the bucket alone."""
+    """Write `count` records to both tiers, or with TIERED to the bucket only."""
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)
         send(manager, count)
@@ -43,7 +43,7 @@ def only(manager: LogManager, world: World) -> TierSync:
     return found
 
 
-def test_both_hold_the_same_and_then_the_disk_has_more(world: World) -> None:
+def test_tiers_with_the_same_records_are_in_sync(world: World) -> None:
     fill(world)
     with world.open(read_only=True) as looker:
         found = only(looker, world)
@@ -59,7 +59,7 @@ def test_both_hold_the_same_and_then_the_disk_has_more(world: World) -> None:
         assert (found.state, found.lag_offsets, found.local_next_offset) == (SyncState.BEHIND, 5, 75)
 
 
-def test_the_head_that_was_seen_is_told_beside_the_newest(world: World) -> None:
+def test_sync_shows_the_manifest_read_and_the_newest_manifest(world: World) -> None:
     fill(world)
     with world.open() as manager, world.open(read_only=True) as looker:
         before = looker.partition(NAME).head()
@@ -71,10 +71,10 @@ def test_the_head_that_was_seen_is_told_beside_the_newest(world: World) -> None:
         assert found.head_sequence is not None
         assert found.seen_sequence == before.sequence < found.head_sequence
         assert found.remote_next_offset == found.local_next_offset == 100
-        assert found.state is SyncState.IN_SYNC, "the manager at work went on after the disk was looked at"
+        assert found.state is SyncState.IN_SYNC, "the manager must have continued after the disk was read"
 
 
-def test_an_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
+def test_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
     fill(world, 30)
     old = deepcopy(world.disk)
     with world.open() as manager:
@@ -87,7 +87,7 @@ def test_an_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
 
 
 @pytest.mark.damages_bucket
-def test_an_old_copy_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(world: World) -> None:
+def test_old_copy_of_the_bucket_is_lost_if_the_disk_dropped_newer_records(world: World) -> None:
     fill(world, 30, TIERED)
     old = MemoryStore("memory://old")
     old._objects = dict(world.store._objects)
@@ -103,11 +103,11 @@ def test_an_old_copy_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(world
     assert (found.state, found.remote_next_offset, found.local_start_offset) == (SyncState.LOST, 30, start)
 
 
-def test_another_node_that_took_over_is_named(world: World) -> None:
+def test_sync_names_the_node_that_took_over(world: World) -> None:
     fill(world)
     other = world.other_disk()
     with world.open(disk=other) as manager:
-        assert manager.partition(NAME).is_owned
+        assert manager.partition(NAME).is_writer
         name = manager.partition(NAME).head()
         assert name is not None
         with world.open(read_only=True) as looker:
@@ -120,18 +120,18 @@ def test_another_node_that_took_over_is_named(world: World) -> None:
             assert found.epoch > found.local_epoch
 
 
-def test_a_bucket_without_a_head_one_that_is_silent_and_a_topic_on_one_tier(world: World) -> None:
+def test_sync_of_an_empty_bucket_a_dead_store_and_an_untiered_topic(world: World) -> None:
     fill(world)
     with world.open(read_only=True, store=MemoryStore("memory://new")) as looker:
         found = only(looker, world)
-        assert (found.state, found.head_sequence, found.lag_offsets) == (SyncState.NO_HEAD, None, None)
+        assert (found.state, found.head_sequence, found.lag_offsets) == (SyncState.NO_MANIFEST, None, None)
     store = SwitchableStore(world.store, is_down=False)
     with world.open(read_only=True, store=store) as looker:  # type: ignore[arg-type]
         store.is_down = True
         found = only(looker, world)
         assert found.state is SyncState.UNKNOWN
         assert "the store is down" in str(found.problem)
-        assert found.head_sequence == found.seen_sequence, "what was seen is still told"
+        assert found.head_sequence == found.seen_sequence, "the last known manifest must stay in the status"
     with world.open() as manager:
         manager.create_topic("u", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
         assert [each.state for each in tier_sync(manager, ["u"], storage=world.disk)] == [SyncState.NOT_TIERED]
@@ -139,7 +139,7 @@ def test_a_bucket_without_a_head_one_that_is_silent_and_a_topic_on_one_tier(worl
             tier_sync(manager, ["nosuch"], storage=world.disk)
 
 
-def test_settings_that_the_head_has_not_are_told(world: World) -> None:
+def test_settings_not_yet_in_the_manifest_are_reported(world: World) -> None:
     fill(world)
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_settings_that_the_head_has_not_are_told(world: World) -> None:
 
 
 @pytest.mark.parametrize(("width", "is_table"), [(80, False), (120, True), (200, True)])
-def test_of_a_large_topic_nothing_is_cut_whatever_the_terminal(
+def test_sync_of_a_large_topic_is_complete_on_every_terminal_width(
     width: int, is_table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -190,7 +190,7 @@ def test_of_a_large_topic_nothing_is_cut_whatever_the_terminal(
         assert told in text
 
 
-def test_the_command_has_rows_of_its_own_and_beside_others_tables_and_json(
+def test_sync_section_has_its_own_rows_alone_and_with_other_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Notes of a manager at work on both tiers: truthful, kept over restarts and crashes, missing where nobody knew."""
+"""History notes of a running manager on both tiers: correct, durable over restarts and crashes, absent if unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from local.names import TopicPartition
 from local.storage import replace_file
 from remote.keys import new_ulid, ulid_ms
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.cli.main import invoke
 from tiered.cli.schemas.schemas import SCHEMAS
 from tiered.service.worker import Worker
@@ -41,7 +41,7 @@ def noted(world: World, now_ms: int, topic: str | None = None) -> TierHistory:
     return found
 
 
-def test_a_note_says_what_status_says_of_each_topic_and_of_all(world: World) -> None:
+def test_note_equals_the_status_of_each_topic_and_of_all(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
@@ -67,7 +67,7 @@ def test_a_note_says_what_status_says_of_each_topic_and_of_all(world: World) -> 
         assert (total.missing_partitions, total.at_ms) == (0, NOW)
 
 
-def test_rounds_take_a_note_every_five_minutes_and_a_restart_goes_on_with_them(world: World) -> None:
+def test_maintenance_takes_a_note_every_five_minutes_across_restarts(world: World) -> None:
     for start in (NOW, NOW + HOUR):
         with world.open(now_ms=start) as manager:
             if start == NOW:
@@ -82,12 +82,14 @@ def test_rounds_take_a_note_every_five_minutes_and_a_restart_goes_on_with_them(w
     assert noted(world, until, "t").points == found.points
     with pytest.raises(NotFound):
         noted(world, until, "none")
-    assert [each.at_ms for each in noted(world, NOW + FIVE).points] == [NOW, NOW + FIVE], "never what is yet to come"
+    assert [each.at_ms for each in noted(world, NOW + FIVE).points] == [NOW, NOW + FIVE], (
+        "no note may be later than the given time"
+    )
     assert noted(world, NOW - DAY).begun_ms is None
 
 
-def test_the_end_is_noted_as_it_stands_then(world: World) -> None:
-    """A run that ends within five minutes, as from cron, did its work after the first note."""
+def test_shutdown_notes_the_final_figures(world: World) -> None:
+    """A run shorter than five minutes, for example from cron, does its work after the first note."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -101,10 +103,10 @@ def test_the_end_is_noted_as_it_stands_then(world: World) -> None:
     assert first is not None
     assert (point.at_ms, point.local_bytes, point.remote_bytes) == (NOW + 2000, total.local_bytes, total.remote_bytes)
     assert (point.remote_bytes or 0) > (first.remote_bytes or 0)
-    assert point.at_risk_bytes == first.at_risk_bytes, "the most of it in these five minutes"
+    assert point.at_risk_bytes == first.at_risk_bytes, "the note must have the maximum of the five minutes"
 
 
-def test_two_starts_within_five_minutes_take_one_note(world: World) -> None:
+def test_several_starts_within_five_minutes_take_one_note(world: World) -> None:
     for start in (NOW, NOW + 1000, NOW + FIVE - 1000):
         with world.open(now_ms=start) as manager:
             effects = world.disk.effects
@@ -113,7 +115,7 @@ def test_two_starts_within_five_minutes_take_one_note(world: World) -> None:
     assert len(noted(world, NOW + HOUR).points) == 1
 
 
-def test_a_bucket_that_was_not_seen_is_not_known_to_be_empty(world: World) -> None:
+def test_unread_bucket_is_noted_as_unknown_not_as_empty(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("plain", 1, {}, now_ms=NOW)
@@ -131,7 +133,7 @@ def test_a_bucket_that_was_not_seen_is_not_known_to_be_empty(world: World) -> No
     assert noted(world, NOW + HOUR, "plain").points[1].remote_bytes == 0
 
 
-def test_partitions_that_did_not_open_are_left_out_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
         manager.create_topic("t", 3, {}, now_ms=NOW)
         send(manager, 100)
@@ -143,20 +145,20 @@ def test_partitions_that_did_not_open_are_left_out_and_counted(world: World, mon
         assert total.local_bytes == whole.local_bytes > 0
 
 
-def test_prices_that_cannot_be_read_leave_dollars_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_prices_leave_only_the_dollars_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with world.open(cost_prices="./none.json") as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         assert look(manager, NOW)[0].dollars_per_month is None
     assert "dollars are not noted" in caplog.text
 
 
-def test_without_a_topic_nothing_is_nothing(world: World) -> None:
+def test_manager_without_topics_notes_zeros(world: World) -> None:
     with world.open() as manager:
         total, topics = look(manager, NOW)
         assert (total.local_bytes, total.remote_bytes, total.dollars_per_month, topics) == (0, 0, 0.0, {})
 
 
-def test_a_power_cut_at_any_moment_leaves_the_notes_before_or_the_new_ones() -> None:
+def test_power_cut_leaves_the_old_notes_or_the_new_ones() -> None:
     for cut in range(12):
         world = World()
         with contextlib.suppress(PowerCut), world.open() as manager:
@@ -176,7 +178,7 @@ def test_a_power_cut_at_any_moment_leaves_the_notes_before_or_the_new_ones() -> 
             assert after[-1].at_ms == NOW + HOUR
 
 
-def test_a_disk_that_refuses_is_told_once_and_tried_again(
+def test_disk_that_refuses_a_note_is_logged_once_and_retried(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuses = [True]
@@ -197,7 +199,7 @@ def test_a_disk_that_refuses_is_told_once_and_tried_again(
     assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW, NOW + FIVE]
 
 
-def test_a_damaged_file_is_begun_anew_and_one_of_a_newer_version_is_left_alone(
+def test_damaged_notes_are_restarted_and_those_of_a_newer_version_untouched(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with world.open() as manager:
@@ -216,11 +218,11 @@ def test_a_damaged_file_is_begun_anew_and_one_of_a_newer_version_is_left_alone(
             journal.note(at)
         assert world.disk.read(f"./data/{FILE}") == newer
         assert caplog.text.count("no notes on the tiers are taken") == 1
-        assert noted(world, NOW + DAY).points == (), "who only looks sees none of it"
+        assert noted(world, NOW + DAY).points == (), "a read-only open must ignore notes of a newer version"
 
 
 @pytest.mark.parametrize("error", [DiskFailed, AccessDenied])
-def test_notes_that_the_disk_does_not_give_are_not_begun_anew(
+def test_unreadable_notes_are_not_overwritten(
     world: World, monkeypatch: pytest.MonkeyPatch, error: type[LogError]
 ) -> None:
     with world.open() as manager:
@@ -242,7 +244,7 @@ def test_notes_that_the_disk_does_not_give_are_not_begun_anew(
         assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW, NOW + 3 * FIVE]
 
 
-def test_notes_of_all_directories_are_one_history(world: World) -> None:
+def test_notes_of_all_directories_are_merged_into_one_history(world: World) -> None:
     disk = ModelDisk()
     for root, at in (("./a", NOW), ("./b", NOW + FIVE), ("./c", NOW)):
         disk.make_directory(root)
@@ -255,10 +257,12 @@ def test_notes_of_all_directories_are_one_history(world: World) -> None:
     assert [each.at_ms for each in found.total.points(FIVE, 0, NOW + DAY)] == [NOW, NOW + FIVE]
 
 
-def test_what_is_still_there_is_never_more_than_what_was_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound for times before the first note, held against what was noted while pages were made and rows expired."""
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks the lower bound for times before the first note, while pages are written and entries expire."""
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     was: list[tuple[int, int]] = []
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.bytes": "20000"}, now_ms=NOW)
@@ -270,21 +274,21 @@ def test_what_is_still_there_is_never_more_than_what_was_there(world: World, mon
             total, _ = look(manager, at)
             was.append((at, total.remote_bytes or 0))
         found = still_there(manager)
-        assert any(held.head().spills for held in manager.partitions()), "pages are part of it"  # type: ignore[union-attr]
+        assert any(held.head().spills for held in manager.partitions()), "manifest pages must be part of this test"  # type: ignore[union-attr]
         assert found == sorted(found)
         assert [size for _, size in found] == sorted(size for _, size in found)
         for at, size in was:
             assert max((each for when, each in found if when <= at), default=0) <= size
-        assert found[-1][1] == was[-1][1], "today all of it is there"
+        assert found[-1][1] == was[-1][1], "at the time of the last note all bytes must be present"
         assert still_there(manager, ["t"]) == found
 
 
-def test_the_time_of_a_ulid() -> None:
+def test_timestamp_of_a_ulid_is_recovered() -> None:
     for ms in (0, NOW, 2**48 - 1):
         assert ulid_ms(new_ulid(ms)) == ms
 
 
-def test_the_rows_are_a_table_for_scripts(world: World) -> None:
+def test_history_converts_to_a_data_frame(world: World) -> None:
     pandas = pytest.importorskip("pandas")
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
@@ -296,14 +300,14 @@ def test_the_rows_are_a_table_for_scripts(world: World) -> None:
     assert list(empty.columns) == list(frame.columns)
 
 
-def test_corrupt_notes_raise_for_who_decodes_them() -> None:
+def test_decoding_corrupt_notes_raises() -> None:
     with pytest.raises(Corrupt):
         TierSeries.decoded(b"")
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """A directory in which two rounds were done, an hour apart."""
+    """A directory with two maintenance runs, an hour apart."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(f'[remote]\nurl = "file://{tmp_path}/bucket"\n')
@@ -319,7 +323,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     return tmp_path
 
 
-def test_the_command_tells_notes_to_people_and_to_scripts(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_history_command_prints_notes_as_table_json_and_csv(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["status", "--history", "2d", "-o", "json"]) == 0
     told = capfd.readouterr()
     found = msgspec.json.decode(told.out, type=SCHEMAS["status-history"])
@@ -345,14 +349,16 @@ def test_the_command_tells_notes_to_people_and_to_scripts(home: Path, capfd: pyt
         assert invoke(["status", *wrong]) in (1, 2)
 
 
-def test_without_a_note_the_command_says_who_takes_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_history_command_without_notes_names_the_process_that_takes_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert invoke(["-C", str(tmp_path), "init"]) == 0
     capfd.readouterr()
     assert invoke(["-C", str(tmp_path), "status", "--history", "2d"]) == 0
     assert "tiered run takes one every five minutes" in capfd.readouterr().err
 
 
-def test_what_a_manager_at_work_leaves_is_no_stray(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_files_of_a_running_manager_are_no_verify_findings(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["pause", "orders"]) == 0
     capfd.readouterr()
     assert invoke(["verify", "-o", "json"]) == 0

@@ -1,4 +1,4 @@
-"""Figures over time: bounded whatever comes, thinned as they age, the same after a file, never confused by a clock."""
+"""Time series of tier figures: bounded size, coarser with age, unchanged by a file, robust against a wrong clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def counts(series: Series, now_ms: int) -> dict[int, int]:
     return {step: len(series.points(step, 0, now_ms)) for step in STEPS}
 
 
-def test_three_years_of_notes_are_kept_within_bounds_each_age_as_close_as_it_says() -> None:
+def test_three_years_of_notes_fit_the_bounds_at_the_resolution_of_each_age() -> None:
     found = filled(range(NOW - 1200 * DAY_MS, NOW - 40 * DAY_MS, HOUR_MS))
     for each in range(NOW - 40 * DAY_MS, NOW + 1, FIVE):
         found.add(at(each), {})
@@ -61,7 +61,7 @@ def test_three_years_of_notes_are_kept_within_bounds_each_age_as_close_as_it_say
     assert len(found.encoded()) < 60_000
 
 
-def test_a_thousand_topics_take_half_a_megabyte_at_most_and_each_has_its_days() -> None:
+def test_thousand_topics_need_at_most_half_a_megabyte_with_daily_points() -> None:
     rng, found = random.Random(7), TierSeries()
     for day in range(40):
         total = at(NOW + day * DAY_MS)
@@ -84,7 +84,7 @@ def test_a_thousand_topics_take_half_a_megabyte_at_most_and_each_has_its_days() 
     assert all(counts(each, now)[DAY_MS] >= 13 for each in found.topics.values())
 
 
-def test_the_largest_topics_are_kept_and_those_that_are_gone_are_forgotten_after_a_month() -> None:
+def test_largest_topics_stay_and_deleted_topics_are_removed_after_a_month() -> None:
     found = filled([NOW], gone=5, **{f"t{number}": number for number in range(TOPICS_MAX)})
     assert "t0" not in found.topics
     assert "gone" in found.topics
@@ -94,7 +94,7 @@ def test_the_largest_topics_are_kept_and_those_that_are_gone_are_forgotten_after
     assert list(found.topics) == ["t7"]
 
 
-def test_within_a_step_the_last_is_kept_but_the_most_of_what_waited_and_was_at_risk() -> None:
+def test_step_keeps_the_last_point_with_the_maximum_of_lag_and_at_risk() -> None:
     found = Series()
     found.add(at(NOW, 10, remote=100, lag=7, risk=9))
     found.add(at(NOW + FIVE, 20, remote=50, lag=3, risk=1))
@@ -103,12 +103,14 @@ def test_within_a_step_the_last_is_kept_but_the_most_of_what_waited_and_was_at_r
     assert (hour.lag_bytes, hour.at_risk_bytes) == (7, 9)
     found.add(at(NOW + 2 * FIVE, 30, remote=None, lag=None, risk=None))
     (hour,) = found.points(HOUR_MS, 0, NOW + DAY_MS)
-    assert (hour.local_bytes, hour.remote_bytes, hour.lag_bytes) == (30, 50, 7), "what was known is not forgotten"
+    assert (hour.local_bytes, hour.remote_bytes, hour.lag_bytes) == (30, 50, 7), (
+        "a known figure must not be replaced by an unknown one"
+    )
     assert [each.remote_bytes for each in found.points(FIVE, 0, NOW + DAY_MS)] == [100, 50, None]
 
 
 @pytest.mark.parametrize("wrong_ms", [-40 * 365 * DAY_MS, -DAY_MS, 30 * 365 * DAY_MS])
-def test_a_clock_that_is_wrong_for_two_days_takes_nothing_that_it_did_not_crowd_out(wrong_ms: int) -> None:
+def test_wrong_clock_for_two_days_removes_no_points_beyond_the_bounds(wrong_ms: int) -> None:
     found = filled(range(NOW - 100 * DAY_MS, NOW, FIVE * 12))
     before = found.total.points(DAY_MS, 0, NOW)
     for each in range(NOW + wrong_ms, NOW + wrong_ms + 2 * DAY_MS, FIVE):
@@ -119,7 +121,7 @@ def test_a_clock_that_is_wrong_for_two_days_takes_nothing_that_it_did_not_crowd_
     now = later + 3 * DAY_MS
     shown = found.total.points(FIVE, now - 2 * DAY_MS, now)
     assert [each.local_bytes for each in shown] == [77] * len(shown)
-    assert len(shown) > 570, "soon all is as if nothing had been"
+    assert len(shown) > 570, "the series must soon be complete again"
     days = found.total.points(DAY_MS, NOW - 100 * DAY_MS, now)
     kept = {each.at_ms for each in days}
     assert sum(each.at_ms in kept for each in before) >= len(before) - 3
@@ -129,19 +131,19 @@ def test_a_clock_that_is_wrong_for_two_days_takes_nothing_that_it_did_not_crowd_
         assert len(times) <= STEPS[step]
 
 
-def test_where_there_are_longer_steps_alone_they_are_shown() -> None:
+def test_coarser_steps_are_shown_if_no_finer_step_exists() -> None:
     found = filled(range(NOW - 40 * DAY_MS, NOW - 3 * DAY_MS, HOUR_MS))
-    assert found.total.step_for(2 * DAY_MS, NOW) == DAY_MS, "nothing"
+    assert found.total.step_for(2 * DAY_MS, NOW) == DAY_MS, "the finer steps must have no points here"
     assert found.total.points(DAY_MS, NOW - 2 * DAY_MS, NOW) == []
     found.add(at(NOW), {})
     assert found.total.step_for(2 * DAY_MS, NOW) == FIVE
     assert found.total.step_for(30 * DAY_MS, NOW) == HOUR_MS
     few = filled([NOW - 60 * MINUTE_MS, NOW], **{f"t{number}": 1 for number in range(TOPICS_MAX)})
-    assert few.of("t1").step_for(2 * DAY_MS, NOW) == HOUR_MS, "of the five minutes only the last is kept"
+    assert few.of("t1").step_for(2 * DAY_MS, NOW) == HOUR_MS, "only the last of the five-minute points is retained"
     assert few.of("none").points(FIVE, 0, NOW) == []
 
 
-def test_a_gap_ends_a_stretch_and_one_late_note_does_not() -> None:
+def test_gap_ends_a_stretch_and_a_single_late_note_does_not() -> None:
     times = [0, 5, 10, 19, 30, 31, 90, 200]
     found = list(stretches([at(each * MINUTE_MS) for each in times], FIVE))
     assert [[each.at_ms // MINUTE_MS for each in run] for run in found] == [[0, 5, 10, 19], [30, 31], [90], [200]]
@@ -162,7 +164,7 @@ POINTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(POINTS, max_size=20), st.dictionaries(st.text(min_size=1, max_size=9), POINTS, max_size=4))
-def test_a_file_gives_back_what_went_in(points: list[TierPoint], topics: dict[str, TierPoint]) -> None:
+def test_series_survives_an_encode_and_decode(points: list[TierPoint], topics: dict[str, TierPoint]) -> None:
     found = TierSeries()
     for each in points:
         found.add(each, topics)
@@ -174,10 +176,10 @@ def test_a_file_gives_back_what_went_in(points: list[TierPoint], topics: dict[st
         assert again.total.points(FIVE, newest, newest)[0].at_ms == newest
     joined = TierSeries.decoded(found.encoded())
     joined.join(again)
-    assert joined.encoded() == found.encoded(), "the same notes twice are the same notes"
+    assert joined.encoded() == found.encoded(), "merging the same notes again must change nothing"
 
 
-def test_a_damaged_file_is_found_out_and_a_newer_one_is_told() -> None:
+def test_damaged_file_is_corrupt_and_a_newer_version_is_refused() -> None:
     whole = filled(range(NOW, NOW + 3 * DAY_MS, HOUR_MS), orders=3).encoded()
     for cut in range(0, len(whole), 7):
         with pytest.raises(Corrupt):

@@ -1,4 +1,4 @@
-"""A figure that could not be read is null, the output names what was not read, and the exit code is not 0 (I11)."""
+"""A figure that could not be read is null, the output names the unread partitions, and the exit code is not 0 (I11)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def dead(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """The store answers nobody any more."""
+    """The store does not answer any more."""
 
     def refuse(*args: object, **more: object) -> None:
         raise Unavailable("reading an object", endpoint="http://127.0.0.1:9", cause="connection refused")
@@ -69,7 +69,7 @@ def dead(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
         "cost advise",
     ],
 )
-def test_a_command_with_a_dead_store_lists_what_was_not_read_and_exits_6(
+def test_command_with_a_dead_store_lists_unread_partitions_and_exits_6(
     dead: Path, capfd: pytest.CaptureFixture[str], words: str
 ) -> None:
     assert invoke([*words.split(), "-o", "json"]) == Exit.UNAVAILABLE
@@ -77,33 +77,31 @@ def test_a_command_with_a_dead_store_lists_what_was_not_read_and_exits_6(
     (unread,) = json.loads(out)["unread"]
     assert (unread["partitions"], unread["count"]) == (["orders/0", "orders/1"], 2)
     assert (unread["kind"], "connection refused" in unread["cause"]) == ("Unavailable", True)
-    assert err.count("connection refused") == 1, "one line for one cause"
+    assert err.count("connection refused") == 1, "one cause must be one line"
     assert "! 2 partitions (orders/0, orders/1): " in err
-    assert invoke(words.split()) == Exit.UNAVAILABLE, "the table too"
+    assert invoke(words.split()) == Exit.UNAVAILABLE, "the table must have the same exit code"
 
 
-def test_cost_show_with_a_dead_store_has_null_for_what_the_bucket_holds(
-    dead: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cost_show_with_a_dead_store_has_null_remote_figures(dead: Path, capfd: pytest.CaptureFixture[str]) -> None:
     invoke(["cost", "show", "-o", "json"])
     facts = json.loads(capfd.readouterr().out)
     rows = {row["topic"]: row for row in facts["topics"]}
     assert facts["dollars_per_month"] is None
     assert {name: rows["orders"][name] for name in OF_REMOTE} == dict.fromkeys(OF_REMOTE)
     assert rows["orders"]["local_bytes"] > 0
-    assert rows["plain"]["remote_bytes"] == 0, "what a topic without remote tier has there is known"
+    assert rows["plain"]["remote_bytes"] == 0, "the remote figure of an untiered topic is known to be zero"
     assert rows["plain"]["dollars_per_month"] > 0
     invoke(["cost", "show"])
     lines = capfd.readouterr().out.splitlines()
     assert lines[-1].split()[:3] == ["total", "-", "-"]
 
 
-def test_a_plan_with_a_dead_store_has_no_sums(dead: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_a_dead_store_has_null_sums(dead: Path, capfd: pytest.CaptureFixture[str]) -> None:
     invoke(["plan", "--summary", "-o", "json"])
     facts = json.loads(capfd.readouterr().out)
     names = ("now_dollars_per_month", "then_dollars_per_month", "dollars_once", "then_disk_bytes")
     assert {name: facts[name] for name in names} == dict.fromkeys(names)
-    assert facts["now_disk_bytes"] > 0, "the disk was read"
+    assert facts["now_disk_bytes"] > 0, "the local figure must be present"
 
 
 def test_get_offsets_with_a_dead_store_has_a_row_for_each_partition(
@@ -120,12 +118,12 @@ def test_get_offsets_with_a_dead_store_has_a_row_for_each_partition(
     assert invoke(["get-offsets", "orders/7"]) == Exit.FAILED
 
 
-def test_a_simulation_with_a_dead_store_has_no_figures(dead: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cost_simulate_with_a_dead_store_exits_6(dead: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["cost", "simulate", "orders", "--rate", "1GiB/d"]) == Exit.UNAVAILABLE
     assert "connection refused" in capfd.readouterr().err
 
 
-def test_a_log_that_does_not_open_has_null_figures_in_every_list(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_that_fails_to_open_has_null_figures_in_every_list(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke(["topic", "alter", "plain", "-X", "cleanup.policy=compact"]) == 0
     (home / "data" / "plain-0" / "leader-epoch-checkpoint").write_text("rubbish")
     capfd.readouterr()
@@ -152,11 +150,11 @@ def test_a_log_that_does_not_open_has_null_figures_in_every_list(home: Path, cap
         ([Unavailable("x"), Corrupt("x")], Exit.CORRUPTION),
     ],
 )
-def test_the_exit_code_of_unread_figures_is_that_of_the_gravest_cause(errors: list[LogError], code: Exit) -> None:
+def test_exit_code_of_unread_figures_is_that_of_the_most_severe_cause(errors: list[LogError], code: Exit) -> None:
     assert unread_code(errors) is code
 
 
-# -- the library, metrics, pages
+# -- library, metrics, web pages
 
 
 @pytest.fixture
@@ -170,7 +168,7 @@ def world() -> World:
     return made
 
 
-def test_a_report_without_the_store_knows_no_total_and_that_of_another_topic(world: World) -> None:
+def test_cost_report_without_the_store_has_no_total_but_one_for_untiered_topics(world: World) -> None:
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
         assert list(unread_partitions(manager)) == [NAME]
         assert cost_report(manager, NOW).total is None
@@ -182,7 +180,7 @@ def test_a_report_without_the_store_knows_no_total_and_that_of_another_topic(wor
         assert (cost_report(manager, NOW).total or 0) > 0
 
 
-def test_metrics_without_the_store_have_no_sample_of_work_that_hangs_on_it(world: World) -> None:
+def test_metrics_without_the_store_have_no_samples_of_remote_work(world: World) -> None:
     def actions(store: SwitchableStore) -> set[str]:
         with world.open(store=store) as manager:  # type: ignore[arg-type]
             samples = Metrics(manager, Observations()).samples(NOW)
@@ -192,7 +190,7 @@ def test_metrics_without_the_store_have_no_sample_of_work_that_hangs_on_it(world
     assert actions(SwitchableStore(world.store)) == {"CleanLog"}
 
 
-def test_tiles_of_a_page_without_the_store_show_no_zero(world: World) -> None:
+def test_web_tiles_without_the_store_show_unknown_instead_of_zero(world: World) -> None:
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:  # type: ignore[arg-type]
         found = site(world, manager)
         body = page(found, "/")
@@ -205,10 +203,10 @@ def test_tiles_of_a_page_without_the_store_show_no_zero(world: World) -> None:
         assert "could not be read" in page(found, "/cost", HTTPStatus.OK)
 
 
-# -- one cause is one line
+# -- one line for one cause
 
 
-def test_problems_that_differ_in_place_alone_are_one_line_with_a_count() -> None:
+def test_problems_that_differ_only_in_partition_are_one_line_with_a_count() -> None:
     def error(number: int) -> Unavailable:
         key = f"t/{number}/head"
         return Unavailable("reading an object", key=key, endpoint="http://s3:9000", cause="refused")

@@ -1,4 +1,4 @@
-"""From settings to objects: a manager that compresses and encrypts what it copies, and what its readers need for it."""
+"""Settings of object encoding: a manager compresses and encrypts its copies, readers decode them with the key ring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remote.keys import data_key, partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.key_rotation import rewrap, rewrap_keys
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.manifest.sealing import keyed
 from remote.manifest.view import CompactedView
 from remote.segments.chunk_table import RAW, ZSTD
@@ -31,7 +31,7 @@ from tiered.cli.main import invoke
 from tiered.config.config import Config
 from tiered.config.key_rings import load_key_ring
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import at_rest
+from tiered.config.topic_settings import object_encoding
 from tiered.health.doctor import State, examine
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog, open_remote
@@ -74,7 +74,7 @@ def write(manager, first, count):
     manager.roll("orders", now_ms=NOW)
 
 
-def test_a_manager_compresses_and_encrypts_and_everybody_with_the_ring_reads_it(world, ring_file, monkeypatch):
+def test_compressed_and_encrypted_copies_are_read_with_the_key_ring(world, ring_file, monkeypatch):
     config, url = world
     with LogManager.open(config, now_ms=NOW) as manager:
         manager.create_topic("orders", now_ms=NOW)
@@ -102,7 +102,7 @@ def test_a_manager_compresses_and_encrypts_and_everybody_with_the_ring_reads_it(
         assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
 
 
-def test_a_topic_whose_key_is_missing_is_refused_before_anything_is_written(world):
+def test_topic_with_an_unknown_key_is_refused_before_any_write(world):
     config, _ = world
     with LogManager.open(config, now_ms=NOW) as manager:
         with pytest.raises(
@@ -120,12 +120,12 @@ def test_a_topic_whose_key_is_missing_is_refused_before_anything_is_written(worl
         ({"remote.encryption.key.id": "two", "remote.storage.class": "GLACIER_IR"}, (RAW, "two", "GLACIER_IR")),
     ],
 )
-def test_settings_say_how_objects_are_kept(given, expected):
-    kept = at_rest(given, RING)
+def test_object_encoding_follows_the_settings(given, expected):
+    kept = object_encoding(given, RING)
     assert (kept.codec, kept.key_id, kept.storage_class) == expected
 
 
-def test_the_store_is_told_what_the_settings_say():
+def test_object_settings_of_the_store_follow_the_settings():
     settings = {
         **DEFAULTS,
         "remote.storage.class": "STANDARD_IA",
@@ -147,18 +147,18 @@ def test_the_store_is_told_what_the_settings_say():
         ({"remote.s3.client": "s3fs"}, {"client": "obstore"}, "obstore"),
     ],
 )
-def test_the_client_of_s3_is_that_of_the_settings_unless_the_options_name_one(given, options, chosen):
+def test_s3_client_comes_from_the_settings_unless_the_options_name_one(given, options, chosen):
     config = Config(data_dir="/x", remote_url="s3://bucket/x", remote_options=options, defaults=given)
     assert store_options(config) == {"client": chosen}
     assert store_options(Config(data_dir="/x", remote_url="hdfs://namenode/x", defaults=given)) == {}
 
 
-def test_a_key_for_kms_without_kms_is_refused(tmp_path):
+def test_kms_key_without_kms_encryption_is_refused(tmp_path):
     with pytest.raises(InvalidRequest, match="only KMS has keys"):
         Config.load(None, {"remote.sse.kms.key.id": "k"})
 
 
-def test_storage_classes_are_s3s(tmp_path):
+def test_storage_class_is_refused_for_a_store_other_than_s3(tmp_path):
     config = Config(
         data_dir=str(tmp_path), remote_url=f"file://{tmp_path}", defaults={"remote.storage.class": "STANDARD"}
     )
@@ -166,13 +166,13 @@ def test_storage_classes_are_s3s(tmp_path):
         configured_store(config)
 
 
-def test_rates_put_a_limit_around_the_store_and_their_absence_none(tmp_path):
+def test_store_is_throttled_only_if_a_rate_is_set(tmp_path):
     for given, limited in (({}, False), ({"remote.log.manager.fetch.max.bytes.per.second": "5MiB"}, True)):
         store = configured_store(Config(data_dir=str(tmp_path), remote_url=f"file://{tmp_path}", defaults=given))
         assert repr(store).startswith("ThrottledStore(") is limited
 
 
-def test_a_key_ring_comes_from_the_environment_before_the_file(ring_file):
+def test_key_ring_of_the_environment_takes_precedence_over_the_file(ring_file):
     assert load_key_ring(None, {}) is not None
     assert "one" not in load_key_ring(None, {})
     assert "one" in load_key_ring(ring_file, {})
@@ -185,7 +185,7 @@ def test_a_key_ring_comes_from_the_environment_before_the_file(ring_file):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o644, 0o604, 0o602, 0o620, 0o666])
-def test_a_ring_that_other_users_may_read_or_change_is_refused_at_start_and_by_doctor(world, ring_file, mode):
+def test_key_ring_accessible_to_other_users_is_refused_at_start_and_by_doctor(world, ring_file, mode):
     config, _ = world
     Path(ring_file).chmod(mode)
     found = [each for each in examine(config, may_write=False) if each.check == "key-ring"]
@@ -202,14 +202,14 @@ def test_a_ring_that_other_users_may_read_or_change_is_refused_at_start_and_by_d
         open_remote("file:///nowhere", key_ring=ring_file)
 
 
-def test_a_configuration_may_name_the_ring_and_not_hold_it(tmp_path):
+def test_configuration_names_the_key_ring_file_and_holds_no_keys(tmp_path):
     toml = tmp_path / "tiered.toml"
     toml.write_text('[remote]\nkey_ring = "keys"\n')
     assert Config.load(str(toml)).key_ring == str(tmp_path / "keys")
     assert Config.load(str(toml), environ={"TIERED_KEYS": "x", "TIERED_KEY_RING": "y"}).key_ring is not None
 
 
-# --- rotation ---------------------------------------------------------------------------------------------------------
+# --- rotation -------------------------------------------------------------------------------------------------------
 
 
 def written(config, topic_settings=None, batches=2):
@@ -222,7 +222,7 @@ def written(config, topic_settings=None, batches=2):
     return manager
 
 
-def test_keys_are_rotated_without_touching_an_object(world):
+def test_key_rotation_changes_no_data_object(world):
     config, url = world
     store = open_store(url)
     with written(config) as manager:
@@ -233,7 +233,7 @@ def test_keys_are_rotated_without_touching_an_object(world):
         assert {row.key_id for row in held.head().segments} == {"two"}
         sequence = held.head().sequence
         assert rewrap_keys(held.metadata, RING, "two", NOW) == 0
-        assert held.head().sequence == sequence, "nothing to do, nothing committed"
+        assert held.head().sequence == sequence, "a rotation without changes must commit nothing"
     assert {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key} == before
     with RemoteLog(store, keys=KeyRing({"two": KEYS["two"]})) as bucket:
         assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
@@ -242,16 +242,16 @@ def test_keys_are_rotated_without_touching_an_object(world):
 PREFIX = partition_prefix("t", "A" * 22, 0)
 
 
-def test_rotation_reaches_rows_in_pages_and_views():
+def test_rotation_covers_entries_in_manifest_pages_and_views():
     rows = tuple(wrapped_row(f"U{at}", 10 * at, 10 * at + 10, "one") for at in range(40))
     plain = row("P", 400, 410)
     store = keyed(MemoryStore(), RING)
-    rule = SpillRule(head_bytes_max=1500, page_rows_max=10, page_rows_min=5, kept_rows_min=5)
+    rule = PageRule(manifest_bytes_max=1500, page_rows_max=10, page_rows_min=5, kept_rows_min=5)
     log = MetadataLog(store, PREFIX, rule=rule)
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
     for each in (*rows, plain):
         log.commit(add_segments([each]), 0)
-    assert log.cached.spills, "some of the rows are in pages"
+    assert log.cached.spills, "some entries must be in manifest pages"
     view = CompactedView(name="latest", horizon_offset=10, rows=(wrapped_row("V", 0, 10, "one", view="latest"),))
     changed = rewrap(RING, "two", PREFIX)(replace(log.cached, views=(view,)))
     assert [each.key_id for each in changed.views[0].rows] == ["two"]
@@ -262,8 +262,11 @@ def test_rotation_reaches_rows_in_pages_and_views():
         RING.open_object("two", each.wrapped_key, PREFIX + each.data_key)
 
 
-def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotation():
-    """It had no answer, and nothing came of it yet: who is told that the key can go is not to find it used then."""
+def test_delayed_commit_cannot_add_an_entry_under_the_old_key_after_rotation():
+    """1. A commit in doubt had no answer and is not applied yet.
+    2. The rotation reports that the old key is no longer used, so the operator may delete it.
+    3. The delayed commit must then fail.
+    """
     store, held_up = MemoryStore(), []
 
     class HeldUp:
@@ -296,13 +299,13 @@ def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotat
 
 
 def wrapped_row(name, base, following, key_id, view=None):
-    """A row under a key of the ring, as it can stand in a head."""
+    """A manifest entry whose data key is wrapped by a key of the ring."""
     key = data_key(base, following - 1, 1, ulid_of(name), view=view, is_encrypted=True)
     _, wrapped = RING.new_object(key_id, PREFIX + key)
     return row(name, base, following, view=view, data_key=key, key_id=key_id, wrapped_key=wrapped)
 
 
-def test_without_the_old_key_nothing_is_rotated(world):
+def test_rotation_without_the_old_key_changes_nothing(world):
     config, _ = world
     with written(config, batches=1) as manager:
         held = manager.partitions()[0]
@@ -312,7 +315,7 @@ def test_without_the_old_key_nothing_is_rotated(world):
         assert held.head() == before
 
 
-def test_the_command_tells_which_keys_are_used_and_changes_them(world, tmp_path, capsys):
+def test_rotate_keys_command_shows_the_used_keys_and_changes_them(world, tmp_path, capsys):
     config, _ = world
     written(config).close()
     command = ["-C", str(tmp_path), "-X", "remote.encryption.key.id=two", "rotate-keys", "-o", "json"]
@@ -323,12 +326,12 @@ def test_the_command_tells_which_keys_are_used_and_changes_them(world, tmp_path,
 
     expected = ran("--dry-run")["rewrapped"]
     assert expected > 0
-    assert ran("--dry-run")["keys"] == f"one:{expected}", "the dry run changed nothing"
+    assert ran("--dry-run")["keys"] == f"one:{expected}", "the dry run must change nothing"
     assert ran()["rewrapped"] == expected
     assert (ran()["keys"], ran()["rewrapped"], ran()["sealed"]) == (f"two:{expected}", 0, 0)
 
 
-def test_rotate_keys_exits_4_where_a_manifest_of_a_partition_is_damaged(world, tmp_path, capsys):
+def test_rotate_keys_with_a_damaged_manifest_exits_4(world, tmp_path, capsys):
     config, _ = world
     written(config).close()
     for path in (tmp_path / "bucket").rglob("meta/head/*"):
@@ -342,7 +345,7 @@ def test_rotate_keys_exits_4_where_a_manifest_of_a_partition_is_damaged(world, t
         assert "checksum differs" in told
 
 
-def test_copies_tell_how_far_they_are(world):
+def test_copies_report_their_progress(world):
     config, _ = world
     told = []
     with LogManager.open(config, now_ms=NOW) as manager:

@@ -1,8 +1,8 @@
-"""Every writer of data objects under every setting of the remote tier, from the command line to the bytes.
+"""Object encoding of every writer of data objects, under every setting of the remote tier.
 
-A writer is a function that fills a bucket by one command under given settings; the entries that it wrote are what the
-manifests name then. What a setting must do to an entry stands in `ENCODINGS`. `test_bulk_ingest_*` are the library's,
-since ingest has no command.
+A writer is a function that fills a bucket by one command under given settings. Its entries are read from the
+manifests. `ENCODINGS` says what a setting must do to an entry. `test_bulk_ingest_*` use the library, because ingest
+has no command.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from test_ingest import head, plan, write
 import tiered
 from local.errors import InvalidRequest
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.sealing import keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments import object_encoding as at_rest_module
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
@@ -44,14 +44,14 @@ from tiered.stores.object_encoding import KEY_ID, BucketSettings, kept_as, with_
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 PLAIN = ("-X", "cleanup.policy=delete")  # a broker of these tests has no metadata
-MARK = b"value "  # in the records of every writer
+MARK = b"value "  # part of every record of every writer
 LEVEL = "19"
 Settings = dict[str, str]
 
 
 @dataclass
 class Place:
-    """A node directory with a configuration, its bucket, and a broker's directory beside it."""
+    """A node directory with a configuration, its bucket, and the directory of a broker."""
 
     home: Path
     told: list[str] = field(default_factory=list)
@@ -84,8 +84,8 @@ class Place:
         assert self.run("append", topic, str(self.home / "lines"), "-K", ":") == 0
         assert self.run("run", "--once") == 0
 
-    def entries(self, url: str | None = None) -> list[tuple[str, RemoteSegment]]:
-        """Every entry that a manifest names, with its partition's prefix."""
+    def entries(self, url: str | None = None) -> list[tuple[str, SegmentEntry]]:
+        """Every entry that a manifest names, with the prefix of its partition."""
         store = keyed(open_store(url or self.url), KeyRing(KEYS))
         found = []
         for name in list_partitions(store):
@@ -98,7 +98,7 @@ class Place:
         return found
 
     def objects(self) -> list[Path]:
-        """Data objects of the bucket, without what belongs to readers and manifests."""
+        """Data objects of the bucket, without pins and manifests."""
         return [each for each in (self.home / "bucket").rglob("*.log*") if each.is_file()]
 
 
@@ -115,7 +115,7 @@ def _manager(place: Place, settings: Settings) -> int:
 
 
 def _after(*command: str, topic: str = "t", own: tuple[str, ...] = ()) -> Writer:
-    """A writer that works on what a manager has copied in plaintext before."""
+    """A writer that works on segments that a manager copied as plaintext before."""
 
     def write(place: Place, settings: Settings) -> int:
         place.configure({})
@@ -142,7 +142,7 @@ def _adopt(*, is_compacted: bool) -> Writer:
 
 
 def _adopt_with_options(place: Place, settings: Settings) -> int:
-    """As the operator of a broker says it, by -X."""
+    """Adopt with the settings given by -X, like the operator of a broker."""
     place.configure({})
     broker = Broker(place.home)
     broker.send(300)
@@ -189,15 +189,15 @@ WRITERS: dict[str, Writer] = {
     "repair": _repair,
 }
 WRITERS["recode"] = _after("rewrite", "recode", "t", "--codec", "zstd", "--yes")
-KEEPS_CODEC = {"merge", "repair", "recode"}  # the codec is that of the entry, or the one that is asked for
+KEEPS_CODEC = {"merge", "repair", "recode"}  # the codec comes from the entry or from an option
 
 
-def _written(place: Place) -> list[tuple[str, RemoteSegment]]:
-    """The entries that the writer under test made: what stood there before it is left out."""
+def _written(place: Place) -> list[tuple[str, SegmentEntry]]:
+    """The entries made by the writer under test, without those that existed before."""
     return [(prefix, row) for prefix, row in place.entries() if row.ulid not in place.told]
 
 
-def _is_in_the_clear(place: Place, prefix: str, row: RemoteSegment) -> bool:
+def _is_in_the_clear(place: Place, prefix: str, row: SegmentEntry) -> bool:
     return MARK in (place.home / "bucket" / (prefix + row.data_key)).read_bytes()
 
 
@@ -207,17 +207,17 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_encrypts_under_the_configured_key(writer: str, place: Place) -> None:
+def test_every_writer_encrypts_under_the_configured_key(writer: str, place: Place) -> None:
     assert WRITERS[writer](place, {KEY_ID: "one"}) == 0
     written = _written(place)
-    assert written, "the writer has written something"
+    assert written, "the writer must have written an entry"
     assert {row.key_id for _, row in written} == {"one"}
     assert not any(_is_in_the_clear(place, prefix, row) for prefix, row in written)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_without_a_key_writes_plaintext(writer: str, place: Place) -> None:
-    """The mark is found where it may be: so the test above can fail."""
+def test_every_writer_without_a_key_writes_plaintext(writer: str, place: Place) -> None:
+    """The mark is found in plaintext objects. So the search of the encryption test can fail."""
     assert WRITERS[writer](place, {}) == 0
     written = _written(place)
     assert {row.key_id for _, row in written} == {None}
@@ -229,7 +229,7 @@ def test_a_writer_without_a_key_writes_plaintext(writer: str, place: Place) -> N
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_compresses_as_the_settings_say(writer: str, place: Place, monkeypatch) -> None:
+def test_every_writer_compresses_as_configured(writer: str, place: Place, monkeypatch) -> None:
     levels = set()
     inner = at_rest_module._compressed
 
@@ -251,7 +251,7 @@ def test_a_writer_compresses_as_the_settings_say(writer: str, place: Place, monk
     ids=lambda given: next(iter(given)),
 )
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_setting_that_a_writer_cannot_honour_is_refused(writer: str, settings: Settings, place: Place, capfd) -> None:
+def test_setting_that_a_writer_cannot_apply_is_refused(writer: str, settings: Settings, place: Place, capfd) -> None:
     """A key that the ring lacks, and settings of S3 for a bucket that is a directory."""
     assert WRITERS[writer](place, settings) != 0
     assert _written(place) == []
@@ -259,8 +259,8 @@ def test_a_setting_that_a_writer_cannot_honour_is_refused(writer: str, settings:
     assert any(name in said for name in settings) or "S3's" in said
 
 
-def test_every_setting_of_the_remote_tier_is_known_to_these_tests() -> None:
-    """A new setting of the remote tier takes a place: in the tests above, or among those that touch no object."""
+def test_every_remote_setting_is_covered_or_listed_as_irrelevant() -> None:
+    """A new setting of the remote tier must be added to the tests above, or to the settings that change no object."""
     encoding = {KEY_ID, "remote.compression", "remote.compression.zstd.level", "remote.storage.class", "remote.sse"}
     of_store = {"remote.sse.kms.key.id", "remote.s3.client", "remote.immutable"}
     rates = {f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch")}
@@ -276,7 +276,7 @@ def test_every_setting_of_the_remote_tier_is_known_to_these_tests() -> None:
 
 @pytest.mark.parametrize("name", ["remote.log.copy.disable=true", "remote.copy.lag.ms=1h", "remote.copy.lag.bytes=1"])
 @pytest.mark.parametrize("where", ["option", "file"])
-def test_adopt_refuses_a_setting_about_copying_in_time(name: str, where: str, place: Place, capfd) -> None:
+def test_adopt_refuses_settings_of_copy_lag(name: str, where: str, place: Place, capfd) -> None:
     key, _, value = name.partition("=")
     place.configure({key: value} if where == "file" else {})
     broker = Broker(place.home)
@@ -298,13 +298,13 @@ def test_a_copy_to_another_bucket_encrypts_what_was_plaintext(place: Place) -> N
     assert {row.key_id for _, row in place.entries(url)} == {"one"}
 
 
-def test_recode_removes_encryption_when_it_is_told_to(place: Place) -> None:
+def test_recode_with_decrypt_removes_encryption(place: Place) -> None:
     assert _manager(place, {KEY_ID: "one"}) == 0
     assert place.run("rewrite", "recode", "t", "--decrypt", "--yes") == 0
     assert {row.key_id for _, row in place.entries()} == {None}
 
 
-def test_an_import_tells_the_manifest_of_the_key_it_was_given(place: Place) -> None:
+def test_import_with_a_key_id_sets_the_key_in_the_manifest(place: Place) -> None:
     place.configure({})
     write_log(place.home / "unused" / "orders-eu-3")
     (place.home / "theirs").mkdir()
@@ -322,19 +322,19 @@ def test_an_import_tells_the_manifest_of_the_key_it_was_given(place: Place) -> N
     assert newest.properties == {KEY_ID: "two"}
 
 
-# --- jobs without the configuration of a node -------------------------------------------------------------------------
+# --- jobs without a node configuration ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_setting", [True, False])
-def test_bulk_ingest_behind_encrypted_entries_is_encrypted(has_setting: bool) -> None:
-    """Spark knows a bucket and no node: the second job says nothing of a key."""
+def test_bulk_ingest_after_encrypted_entries_is_encrypted(has_setting: bool) -> None:
+    """Spark has a bucket and no node configuration. The second job has no key setting."""
     ring = KeyRing(KEYS)
     store = keyed(MemoryStore(), ring)
     first = plan(store, settings={"segment.bytes": "4096", KEY_ID: "one"}, create_partitions=1, keys=ring)
     commit_ingest(store, first, [write(store, first, 0, {0: 100}, keys=ring)], now_ms=first.now_ms)
     log = MetadataLog(store, first.targets[0].name.prefix)
     if not has_setting:
-        other = GuestLog(store, first.targets[0].name.prefix)
+        other = CoWriterLog(store, first.targets[0].name.prefix)
         other.join(epoch=log.refresh().epoch)
         other.commit(set_properties({}), first.now_ms)
     second = plan(store, settings={"segment.bytes": "4096"}, create_partitions=None, job_id="later", keys=ring)
@@ -350,7 +350,7 @@ def test_bulk_ingest_without_the_key_in_its_ring_is_refused() -> None:
         write(store, first, 0, {0: 100})
 
 
-def test_the_key_of_settings_comes_before_the_key_of_entries(place: Place) -> None:
+def test_key_of_the_settings_takes_precedence_over_the_key_of_entries(place: Place) -> None:
     assert _manager(place, {KEY_ID: "one"}) == 0
     entries = [row for _, row in place.entries()]
     assert with_key_of({}, entries)[KEY_ID] == "one"
@@ -360,7 +360,7 @@ def test_the_key_of_settings_comes_before_the_key_of_entries(place: Place) -> No
 
 
 @pytest.mark.parametrize("stored", [None, "GLACIER_IR"])
-def test_an_entry_that_is_rewritten_tells_the_class_the_store_was_opened_with(stored: str | None, place: Place) -> None:
+def test_rewritten_entry_has_the_storage_class_of_the_opened_store(stored: str | None, place: Place) -> None:
     assert _manager(place, {}) == 0
     entry = replace(place.entries()[0][1], storage_class=stored)
     assert kept_as(entry).storage_class == stored
@@ -372,29 +372,29 @@ def test_an_entry_that_is_rewritten_tells_the_class_the_store_was_opened_with(st
             assert kept_as(entry, known).storage_class == expected
 
 
-# --- the structure ----------------------------------------------------------------------------------------------------
+# --- structure ------------------------------------------------------------------------------------------------------
 
 
-def test_no_writer_makes_an_object_encoding_of_its_own() -> None:
-    """`AtRest` is constructed in two modules alone, and every upload of a segment is given one."""
+def test_no_writer_constructs_its_own_object_encoding() -> None:
+    """`ObjectEncoding` is constructed in two modules only, and every upload of a segment is given one."""
     makers, bare = set(), []
     for path in Path(tiered.__file__).parent.rglob("*.py"):
         for call in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call)):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
-            if name == "AtRest":
+            if name == "ObjectEncoding":
                 makers.add(path.stem)
-            if name == "copy_segment" and "at_rest" not in {word.arg for word in call.keywords}:
+            if name == "copy_segment" and "object_encoding" not in {word.arg for word in call.keywords}:
                 bare.append(f"{path.stem}:{call.lineno}")
     assert makers == {"topic_settings", "object_encoding"}
     assert bare == []
 
 
-# --- a bucket that is named by its address ----------------------------------------------------------------------------
+# --- bucket named by its address ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [["import"], ["adopt"], ["compact", "t"], ["rewrite", "merge"]])
 @pytest.mark.parametrize("setting", ["remote.storage.class=STANDARD_IA", "remote.sse=AES256"])
-def test_settings_of_s3_are_refused_for_another_bucket_by_address(
+def test_s3_settings_are_refused_for_a_bucket_address_that_is_not_s3(
     command: list[str], setting: str, place: Place, capfd
 ) -> None:
     place.configure({})
@@ -405,7 +405,7 @@ def test_settings_of_s3_are_refused_for_another_bucket_by_address(
     assert "S3's" in capfd.readouterr().err
 
 
-def test_every_setting_of_the_store_holds_for_a_bucket_by_address(tmp_path: Path, monkeypatch) -> None:
+def test_every_store_setting_applies_to_a_bucket_address(tmp_path: Path, monkeypatch) -> None:
     opened = {}
 
     def open_store(url, options, *, objects, **named):
@@ -430,7 +430,7 @@ def test_every_setting_of_the_store_holds_for_a_bucket_by_address(tmp_path: Path
         assert repr(store).startswith("ThrottledStore(ImmutableStore(")
 
 
-def test_the_key_of_the_environment_holds_for_a_bucket_by_address(place: Place, monkeypatch) -> None:
+def test_encryption_key_of_the_environment_applies_to_a_bucket_address(place: Place, monkeypatch) -> None:
     place.configure({})
     broker = Broker(place.home)
     broker.send(300)
@@ -441,13 +441,13 @@ def test_the_key_of_the_environment_holds_for_a_bucket_by_address(place: Place, 
     assert {row.key_id for _, row in place.entries()} == {"one"}
 
 
-# --- what was uploaded in the clear before ----------------------------------------------------------------------------
+# --- plaintext of earlier uploads -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deep", [True, False])
 @pytest.mark.parametrize("by", ["file", "manifest"])
-def test_scrub_finds_plaintext_where_the_topic_is_encrypted(deep: bool, by: str, place: Place, capfd) -> None:
-    """As a sidecar of an earlier version left it: the settings name a key, and the segments are plaintext."""
+def test_scrub_finds_plaintext_segments_of_an_encrypted_topic(deep: bool, by: str, place: Place, capfd) -> None:
+    """An earlier version of the sidecar left this state: the settings name a key, and the segments are plaintext."""
     place.configure({})
     broker = Broker(place.home)
     broker.send(300)
@@ -459,7 +459,7 @@ def test_scrub_finds_plaintext_where_the_topic_is_encrypted(deep: bool, by: str,
     place.configure({KEY_ID: "one"} if by == "file" else {})
     if by == "manifest":
         store = keyed(open_store(place.url), KeyRing(KEYS))
-        log = GuestLog(store, list_partitions(store)[0].prefix)
+        log = CoWriterLog(store, list_partitions(store)[0].prefix)
         log.join()
         log.commit(set_properties({KEY_ID: "one"}), 1)
         store.close()

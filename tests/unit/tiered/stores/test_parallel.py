@@ -1,4 +1,4 @@
-"""The same work on several things at once."""
+"""Parallel work on several items."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tiered.stores.parallel import side_by_side
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_answers_come_in_the_order_of_the_things(count: int, threads: int) -> None:
+def test_results_have_the_order_of_the_items(count: int, threads: int) -> None:
     assert side_by_side(lambda each: each * 2, range(count), threads=threads, name="t") == [*range(0, 2 * count, 2)]
 
 
-def test_no_more_are_at_work_at_once_than_asked_for_and_as_many_are() -> None:
+def test_exactly_the_requested_number_of_threads_work_at_once() -> None:
     together = threading.Barrier(3, timeout=60)
     at_work, most = 0, 0
     lock = threading.Lock()
@@ -36,7 +36,7 @@ def test_no_more_are_at_work_at_once_than_asked_for_and_as_many_are() -> None:
     assert most == 3
 
 
-def test_nothing_begins_after_an_error_which_is_raised_and_what_was_under_way_is_waited_for() -> None:
+def test_error_stops_new_items_waits_for_running_ones_and_is_raised() -> None:
     begun: list[int] = []
     ended: list[int] = []
 
@@ -45,7 +45,7 @@ def test_nothing_begins_after_an_error_which_is_raised_and_what_was_under_way_is
         if at == 1:
             raise ValueError("one")
         while sum(each.name.startswith("failing_") for each in threading.enumerate()) > 1:
-            time.sleep(0.001)  # until the other one is through with its error
+            time.sleep(0.001)  # until the failed thread has ended
         ended.append(at)
 
     with pytest.raises(ValueError, match="one"):
@@ -54,7 +54,7 @@ def test_nothing_begins_after_an_error_which_is_raised_and_what_was_under_way_is
     assert ended == [0]
 
 
-def test_a_process_that_is_interrupted_meanwhile_ends() -> None:
+def test_interrupted_process_ends_without_waiting_for_its_threads() -> None:
     program = """
 import os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background by a shell ignores it

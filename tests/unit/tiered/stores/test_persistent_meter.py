@@ -1,4 +1,4 @@
-"""Requests counted by verb and topic, and kept over restarts and crashes."""
+"""Store requests counted by verb and topic, and persisted over restarts and crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.cost.topic_cost import cost_report
-from tiered.stores.persistent_meter import FILE, KeptMeter, RequestHistory, added, month_of, read_history
+from tiered.stores.persistent_meter import FILE, PersistentMeter, RequestHistory, added, month_of, read_history
 
 ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
 
@@ -47,7 +47,7 @@ def test_requests_are_counted_by_verb_and_topic():
     assert store.counts() == sum(store.counts_by_topic().values(), RequestCounts())
 
 
-def test_what_a_manager_sent_is_there_after_a_restart_and_added_to():
+def test_request_counts_continue_after_a_restart():
     world, sent = World(), []
     for turn in range(3):
         with world.open(now_ms=NOW + turn * HOUR) as manager:
@@ -65,10 +65,10 @@ def test_what_a_manager_sent_is_there_after_a_restart_and_added_to():
     assert {name[:2] for name in history.months[month]} <= {"t-", ""}
 
 
-def test_counts_belong_to_the_month_they_were_sent_in_and_old_months_go():
+def test_counts_belong_to_their_month_and_old_months_are_removed():
     disk, store = ModelDisk(), MemoryStore("memory://b")
     disk.make_directory("./d")
-    meter = KeptMeter(store, lambda: (disk, "./d"), NOW)
+    meter = PersistentMeter(store, lambda: (disk, "./d"), NOW)
     for turn in range(20):
         meter.put(f"{ORDERS}/0/x", b"1")
         meter.keep(NOW + turn * 31 * DAY)
@@ -80,10 +80,10 @@ def test_counts_belong_to_the_month_they_were_sent_in_and_old_months_go():
     assert month_of(history.since_ms) == next(iter(history.months))
 
 
-def test_nothing_is_written_while_nothing_is_sent_nor_more_often_than_once_a_minute():
+def test_counts_are_written_only_after_requests_and_at_most_once_a_minute():
     disk, store = ModelDisk(), MemoryStore("memory://b")
     disk.make_directory("./d")
-    meter = KeptMeter(store, lambda: (disk, "./d"), NOW)
+    meter = PersistentMeter(store, lambda: (disk, "./d"), NOW)
     meter.keep(NOW + DAY)
     assert not disk.exists("./d/" + FILE)
     meter.put(f"{ORDERS}/0/x", b"1")
@@ -99,7 +99,7 @@ def test_nothing_is_written_while_nothing_is_sent_nor_more_often_than_once_a_min
     assert disk.digest() == before
 
 
-def test_a_manager_that_only_looks_and_one_that_is_abandoned_write_nothing():
+def test_read_only_and_abandoned_managers_write_no_counts():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -111,12 +111,12 @@ def test_a_manager_that_only_looks_and_one_that_is_abandoned_write_nothing():
     assert kept(world) == before
 
 
-def test_a_power_cut_at_any_moment_leaves_the_old_counts_or_the_new_ones():
+def test_power_cut_leaves_the_old_counts_or_the_new_ones():
     for cut in range(12):
         disk, store = ModelDisk(), MemoryStore("memory://b")
         disk.make_directory("./d")
         disk.sync_directory(".")
-        meter = KeptMeter(store, lambda disk=disk: (disk, "./d"), NOW)
+        meter = PersistentMeter(store, lambda disk=disk: (disk, "./d"), NOW)
         meter.put(f"{ORDERS}/0/x", b"1")
         meter.keep()
         meter.put(f"{ORDERS}/0/x", b"1")
@@ -129,7 +129,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_counts_or_the_new_ones():
             assert found.total().puts in (1, 2)
 
 
-def test_a_write_that_failed_counts_nothing_twice():
+def test_failed_write_counts_no_request_twice():
     from local.errors import DiskFailed
 
     disk, store = ModelDisk(), MemoryStore("memory://b")
@@ -145,7 +145,7 @@ def test_a_write_that_failed_counts_nothing_twice():
             if failing["is"]:
                 raise DiskFailed("the disk fails")
 
-    meter = KeptMeter(store, lambda: (Failing(), "./d"), NOW)
+    meter = PersistentMeter(store, lambda: (Failing(), "./d"), NOW)
     meter.put(f"{ORDERS}/0/x", b"1")
     meter.keep()
     failing["is"] = False
@@ -156,7 +156,7 @@ def test_a_write_that_failed_counts_nothing_twice():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"version": 2}', b"\xff"])
-def test_a_file_that_cannot_be_read_is_begun_anew_and_said_so(body, caplog):
+def test_unreadable_file_is_restarted_and_logged(body, caplog):
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_read_is_begun_anew_and_said_so(body, caplog):
     assert "begun anew" in caplog.text
 
 
-def test_counts_of_another_store_are_not_added_to():
+def test_counts_of_another_store_are_not_continued():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
@@ -192,7 +192,7 @@ def test_counts_survive_a_store_that_is_down():
     assert down.closed == 1
 
 
-def test_added_leaves_what_it_was_given():
+def test_added_does_not_modify_its_arguments():
     history = RequestHistory(url="u", since_ms=NOW, upto_ms=NOW)
     more = added(history, {ORDERS: RequestCounts(puts=1), CLICKS: RequestCounts()}, NOW)
     assert history.months == {}
@@ -200,19 +200,19 @@ def test_added_leaves_what_it_was_given():
     assert more.recent(ORDERS, NOW)[0].puts == 1
 
 
-def test_a_topic_is_metered_since_its_own_first_request_not_since_the_place_began():
+def test_topic_is_metered_since_its_own_first_request():
     one, later = RequestCounts(puts=1), NOW + 90 * DAY
     history = added(RequestHistory(url="u", since_ms=NOW, upto_ms=NOW), {ORDERS: one}, NOW + HOUR)
     history = added(history, {ORDERS: one, CLICKS: one}, later)
     history = added(history, {ORDERS: one, CLICKS: one}, later + DAY)
     assert history.begun == {ORDERS: NOW, CLICKS: later}
     assert history.recent(CLICKS, later + DAY) == (RequestCounts(puts=2), DAY)
-    # A file of before: no moment is known, so it is the first month that has counts of the topic.
+    # A file of an older version has no start for the topic, so its first month with counts is used.
     old = replace(history, begun={})
     assert old.recent(CLICKS, later)[1] == later - history.rate_since_ms(later)
     told = added(old, {CLICKS: one}, later + 2 * DAY)
     assert month_of(told.begun[CLICKS]) == month_of(later)
-    # What goes with its months takes its moment along.
+    # The start of a topic is removed with its last month.
     gone = added(history, {ORDERS: one}, NOW + 800 * DAY)
     assert CLICKS in gone.begun
     for turn in range(14):
@@ -221,7 +221,7 @@ def test_a_topic_is_metered_since_its_own_first_request_not_since_the_place_bega
     assert gone.since_ms >= NOW + 800 * DAY
 
 
-def test_the_bill_of_a_young_topic_is_not_spread_over_the_years_of_the_place():
+def test_bill_of_a_new_topic_covers_only_the_time_since_its_start():
     world = World()
     with world.open(now_ms=NOW) as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -240,11 +240,11 @@ def test_the_bill_of_a_young_topic_is_not_spread_over_the_years_of_the_place():
     assert sent.puts > 0
 
 
-def test_a_month_is_foretold_from_what_was_sent_of_late_not_from_a_year():
-    """28 days at least where there are as many, two calendar months at most."""
+def test_monthly_forecast_uses_the_recent_requests_only():
+    """The period is at least 28 days where there are as many, and at most two calendar months."""
     history = RequestHistory(url="u", since_ms=NOW, upto_ms=NOW)
     for turn in range(375):
-        puts = 1000 if turn < 300 else 1  # a backfill, long ago
+        puts = 1000 if turn < 300 else 1  # a backfill long ago
         history = added(history, {ORDERS: RequestCounts(puts=puts)}, NOW + turn * DAY)
         counts, period_ms = history.recent(ORDERS, NOW + turn * DAY)
         assert period_ms == min(turn * DAY, NOW + turn * DAY - history.rate_since_ms(NOW + turn * DAY))
@@ -255,11 +255,11 @@ def test_a_month_is_foretold_from_what_was_sent_of_late_not_from_a_year():
     assert history.total().puts > 100_000
 
 
-def test_a_first_start_with_a_clock_that_was_never_set_does_not_begin_in_1970():
-    """The time comes with a round, or never."""
+def test_first_start_with_an_unset_clock_does_not_begin_in_1970():
+    """The correct time comes with a maintenance round, or never."""
     disk, counted = ModelDisk(), [5_000]
     disk.make_directory("./d")
-    meter = KeptMeter(MemoryStore("memory://b"), lambda: (disk, "./d"), 60_000, counted=lambda: counted[0])
+    meter = PersistentMeter(MemoryStore("memory://b"), lambda: (disk, "./d"), 60_000, counted=lambda: counted[0])
     meter.put(f"{ORDERS}/0/x", b"1")
     meter.keep(90_000)
     meter.keep()
@@ -274,7 +274,7 @@ def test_a_first_start_with_a_clock_that_was_never_set_does_not_begin_in_1970():
     assert list(history.months) == [month_of(NOW)]
 
 
-def test_what_a_clock_wrote_that_was_ahead_is_of_now():
+def test_counts_written_by_a_clock_that_was_ahead_are_moved_to_now():
     one = RequestCounts(puts=1)
     history = added(RequestHistory(url="u", since_ms=NOW + 900 * DAY, upto_ms=NOW), {ORDERS: one}, NOW + 900 * DAY)
     history = added(history, {ORDERS: one, CLICKS: one}, NOW)

@@ -1,4 +1,4 @@
-"""While the store is away, offsets on the disk are served and appends are acknowledged at once, on any store."""
+"""Unreachable store: offsets on the disk are served and appends acknowledged without a wait, on any store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from tiered.cli.main import invoke
 from tiered.stores import configured_store, short_deadline_store
-from tiered.stores.short_deadline_store import BriefStore, HastyStore
+from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
 
 
 class Away:
-    """A store that is away, refuses or is not there, while `error` is set; what it was asked is counted."""
+    """A store that fails every call with `error` while it is set, and records the calls."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner, self.url, self.error = inner, inner.url, None
@@ -28,7 +28,7 @@ class Away:
     error: LogError | None
 
     def close(self) -> None:
-        """The bucket outlives the commands."""
+        """Keep the bucket open after a command."""
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         def call(*args: object, **more: object) -> object:
@@ -54,7 +54,7 @@ def waits() -> list[float]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch, waits: list[float]) -> Away:
-    """A directory with records of a tiered topic on its disk, all in the bucket but the newest."""
+    """A directory with a tiered topic whose records are on the disk, and in the bucket except for the newest."""
     away = Away(MemoryStore("memory://bucket"))
 
     def opened(url: str, options: object, *, policy: RetryPolicy | None = None, **more: object) -> ObjectStore:
@@ -74,7 +74,9 @@ def home(tmp_path: Path, monkeypatch, waits: list[float]) -> Away:
 
 
 @pytest.mark.parametrize("why", sorted(ERRORS))
-def test_offsets_on_the_disk_are_served_without_a_wait(home: Away, capfd, waits: list[float], why: str) -> None:
+def test_consume_of_local_offsets_with_a_dead_store_does_not_wait(
+    home: Away, capfd, waits: list[float], why: str
+) -> None:
     home.error = ERRORS[why]
     for start, first in (("start", 0), ("2", 2), ("-3", 2), ("@0", 0), ("end", 5)):
         capfd.readouterr()
@@ -85,11 +87,13 @@ def test_offsets_on_the_disk_are_served_without_a_wait(home: Away, capfd, waits:
         assert err.count("served without the remote tier") == 1
         assert home.error.attempt in err
     assert waits == []
-    assert 0 < len(home.asked) <= 5 * 2, "each partition is asked about once at most"
+    assert 0 < len(home.asked) <= 5 * 2, "each partition must be requested at most once"
 
 
 @pytest.mark.parametrize("why", sorted(ERRORS))
-def test_an_append_is_acknowledged_without_a_wait(home: Away, capfd, waits: list[float], why: str) -> None:
+def test_append_with_a_dead_store_is_acknowledged_without_a_wait(
+    home: Away, capfd, waits: list[float], why: str
+) -> None:
     home.error = ERRORS[why]
     capfd.readouterr()
     assert invoke(["append", "orders/0", "lines", "-o", "json"]) == 0
@@ -100,12 +104,14 @@ def test_an_append_is_acknowledged_without_a_wait(home: Away, capfd, waits: list
     assert waits == []
     home.error = None
     assert invoke(["consume", "orders/0", "-o", "jsonl"]) == 0
-    assert len(capfd.readouterr().out.splitlines()) == 10, "once each"
+    assert len(capfd.readouterr().out.splitlines()) == 10, "each record must be there once"
 
 
 @pytest.mark.parametrize("why", sorted(ERRORS))
-def test_an_append_to_a_log_without_records_asks_for_its_end(home: Away, capfd, waits: list[float], why: str) -> None:
-    """Only the remote tier knows the end of such a log: the store is asked as patiently as ever."""
+def test_append_to_an_empty_log_retries_the_read_of_its_end_offset(
+    home: Away, capfd, waits: list[float], why: str
+) -> None:
+    """Only the remote tier knows the end offset of such a log, so the store is retried with the full patience."""
     home.error = ERRORS[why]
     assert invoke(["append", "orders/1", "lines"]) == (6 if why == "no way to it" else 1)
     assert bool(waits) == (why == "no way to it")
@@ -115,33 +121,33 @@ def test_an_append_to_a_log_without_records_asks_for_its_end(home: Away, capfd, 
     assert capfd.readouterr().out == ""
 
 
-def test_acks_of_the_remote_tier_wait_for_it(home: Away, waits: list[float]) -> None:
+def test_append_with_remote_acks_waits_for_the_store(home: Away, waits: list[float]) -> None:
     home.error = ERRORS["no way to it"]
     assert invoke(["append", "orders/0", "lines", "--acks", "remote", "--timeout", "1ms"]) == 6
     assert waits != []
 
 
-def test_offsets_that_the_disk_no_longer_has_are_asked_for_patiently(home: Away, capfd, waits: list[float]) -> None:
+def test_consume_of_dropped_offsets_retries_the_store(home: Away, capfd, waits: list[float]) -> None:
     assert invoke(["-q", "run", "--once"]) == 0
     assert invoke(["-q", "append", "orders/0", "lines"]) == 0
     home.error = ERRORS["no way to it"]
     capfd.readouterr()
-    assert invoke(["consume", "orders/0", "--from", "5", "-o", "jsonl"]) == 0, "on the disk"
+    assert invoke(["consume", "orders/0", "--from", "5", "-o", "jsonl"]) == 0, "these offsets are on the disk"
     assert [json.loads(line)["offset"] for line in capfd.readouterr().out.splitlines()] == list(range(5, 10))
     assert waits == []
-    assert invoke(["dump", "orders/0@7"]) == 0, "on the disk"
+    assert invoke(["dump", "orders/0@7"]) == 0, "this offset is on the disk"
     assert waits == []
     assert invoke(["consume", "orders/0", "--from", "0"]) == 6
     assert waits != []
 
 
-# --- the store --------------------------------------------------------------------------------------------------------
+# --- store ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_call_without_an_answer_ends_the_asking_until_the_haste_is_over() -> None:
+def test_call_without_an_answer_stops_further_calls_until_the_deadline_ends() -> None:
     away, waits = Away(MemoryStore()), []
     policy = RetryPolicy(sleep=waits.append)
-    store = HastyStore(RetryingStore(away, policy), policy.budget)  # type: ignore[arg-type]
+    store = ShortDeadlineStore(RetryingStore(away, policy), policy.budget)  # type: ignore[arg-type]
     away.error = ERRORS["no way to it"]
     with store.haste():
         for _ in range(3):
@@ -153,11 +159,11 @@ def test_one_call_without_an_answer_ends_the_asking_until_the_haste_is_over() ->
     assert waits == []
     with pytest.raises(Unavailable):
         store.as_store.get("a")
-    assert len(away.asked) > 2, "afterwards it is as patient as any"
+    assert len(away.asked) > 2, "after the short deadline the store must be retried again"
     assert waits != []
 
 
-def test_a_call_that_hangs_is_left_at_the_limit() -> None:
+def test_hanging_call_is_abandoned_at_the_limit() -> None:
     from threading import Event
 
     class Hanging:
@@ -168,7 +174,7 @@ def test_a_call_that_hangs_is_left_at_the_limit() -> None:
             return b""
 
     done = Event()
-    store = HastyStore(Hanging(), RetryBudget(), limit_s=0.01)  # type: ignore[arg-type]
+    store = ShortDeadlineStore(Hanging(), RetryBudget(), limit_s=0.01)  # type: ignore[arg-type]
     try:
         with store.haste(), pytest.raises(Unavailable, match="no answer by the deadline"):
             store.as_store.get("a")
@@ -176,18 +182,18 @@ def test_a_call_that_hangs_is_left_at_the_limit() -> None:
         done.set()
 
 
-def test_a_store_that_answers_is_asked_for_everything() -> None:
+def test_store_that_answers_gets_every_call_under_a_short_deadline() -> None:
     inner = MemoryStore()
-    store = HastyStore(inner, RetryBudget()).as_store
+    store = ShortDeadlineStore(inner, RetryBudget()).as_store
     with store.haste():  # type: ignore[attr-defined]
         store.put_if_absent("a", b"1")
         assert (store.get("a"), [info.key for info in store.list("")]) == (b"1", ["a"])
         with pytest.raises(NotFound):
             store.get("b")
-        assert store.get("a") == b"1", "an answer of any kind is an answer"
+        assert store.get("a") == b"1", "an error of the store must count as an answer"
 
 
-def test_a_manager_whose_bucket_refuses_serves_the_disk_and_owns_it_later() -> None:
+def test_manager_with_a_refusing_bucket_serves_the_disk_and_acquires_later() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -210,7 +216,7 @@ def test_a_manager_whose_bucket_refuses_serves_the_disk_and_owns_it_later() -> N
         settle(manager)
 
 
-def test_the_reader_of_a_manager_serves_what_the_disk_has() -> None:
+def test_reader_with_a_dead_store_serves_local_records() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -223,11 +229,11 @@ def test_the_reader_of_a_manager_serves_what_the_disk_has() -> None:
         assert reader.offset_for_timestamp(NAME, 0) == 0
 
 
-def test_the_limit_of_haste_is_below_what_a_person_waits() -> None:
+def test_short_deadline_is_at_most_two_seconds() -> None:
     assert short_deadline_store.HASTE_S <= 2.0
 
 
-# --- commands that show figures ---------------------------------------------------------------------------------------
+# --- commands that show figures -------------------------------------------------------------------------------------
 
 LOOKS = [
     ("status", 6),
@@ -244,7 +250,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize(("words", "code"), LOOKS, ids=lambda each: str(each))
-def test_a_command_that_looks_waits_for_a_dead_store_once_and_not_for_each_partition(
+def test_read_only_command_waits_once_for_a_dead_store_not_per_partition(
     home: Away, capfd, waits: list[float], words: str, code: int
 ) -> None:
     for topic in ("second", "third"):
@@ -253,11 +259,11 @@ def test_a_command_that_looks_waits_for_a_dead_store_once_and_not_for_each_parti
     capfd.readouterr()
     home.error = ERRORS["no way to it"]
     assert invoke(words.split()) == code
-    assert len(waits) <= 4, "tries beyond the first, of all calls together"
+    assert len(waits) <= 4, "all calls together must have at most four retries"
     assert home.error.attempt in "".join(capfd.readouterr())
 
 
-def test_a_dead_store_costs_a_look_its_seconds_in_total_and_every_further_call_fails_at_once() -> None:
+def test_dead_store_costs_one_time_limit_and_later_calls_fail_at_once() -> None:
     away, clock = Away(MemoryStore()), [0.0]
 
     class Slow(Away):
@@ -275,20 +281,20 @@ def test_a_dead_store_costs_a_look_its_seconds_in_total_and_every_further_call_f
     assert (len(away.asked), store.is_away) == (3, True)
 
 
-def test_a_store_that_has_answered_gets_the_time_of_a_whole_call() -> None:
+def test_store_that_has_answered_gets_the_time_of_a_full_call() -> None:
     away, clock = Away(MemoryStore()), [0.0]
     store = BriefStore(away, elapsed_s=lambda: clock[0])  # type: ignore[arg-type]
     away.error = ERRORS["a wrong secret"]
     with pytest.raises(AccessDenied):
         store.as_store.get("a")
-    assert not store.is_away, "a refusal is an answer"
+    assert not store.is_away, "a refusal must count as an answer"
     with store._lock:
         store._vain_s = short_deadline_store.ANSWERED_S - 1
     away.error = None
     assert list(store.as_store.list("")) == []
 
 
-def test_a_hanging_store_is_asked_once_by_a_look() -> None:
+def test_hanging_store_gets_one_request_from_a_read_only_open() -> None:
     from threading import Event
 
     class Hanging:
@@ -312,7 +318,7 @@ def test_a_hanging_store_is_asked_once_by_a_look() -> None:
         done.set()
 
 
-def test_the_doctor_asks_one_store_and_skips_what_another_client_would_ask(home: Away, capfd, monkeypatch) -> None:
+def test_doctor_with_a_dead_store_skips_checks_that_need_another_client(home: Away, capfd, monkeypatch) -> None:
     from remote.store import unfinished_uploads
 
     def refuse(self: object) -> None:

@@ -1,4 +1,4 @@
-"""What a log directory remembers of a store's guarantees: for which store, reached how, and for how long."""
+"""Recorded store guarantees in a log directory: valid for one store, one way to reach it, and a limited time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATES = 2 + RACERS
 
 
 class Counting(MemoryStore):
-    """Counts creates; `fault` comes before each."""
+    """A store that counts creates. `fault` is raised before each create."""
 
     def __init__(self, url=URL):
         super().__init__(url)
@@ -32,7 +32,7 @@ class Counting(MemoryStore):
 
 
 class Hasty(MemoryStore):
-    """Looks first and writes then; those who race all look before anybody writes."""
+    """A store whose create is a read followed by a write. All racing creates read before the first one writes."""
 
     def __init__(self):
         super().__init__(URL)
@@ -56,21 +56,21 @@ def check(disk, *, single=False, options=None):
 
 
 def asked(disk, now_ms, *, url=URL, options=None):
-    """Whether a process that starts now asks the store."""
+    """Whether a process that starts now probes the store."""
     store = Counting(url)
     check(disk, options=options).ensure(store, now_ms)
     assert store.creates in (0, CREATES)
     return store.creates > 0
 
 
-def test_the_answer_holds_for_a_week_over_restarts(disk):
+def test_recorded_answer_is_valid_for_a_week_over_restarts(disk):
     assert asked(disk, NOW)
     assert not asked(disk, NOW + MAX_AGE_MS - 1)
     assert asked(disk, NOW + MAX_AGE_MS)
-    assert not asked(disk, NOW + MAX_AGE_MS + 1), "and then for another"
+    assert not asked(disk, NOW + MAX_AGE_MS + 1), "the new answer must be valid for another week"
 
 
-def test_an_answer_of_a_clock_that_was_ahead_is_none(disk):
+def test_answer_recorded_by_a_clock_that_was_ahead_is_ignored(disk):
     assert asked(disk, NOW + 1)
     assert asked(disk, NOW)
 
@@ -84,21 +84,21 @@ def test_an_answer_of_a_clock_that_was_ahead_is_none(disk):
         ({"options": {"client": "s3fs"}}, {"options": {"client": "obstore"}}),
     ],
 )
-def test_another_store_or_another_way_to_it_is_asked_anew(disk, before, after):
+def test_other_store_or_other_options_are_probed_again(disk, before, after):
     assert asked(disk, NOW, **before)
     assert not asked(disk, NOW, **before)
     assert asked(disk, NOW, **after)
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR"])
-def test_another_way_that_the_environment_says_is_asked_anew(disk, monkeypatch, name):
+def test_other_endpoint_in_the_environment_is_probed_again(disk, monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
     assert asked(disk, NOW)
     monkeypatch.setenv(name, "elsewhere")
     assert asked(disk, NOW)
 
 
-def test_nothing_of_a_secret_is_kept_and_another_one_is_the_same_way(disk):
+def test_secrets_are_not_recorded_and_a_rotated_secret_needs_no_probe(disk):
     options = {"endpoint_url": "http://127.0.0.1:9000", "key": "k", "secret": "hunter2"}
     assert asked(disk, NOW, options=options)
     kept = disk.read(f"./{FILE}")
@@ -108,14 +108,14 @@ def test_nothing_of_a_secret_is_kept_and_another_one_is_the_same_way(disk):
 
 
 @pytest.mark.parametrize("kept", [b"", b"{}", b'{"url":"s3://bucket/root","create_if_absent":true}', b"\xff"])
-def test_what_an_older_version_or_a_torn_write_left_is_no_answer(disk, kept):
+def test_record_of_an_older_version_or_a_torn_write_is_ignored(disk, kept):
     file = disk.create(f"./{FILE}")
     file.append(kept)
     file.close()
     assert asked(disk, NOW)
 
 
-def test_a_store_that_looks_first_and_writes_then_is_refused_and_not_remembered(disk):
+def test_store_without_atomic_create_is_refused_and_not_recorded(disk):
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=s3://bucket/root"):
             check(disk).ensure(Hasty(), NOW)
@@ -124,17 +124,17 @@ def test_a_store_that_looks_first_and_writes_then_is_refused_and_not_remembered(
         check(disk).ensure(Hasty(), NOW)
 
 
-def test_a_process_that_runs_on_asks_again_once_a_week(disk):
+def test_running_process_probes_again_once_a_week(disk):
     store, one = Counting(), check(disk)
     one.renew(store, NOW)
-    assert store.creates == 0, "nothing was written yet"
+    assert store.creates == 0, "nothing may be created before the first answer"
     one.ensure(store, NOW)
     for day in range(30):
         one.renew(store, NOW + day * 86_400_000)
     assert store.creates == CREATES * 5
 
 
-def test_a_process_that_runs_on_stops_when_the_store_lost_what_it_had(disk):
+def test_running_process_stops_when_the_store_loses_its_guarantee(disk):
     one = check(disk)
     one.ensure(Counting(), NOW)
     due = NOW + MAX_AGE_MS
@@ -145,14 +145,14 @@ def test_a_process_that_runs_on_stops_when_the_store_lost_what_it_had(disk):
         with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=s3://bucket/root") as found:
             one.renew(mended, due + LATER_MS - 1)
         told.append(found.value)
-    assert told[0] is not told[1], "many threads are told"
+    assert told[0] is not told[1], "each caller must get its own exception object"
     assert mended.creates == 0
     one.renew(mended, due + LATER_MS)
     one.renew(mended, due + LATER_MS)
     assert mended.creates == CREATES
 
 
-def test_a_store_out_of_reach_is_asked_an_hour_later_and_counts_until_then(disk):
+def test_unreachable_store_is_probed_an_hour_later_and_trusted_until_then(disk):
     store, one = Counting(), check(disk)
     one.ensure(store, NOW)
     store.fault = Unavailable("creating an object")

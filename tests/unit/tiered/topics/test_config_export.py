@@ -1,4 +1,4 @@
-"""What is exported means the same elsewhere: in another place of ours, and in Kafka's own spelling."""
+"""Exported settings have the same effect elsewhere: in another directory of this tool, and in Kafka's notation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parsed(values: dict[str, str]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_another_place_has_the_same_effective_settings(tmp_path: Path, everything: bool) -> None:
+def test_exported_toml_gives_the_same_effective_settings(tmp_path: Path, everything: bool) -> None:
     (tmp_path / "tiered.toml").write_text(TOML)
     config = Config.load(str(tmp_path / "tiered.toml"), {"segment.ms": "2d"}, {"TIERED_REMOTE_COMPRESSION": "zstd"})
     topics = [
@@ -68,8 +68,8 @@ def test_another_place_has_the_same_effective_settings(tmp_path: Path, everythin
     assert everything == (set(found.defaults) == set(DEFAULTS))
 
 
-def test_any_mixture_of_layers_comes_back(tmp_path: Path) -> None:
-    """Two hundred places drawn by chance."""
+def test_any_mixture_of_setting_layers_survives_an_export(tmp_path: Path) -> None:
+    """Two hundred random configurations."""
     chance, refused = random.Random(7), 0
     names = [name for name, row in PROPERTIES.items() if row.is_per_topic and name != "remote.encryption.key.id"]
     for at in range(200):
@@ -93,7 +93,7 @@ def test_any_mixture_of_layers_comes_back(tmp_path: Path) -> None:
         (tmp_path / "tiered.toml").write_text(text)
         try:
             found = Config.load(str(tmp_path / "tiered.toml"))
-        except InvalidRequest:  # a combination that is refused in both places
+        except InvalidRequest:  # a combination that both configurations refuse
             refused += 1
             continue
         for topic in topics:
@@ -121,7 +121,7 @@ def printed(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
     return capfd.readouterr()
 
 
-def test_kafkas_commands_and_json_have_its_spelling(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_kafka_configs_and_json_exports_use_kafkas_notation(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, told = printed(capfd, "--format", "kafka-configs", "--bootstrap", "b:1")
     first, second = (shlex.split(line) for line in out.splitlines())
     assert first[:7] == [
@@ -145,7 +145,7 @@ def test_kafkas_commands_and_json_have_its_spelling(home: Path, capfd: pytest.Ca
     assert all(re.fullmatch(r"-?[0-9.]+|true|false|[A-Za-z,]+", text) for text in row["configs"].values())
 
 
-def test_a_topic_made_of_kafkas_json_has_the_same_settings(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_topic_created_from_exported_json_has_the_same_settings(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = json.loads(printed(capfd, "--format", "json")[0])
     assert invoke(["-q", "init", "other"]) == 0
     for row in body["topics"]:
@@ -160,7 +160,7 @@ def test_a_topic_made_of_kafkas_json_has_the_same_settings(home: Path, capfd: py
             assert values[0] == values[1]
 
 
-def test_a_brokers_file_made_of_the_defaults_brings_them_back(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exported_broker_properties_restore_the_defaults(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     over = {
         "retention.ms": "3d",
         "segment.ms": "5h",
@@ -181,7 +181,7 @@ def test_a_brokers_file_made_of_the_defaults_brings_them_back(home: Path, capfd:
     assert invoke(["config", "export", "--format", "properties", "-t", "bills", "-t", "orders"]) == 2
 
 
-def test_every_setting_of_kafkas_is_written_as_a_number_where_it_counts_something() -> None:
+def test_kafka_settings_with_units_are_exported_as_numbers() -> None:
     for name, row in PROPERTIES.items():
         assert parse(name, kafka_value(name, example_of(row))) == parse(name, example_of(row)), name
         assert parse(name, kafka_value(name, row.default)) == parse(name, row.default), name

@@ -31,7 +31,7 @@ def test_murmur2_agrees_with_an_independent_client() -> None:
         assert murmur2(key) == theirs(key) % 2**32
 
 
-def test_records_of_one_key_stay_together_and_in_order() -> None:
+def test_records_of_one_key_stay_in_one_partition_and_in_order() -> None:
     records = [Record(b"k%d" % (at % 7), b"%d" % at, 0) for at in range(100)]
     shares = Partitioner().split(records, 5)
     assert sorted(record for share in shares.values() for record in share) == sorted(records)
@@ -42,7 +42,7 @@ def test_records_of_one_key_stay_together_and_in_order() -> None:
         assert values == [record.value for record in records if record.key == key]
 
 
-def test_keyless_records_take_turns_by_call() -> None:
+def test_records_without_key_rotate_over_partitions_by_call() -> None:
     partitioner = Partitioner()
     chosen = [next(iter(partitioner.split([Record(None, b"v", 0)] * 3, 3))) for _ in range(6)]
     assert chosen == [0, 1, 2, 0, 1, 2]

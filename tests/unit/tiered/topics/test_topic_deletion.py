@@ -1,4 +1,4 @@
-"""A deleted topic is gone at once, its files after a delay, its objects after the grace time, whatever fails."""
+"""Topic deletion: the topic is hidden at once, files after a delay, objects after the grace period, at any failure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from remote.check.partition_check import ObjectKind
 from remote.keys import HEADS
-from remote.manifest.manifest import decode_head
+from remote.manifest.manifest import decode_manifest
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
-LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # of a deleted partition
+LIMIT_S = 60.0  # no operation takes this long, so a hanging test fails
+LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # objects that remain of a deleted partition
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 
 
@@ -50,7 +50,7 @@ def _directories(disk: ModelDisk) -> list[str]:
     return sorted(name.rsplit("/", 1)[-1] for name in disk.directories if "/t-0" in name)
 
 
-def test_it_is_gone_at_once_and_its_bytes_follow(world: World) -> None:
+def test_deleted_topic_is_hidden_at_once_and_its_bytes_are_deleted_later(world: World) -> None:
     with _filled(world, file_delete_delay_ms="1m") as manager:
         before = len(list(world.store.list("")))
         manager.delete_topic("t", now_ms=NOW)
@@ -67,18 +67,20 @@ def test_it_is_gone_at_once_and_its_bytes_follow(world: World) -> None:
         assert renamed.endswith("-delete")
         settle(manager, NOW + 1000)
         assert _directories(world.disk) == [renamed]
-        assert len(list(world.store.list(""))) > before, "a head says that it was deleted"
+        assert len(list(world.store.list(""))) > before, "a manifest that marks the deletion must be committed"
         settle(manager, NOW + 61_000)
         assert _directories(world.disk) == []
         settle(manager, NOW + 2 * HOUR - 1)
-        assert ObjectKind.SEGMENT in _kinds(world.store), "readers have their grace time"
+        assert ObjectKind.SEGMENT in _kinds(world.store), (
+            "the objects must stay for readers until the grace period ends"
+        )
         settle(manager, NOW + 2 * HOUR)
         assert _kinds(world.store) == LEFT
         assert manager._registry.deleted() == ()
     assert b"deleted" in world.disk.read("./data/topics.json")
 
 
-def test_a_reader_with_an_older_head_reads_on_until_the_grace_time_is_over(world: World) -> None:
+def test_reader_with_an_older_manifest_reads_on_until_the_grace_period_ends(world: World) -> None:
     with _filled(world) as manager:
         view = RemoteLog(world.store)
         start, end = view.reader().offsets(NAME)
@@ -89,7 +91,7 @@ def test_a_reader_with_an_older_head_reads_on_until_the_grace_time_is_over(world
             RemoteLog(world.store).reader().offsets(NAME)
 
 
-def test_a_topic_of_the_same_name_shares_nothing_with_it(world: World) -> None:
+def test_new_topic_of_the_same_name_shares_no_data_with_the_deleted_one(world: World) -> None:
     with _filled(world) as manager:
         old_id = manager.topic("t").topic_id
         manager.delete_topic("t", now_ms=NOW)
@@ -107,7 +109,7 @@ def test_a_topic_of_the_same_name_shares_nothing_with_it(world: World) -> None:
 
 
 class _Told:
-    """A lock that says when somebody has to wait for it."""
+    """A lock that sets an event when a thread has to wait for it."""
 
     def __init__(self, waits: threading.Event) -> None:
         self._lock, self._waits = threading.Lock(), waits
@@ -121,11 +123,13 @@ class _Told:
         self._lock.release()
 
 
-def test_who_was_about_to_remove_a_deleted_topics_log_does_not_take_the_new_one_of_its_name(
+def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round looks after what is left of deleted topics: it finds the log that the deletion itself is about to remove,
-    and has not done it when that is through and a topic of the same name has records."""
+    """1. Maintenance finds the log of a deleted topic, which the deletion itself is about to remove.
+    2. The deletion completes, and a new topic of the same name has records.
+    3. Maintenance continues, and must not remove the log of the new topic.
+    """
     looked, may_go_on = threading.Event(), threading.Event()
     with _filled(world, {}) as manager:
         round_ = threading.Thread(target=manager._deletion.step, args=(NOW,))
@@ -158,7 +162,7 @@ def test_who_was_about_to_remove_a_deleted_topics_log_does_not_take_the_new_one_
         assert len(values(manager.reader())) == 210
 
 
-def test_what_the_disk_refuses_to_remove_is_tried_again_and_the_topic_not_forgotten_before(
+def test_failed_removal_of_files_is_retried_and_the_topic_stays_registered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
@@ -175,13 +179,13 @@ def test_what_the_disk_refuses_to_remove_is_tried_again_and_the_topic_not_forgot
         manager.delete_topic("t", now_ms=NOW)
         settle(manager, NOW)
         assert len(refused) == len(_directories(world.disk)) == 1
-        assert manager._registry.deleted(), "forgotten, and its records lie there for good"
+        assert manager._registry.deleted(), "the topic must stay registered as deleted while its files exist"
         settle(manager, NOW + HOUR)
         assert _directories(world.disk) == []
         assert manager._registry.deleted() == ()
 
 
-def test_a_machine_that_still_knows_the_topic_is_refused_and_keeps_its_files(world: World) -> None:
+def test_node_that_still_has_a_deleted_topic_is_refused_and_keeps_its_files(world: World) -> None:
     with _filled(world):
         pass
     other = world.other_disk()
@@ -197,7 +201,7 @@ def test_a_machine_that_still_knows_the_topic_is_refused_and_keeps_its_files(wor
     assert _kinds(world.store) == LEFT
 
 
-def test_a_writer_whose_topic_is_deleted_by_another_machine_is_fenced(world: World) -> None:
+def test_writer_of_a_topic_deleted_by_another_node_is_fenced(world: World) -> None:
     with _filled(world) as first:
         with world.open(disk=world.other_disk()) as second:
             second.delete_topic("t", now_ms=NOW)
@@ -208,7 +212,7 @@ def test_a_writer_whose_topic_is_deleted_by_another_machine_is_fenced(world: Wor
     assert ObjectKind.SEGMENT not in _kinds(world.store)
 
 
-def test_a_topic_that_was_never_tiered_goes_without_the_store(world: World) -> None:
+def test_untiered_topic_is_deleted_without_a_store_request(world: World) -> None:
     with _filled(world, {}) as manager:
         manager.delete_topic("t", now_ms=NOW)
         settle(manager, NOW)
@@ -217,7 +221,7 @@ def test_a_topic_that_was_never_tiered_goes_without_the_store(world: World) -> N
     assert list(world.store.list("")) == []
 
 
-def test_a_bucket_that_is_away_holds_up_only_its_own_part(world: World) -> None:
+def test_unreachable_bucket_delays_only_the_remote_part_of_a_deletion(world: World) -> None:
     with _filled(world):
         pass
     store = SwitchableStore(world.store, is_down=False)
@@ -232,7 +236,7 @@ def test_a_bucket_that_is_away_holds_up_only_its_own_part(world: World) -> None:
     assert _kinds(world.store) == LEFT
 
 
-def test_the_cleaner_lets_go_and_comes_to_no_deleted_log(world: World) -> None:
+def test_cleaner_does_not_start_on_a_deleted_log(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**GRACE, "cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 200)
@@ -243,12 +247,12 @@ def test_the_cleaner_lets_go_and_comes_to_no_deleted_log(world: World) -> None:
         assert _kinds(world.store) <= LEFT
 
 
-def test_an_unknown_topic_is_named(world: World) -> None:
+def test_deleting_an_unknown_topic_names_it_in_the_error(world: World) -> None:
     with world.open() as manager, pytest.raises(NotFound, match="nobody"):
         manager.delete_topic("nobody", now_ms=NOW)
 
 
-# --- every effect and every call is the last one ----------------------------------------------------------------------
+# --- failures at every disk effect and every store call -------------------------------------------------------------
 
 
 def _delete_all(world: World, store: object) -> None:
@@ -261,7 +265,7 @@ def _delete_all(world: World, store: object) -> None:
 
 
 def _check_after(world: World) -> None:
-    """The next start knows the topic whole, or finishes what was begun."""
+    """Check that the next start knows the whole topic, or completes the deletion."""
     world.disk.locks.clear()
     with world.open() as manager:
         if manager.topics():
@@ -273,7 +277,7 @@ def _check_after(world: World) -> None:
     assert _directories(world.disk) == []
     assert _kinds(world.store) <= {*LEFT, ObjectKind.PROBE, ObjectKind.ORPHAN}
     heads = [info.key for info in world.store.list("") if HEADS in info.key]
-    assert len(heads) <= 1, "the last one says that it was deleted"
+    assert len(heads) <= 1, "only the manifest that marks the deletion may remain"
 
 
 def _prepared() -> World:
@@ -282,7 +286,7 @@ def _prepared() -> World:
     return world
 
 
-def test_a_power_cut_at_any_effect_leaves_what_the_next_start_finishes() -> None:
+def test_power_cut_during_a_deletion_is_completed_by_the_next_start() -> None:
     whole = _prepared()
     first = whole.disk.effects
     _delete_all(whole, whole.store)
@@ -298,7 +302,7 @@ def test_a_power_cut_at_any_effect_leaves_what_the_next_start_finishes() -> None
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.LATE_3, Fault.KILL_BEFORE, Fault.KILL_AFTER])
-def test_any_call_to_the_store_may_fail(fault: Fault) -> None:
+def test_deletion_survives_a_failure_of_any_store_call(fault: Fault) -> None:
     whole = _prepared()
     rehearsal = FaultStore(whole.store)
     _delete_all(whole, rehearsal)
@@ -311,15 +315,15 @@ def test_any_call_to_the_store_may_fail(fault: Fault) -> None:
         _check_after(world)
 
 
-# --- two machines delete it -------------------------------------------------------------------------------------------
+# --- two nodes delete the same topic --------------------------------------------------------------------------------
 
 
 def _epoch(world: World) -> int:
     (newest,) = sorted(info.key for info in world.store.list("") if HEADS in info.key)[-1:]
-    return decode_head(world.store.get(newest)).epoch
+    return decode_manifest(world.store.get(newest)).epoch
 
 
-def test_two_machines_that_delete_one_topic_do_not_fence_each_other_round_after_round(world: World) -> None:
+def test_two_nodes_deleting_one_topic_do_not_fence_each_other_repeatedly(world: World) -> None:
     _filled(world).close()
     with world.open(disk=world.other_disk()) as second, world.open(takes_over=True) as first:
         first.delete_topic("t", now_ms=NOW)
@@ -328,12 +332,12 @@ def test_two_machines_that_delete_one_topic_do_not_fence_each_other_round_after_
         for minutes in range(0, 240, 5):
             first.tick(NOW + minutes * 60_000)
             second.tick(NOW + minutes * 60_000)
-        assert _epoch(world) == before, "whoever was fenced gives way"
+        assert _epoch(world) == before, "a fenced node must not take over again"
         assert _kinds(world.store) == LEFT
         assert first._registry.deleted() == second._registry.deleted() == ()
 
 
-def test_a_removal_that_gave_way_goes_on_when_the_other_machine_has_died(world: World) -> None:
+def test_fenced_deletion_resumes_after_the_other_node_died(world: World) -> None:
     _filled(world).close()
     with world.open() as first:
         with world.open(disk=world.other_disk()) as second:
@@ -342,7 +346,9 @@ def test_a_removal_that_gave_way_goes_on_when_the_other_machine_has_died(world: 
             first.tick(NOW)
         settle(first, NOW + 2 * HOUR)
         settle(first, NOW + 3 * HOUR - 1)
-        assert ObjectKind.SEGMENT in _kinds(world.store), "the other one may still be at work"
+        assert ObjectKind.SEGMENT in _kinds(world.store), (
+            "the other node may still be working, so the objects must stay"
+        )
         settle(first, NOW + 3 * HOUR)
         assert _kinds(world.store) == LEFT
         assert first._registry.deleted() == ()

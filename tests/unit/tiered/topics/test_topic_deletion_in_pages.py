@@ -1,4 +1,4 @@
-"""The tests of topic deletion once more, with heads that keep hardly a row: all others lie in pages of two."""
+"""The tests of topic deletion with almost all entries in manifest pages of two entries each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import test_topic_deletion as tests
 from manager_world import NAME, World
 from test_topic_deletion import *  # noqa: F403
 
-from remote.keys import SPILLS
+from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 
 
 @pytest.fixture(autouse=True)
 def pages_of_two_rows(monkeypatch):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
 
 
-def test_the_rows_lie_in_pages_when_the_deletion_begins():
+def test_entries_are_in_pages_when_the_deletion_begins():
     world = World()
     with tests._filled(world) as manager:
         head = manager.partition(NAME).head()
         assert len(head.segments) <= 1 < len(head.spills)
-        assert [info for info in world.store.list("") if SPILLS in info.key]
+        assert [info for info in world.store.list("") if PAGES in info.key]

@@ -1,4 +1,4 @@
-"""What creating, altering and deleting a topic would do is told before, as it then happens, and nothing is changed."""
+"""Dry runs of creating, altering and deleting a topic: the report matches the real effect, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISABLE = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "tr
 
 @pytest.fixture
 def world() -> World:
-    """300 records in the bucket, 20 more on the disk alone."""
+    """300 records in the bucket, and 20 more on the disk only."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
@@ -33,7 +33,7 @@ def world() -> World:
     return world
 
 
-def test_a_new_topic_is_foretold_with_where_each_setting_comes_from(world: World) -> None:
+def test_dry_run_of_a_new_topic_shows_the_origin_of_each_setting(world: World) -> None:
     own = {**TIERED, "segment.ms": "1h"}
     with world.open(read_only=True, segment_ms="2h") as manager:
         planned = manager.plan_new_topic("new", 3, own)
@@ -65,7 +65,7 @@ def test_a_new_topic_is_foretold_with_where_each_setting_comes_from(world: World
         ("new", 1, {"log.cleaner.threads": "3"}),
     ],
 )
-def test_what_creating_refuses_is_refused_before_with_the_same_words(
+def test_dry_run_refuses_an_invalid_topic_with_the_same_message(
     world: World, name: str, partitions: int, own: dict[str, str]
 ) -> None:
     told = []
@@ -83,12 +83,12 @@ def test_what_creating_refuses_is_refused_before_with_the_same_words(
     [
         ({"retention.ms": "9d"}, {"retention.ms"}),
         ({"retention.ms": ""}, {"retention.ms"}),
-        ({"segment.bytes": "5000"}, set()),  # -X has it
-        ({"flush.ms": DEFAULTS["flush.ms"]}, {"flush.ms"}),  # the value stays, where it comes from does not
+        ({"segment.bytes": "5000"}, set()),  # overridden by -X
+        ({"flush.ms": DEFAULTS["flush.ms"]}, {"flush.ms"}),  # the value is unchanged, its origin changes
         (DISABLE, set(DISABLE)),
     ],
 )
-def test_what_altering_changes_is_foretold(world: World, changes: dict[str, str], names: set[str]) -> None:
+def test_dry_run_of_an_alter_shows_the_changed_settings(world: World, changes: dict[str, str], names: set[str]) -> None:
     with world.open(read_only=True) as manager:
         planned = manager.plan_altered_topic("t", changes, now_ms=NOW)
         before = manager.config.explain("t", manager.topic("t").properties)
@@ -103,7 +103,7 @@ def test_what_altering_changes_is_foretold(world: World, changes: dict[str, str]
     assert [each.name for each in planned.outranked] == (["segment.bytes"] if "segment.bytes" in changes else [])
 
 
-def test_giving_up_a_tier_says_what_only_the_bucket_has(world: World) -> None:
+def test_dry_run_of_a_disable_shows_the_records_only_in_the_bucket(world: World) -> None:
     with world.open(read_only=True) as manager:
         with pytest.raises(InvalidRequest, match="switching the remote tier"):
             manager.plan_altered_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
@@ -121,7 +121,7 @@ def test_giving_up_a_tier_says_what_only_the_bucket_has(world: World) -> None:
     assert snapshot.log_start_offset == first
 
 
-def test_a_deletion_says_what_is_lost_in_both_tiers(world: World) -> None:
+def test_dry_run_of_a_deletion_shows_the_loss_in_both_tiers(world: World) -> None:
     with world.open(read_only=True) as manager:
         planned = manager.plan_deleted_topic("t", now_ms=NOW)
     (loss,) = planned.partitions
@@ -137,7 +137,7 @@ def test_a_deletion_says_what_is_lost_in_both_tiers(world: World) -> None:
         manager.plan_deleted_topic("tt", now_ms=NOW)
 
 
-def test_a_deletion_says_who_holds_on_to_what(world: World) -> None:
+def test_dry_run_of_a_deletion_shows_active_pins_and_forks(world: World) -> None:
     (name,) = list_partitions(world.store, ["t"])
     log = MetadataLog(world.store, name.prefix)
     for ends in (NOW - 1, NOW + HOUR, NOW + 2 * HOUR):
@@ -148,14 +148,14 @@ def test_a_deletion_says_who_holds_on_to_what(world: World) -> None:
     assert (loss.pins, loss.pinned_until_ms, loss.forks) == (2, NOW + 2 * HOUR, ("branch/0",))
 
 
-def test_what_only_the_bucket_knows_is_unknown_while_it_is_away(world: World) -> None:
+def test_dry_run_with_an_unreachable_bucket_reports_pins_as_unknown(world: World) -> None:
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
         (loss,) = manager.plan_deleted_topic("t", now_ms=NOW).partitions
     assert loss.pins is None
     assert loss.trouble is not None
 
 
-def test_looking_ahead_changes_no_byte_of_either_tier(
+def test_dry_run_changes_no_byte_of_either_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
