@@ -1,4 +1,4 @@
-"""Who gets to see the pages: names that lead here, forms from here, and where anybody could come, a token."""
+"""Access to the pages: host names that mean this server, forms from this server, and a token on other addresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def served(gate: Gate, host: str = "127.0.0.1") -> Iterator[WebServer]:
 
 
 def ask(server: WebServer, path: str = "/", verb: str = "GET", body: str | None = None, **headers: str):
-    """(status, headers, body) of one request; header names with underscores."""
+    """(status, headers, body) of one request. Header names are given with underscores."""
     connection = HTTPConnection("127.0.0.1", server.address[1], timeout=30)
     connection.request(verb, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     answer: HTTPResponse = connection.getresponse()
@@ -43,7 +43,7 @@ def ask(server: WebServer, path: str = "/", verb: str = "GET", body: str | None 
     return found
 
 
-def test_on_loopback_everybody_here_sees_the_pages_under_names_that_cannot_be_made_to_lie() -> None:
+def test_loopback_server_answers_only_local_and_configured_host_names() -> None:
     with served(Gate(hosts=["Logs.example"])) as server:
         for host in ("localhost", "127.0.0.1:80", "[::1]:1", "127.0.0.2", "logs.example:8080", "LOCALHOST"):
             assert ask(server, "/x?y", Host=host)[2] == f"{SECRET} /x?y"
@@ -53,7 +53,7 @@ def test_on_loopback_everybody_here_sees_the_pages_under_names_that_cannot_be_ma
             assert Sound.problems(body) == []
 
 
-def test_no_verb_changes_anything() -> None:
+def test_methods_other_than_get_and_head_are_refused() -> None:
     for gate in (Gate(), Gate(token=TOKEN)):
         with served(gate) as server:
             for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
@@ -69,7 +69,7 @@ def test_no_verb_changes_anything() -> None:
             assert (status, "GET" in headers["Allow"]) == (HTTPStatus.METHOD_NOT_ALLOWED, True)
 
 
-def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
+def test_request_without_the_token_sees_only_the_login_page() -> None:
     with served(Gate(token=TOKEN)) as server:
         wrong = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}]
         wrong += [{"Cookie": f"{COOKIE}={TOKEN}"}, {"Cookie": f"{COOKIE}="}, {"Cookie": "\x7f=;;="}, {"Cookie": "a=b"}]
@@ -88,14 +88,14 @@ def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
                 assert told["WWW-Authenticate"] == "Bearer"
                 assert Sound.problems(body) == []
         for path in ("/page.css", "/favicon.svg", "/favicon.ico"):
-            assert ask(server, path)[0] == HTTPStatus.OK, "what the question itself is drawn with"
+            assert ask(server, path)[0] == HTTPStatus.OK, "the files of the login page must be served"
         assert SECRET in ask(server, Authorization=f"Bearer {TOKEN}")[2]
         assert SECRET in ask(server, Authorization=f"bearer  {TOKEN}")[2]
         status, headers, body = ask(server, "/", "HEAD")
         assert (status, body, int(headers["Content-Length"]) > 0) == (HTTPStatus.UNAUTHORIZED, "", True)
 
 
-def test_the_form_gives_a_cookie_that_is_not_the_token_and_dies_with_the_server() -> None:
+def test_login_form_sets_a_cookie_that_is_valid_until_the_server_stops() -> None:
     form = "token=" + TOKEN.replace(" ", "+")
     with served(Gate(token=TOKEN)) as server:
         host = f"127.0.0.1:{server.address[1]}"
@@ -117,7 +117,7 @@ def test_the_form_gives_a_cookie_that_is_not_the_token_and_dies_with_the_server(
         assert ask(server, Cookie=pair)[0] == HTTPStatus.UNAUTHORIZED
 
 
-def test_every_answer_keeps_a_browser_from_loading_sending_framing_or_keeping_anything() -> None:
+def test_every_answer_forbids_foreign_content_framing_and_caching() -> None:
     with served(Gate(token=TOKEN)) as server:
         for path, headers in (("/", {}), ("/", {"Authorization": f"Bearer {TOKEN}"}), ("/", {"Host": "evil.example"})):
             found = ask(server, path, **headers)[1]
@@ -133,12 +133,12 @@ def test_every_answer_keeps_a_browser_from_loading_sending_framing_or_keeping_an
 
 
 @pytest.mark.parametrize("token", ["", "short", "x" * 15, "with a \n in its middle", "\u00e9" * 20])
-def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
+def test_short_or_unsendable_token_is_refused(token: str) -> None:
     with pytest.raises(InvalidRequest):
         Gate(token=token)
 
 
-def test_with_a_token_plain_addresses_lead_here_for_they_are_nobodys_names() -> None:
+def test_ip_addresses_are_valid_hosts_of_a_server_with_a_token() -> None:
     gate = Gate(token=TOKEN, hosts=["logs.example"])
     assert all(map(gate.is_host, ("10.0.0.7:80", "[2001:db8::1]:80", "logs.example", "localhost")))
     assert not any(map(gate.is_host, ("evil.example", "", "10.0.0.7.evil.example", "10.0.0")))
@@ -148,12 +148,12 @@ def test_with_a_token_plain_addresses_lead_here_for_they_are_nobodys_names() -> 
     ("header", "name"),
     [("a:80", "a"), ("a", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a:b:c", "a:b")],
 )
-def test_the_name_in_a_host_header(header: str, name: str) -> None:
+def test_host_name_is_parsed_from_the_host_header(header: str, name: str) -> None:
     assert host_name(header) == name
 
 
 def run_web(directory: Path, *words: str) -> tuple[int, str]:
-    """`tiered web` until it listens, then the end that a person gives it; the exit code and what a page said."""
+    """Run `tiered web` until it listens, then interrupt it. Returns the exit code and the body of a page."""
     seen: list[str] = []
     from tiered.cli.node import web as command
     from tiered.web.http import server as module
@@ -174,7 +174,7 @@ def run_web(directory: Path, *words: str) -> tuple[int, str]:
     return code, seen[0] if seen else ""
 
 
-def test_the_command_serves_a_directory_and_ends_with_ctrl_c(tmp_path: Path, capfd) -> None:
+def test_web_command_serves_a_directory_until_ctrl_c(tmp_path: Path, capfd) -> None:
     assert invoke(["-C", str(tmp_path), "init"]) == 0
     assert invoke(["-C", str(tmp_path), "topic", "create", "orders"]) == 0
     capfd.readouterr()
@@ -187,7 +187,7 @@ def test_the_command_serves_a_directory_and_ends_with_ctrl_c(tmp_path: Path, cap
     assert "token" not in told.err
 
 
-def test_elsewhere_the_command_makes_a_token_unless_it_is_given_one(tmp_path: Path, capfd) -> None:
+def test_web_command_on_another_address_creates_a_token_unless_given(tmp_path: Path, capfd) -> None:
     assert invoke(["-C", str(tmp_path), "init"]) == 0
     capfd.readouterr()
     code, body = run_web(tmp_path, "--listen", "0.0.0.0:0")
@@ -203,7 +203,7 @@ def test_elsewhere_the_command_makes_a_token_unless_it_is_given_one(tmp_path: Pa
         assert "token: " not in capfd.readouterr().err
 
 
-def test_what_keeps_the_command_from_serving_is_said(tmp_path: Path, capfd) -> None:
+def test_web_command_reports_a_missing_directory_and_invalid_options(tmp_path: Path, capfd) -> None:
     assert run_web(tmp_path)[0] == 1, "there is no tiered.toml"
     assert invoke(["-C", str(tmp_path), "init"]) == 0
     (tmp_path / "token").write_text("short")

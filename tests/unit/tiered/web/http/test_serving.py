@@ -1,4 +1,4 @@
-"""The server of pages beside threads: how it begins and ends, what it compresses, what is kept, TLS."""
+"""Web server and its threads: start, shutdown, compression, caching headers, TLS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def told(server: WebServer, target: str, verb: str = "GET", **headers: str) -> t
     return found
 
 
-def test_large_answers_go_out_compressed_for_those_who_can_read_that() -> None:
+def test_large_answers_are_compressed_for_clients_that_accept_gzip() -> None:
     with served(pages=pages) as server:
         _, headers, body = told(server, "/large", Accept_Encoding="gzip, deflate")
         assert (headers["Content-Encoding"], headers["Vary"]) == ("gzip", "Accept-Encoding")
@@ -59,7 +59,7 @@ def test_large_answers_go_out_compressed_for_those_who_can_read_that() -> None:
         assert (int(headers["Content-Length"]), body) == (len(ROWS), b"")
 
 
-def test_pages_are_kept_by_nobody_and_scripts_are_asked_about() -> None:
+def test_pages_are_not_cached_and_static_files_are_revalidated() -> None:
     with served(pages=pages) as server:
         _, headers, _ = told(server, "/")
         assert (headers["Cache-Control"], headers["ETag"]) == ("no-store", None)
@@ -74,7 +74,7 @@ def test_pages_are_kept_by_nobody_and_scripts_are_asked_about() -> None:
             assert told(server, path, If_None_Match='W/"other"')[0] == 200
 
 
-def test_small_answers_do_not_wait_for_others() -> None:
+def test_connections_use_tcp_nodelay() -> None:
     with served() as server, Raw(server) as client:
         client.get().answer()
         (connection,) = server._server.server_state.connections
@@ -82,7 +82,7 @@ def test_small_answers_do_not_wait_for_others() -> None:
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
+def test_shutdown_waits_for_an_answer_in_progress() -> None:
     reached, goes_on = threading.Event(), threading.Event()
 
     def slow(target: str) -> tuple[HTTPStatus, str, str]:
@@ -96,8 +96,8 @@ def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
         assert reached.wait(LIMIT_S)
         closing = threading.Thread(target=server.close)
         closing.start()
-        assert idle.rest() == b"", "who asks for nothing is hung up on"
-        threading.Event().wait(0.5)  # others are waited for longer than that
+        assert idle.rest() == b"", "an idle connection must be closed by the shutdown"
+        threading.Event().wait(0.5)  # longer than the wait for other connections
         goes_on.set()
         assert client.answer() == (200, SECRET)
         closing.join(LIMIT_S)
@@ -105,7 +105,7 @@ def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
             Raw(server)
 
 
-def test_an_answer_that_hangs_does_not_keep_the_server_from_ending(monkeypatch) -> None:
+def test_hanging_answer_does_not_prevent_the_shutdown(monkeypatch) -> None:
     reached, goes_on = threading.Event(), threading.Event()
 
     def hanging(target: str) -> tuple[HTTPStatus, str, str]:
@@ -123,14 +123,16 @@ def test_an_answer_that_hangs_does_not_keep_the_server_from_ending(monkeypatch) 
         assert not server._thread.is_alive()
         assert SECRET.encode() not in client.rest()
     answers = [each for each in threading.enumerate() if each.name == "tiered-answer"]
-    assert [each.daemon for each in answers] == [True], "it keeps no process alive"
+    assert [each.daemon for each in answers] == [True], (
+        "the answer thread must be a daemon, so that the process can exit"
+    )
     goes_on.set()
     for each in answers:
         each.join(LIMIT_S)
     assert END_S < 10
 
 
-def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending() -> None:
+def test_client_that_does_not_read_does_not_prevent_the_shutdown() -> None:
     with served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 20_000_000)) as server:
         server._server.config.timeout_graceful_shutdown = 0
         with Raw(server, receives_bytes=4096) as client:
@@ -138,18 +140,18 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending() -> N
             client._more()
             server.close()
             assert not server._thread.is_alive()
-            gc.collect()  # a transport that nobody closed would tell
+            gc.collect()  # an unclosed transport would warn now
             assert len(client.rest()) < 20_000_000
 
 
-def test_a_server_that_never_started_ends_too() -> None:
+def test_close_of_a_server_that_never_started_frees_its_port() -> None:
     server = WebServer(LOOPBACK, 0, echo, Gate())
     server.close()
     server.close()
     WebServer(*server.address, echo, Gate()).close()  # its port is free
 
 
-def test_it_takes_no_signals_and_no_words_of_a_proxy(monkeypatch) -> None:
+def test_server_handles_no_signals_and_ignores_proxy_headers(monkeypatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setenv("WEB_CONCURRENCY", "7")
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -163,10 +165,10 @@ def test_it_takes_no_signals_and_no_words_of_a_proxy(monkeypatch) -> None:
         while b"\r\n\r\n" not in client._come:
             client._more()
         assert b"Secure" not in client._come
-        assert b"server:" not in client._come.lower(), "nobody is told what serves"
+        assert b"server:" not in client._come.lower(), "no answer may name the server software"
 
 
-def test_what_goes_wrong_in_it_is_in_our_log_and_requests_are_not(caplog) -> None:
+def test_server_errors_are_logged_and_requests_are_not(caplog) -> None:
     with served() as server:
         ask(server)
         for line in ("error", "access", "asgi"):
@@ -179,7 +181,7 @@ def test_what_goes_wrong_in_it_is_in_our_log_and_requests_are_not(caplog) -> Non
     assert '"message": "trouble of its own"' in JsonFormatter().format(record)
 
 
-def test_an_address_in_use_is_told_by_the_option_that_named_it() -> None:
+def test_address_in_use_error_names_the_option() -> None:
     with served() as server:
         for made, option in ((lambda: WebServer(*server.address, echo, Gate()), "--listen"),
                              (lambda: WebServer(*server.address, echo, Gate(), option="--ui"), "--ui"),
@@ -190,7 +192,7 @@ def test_an_address_in_use_is_told_by_the_option_that_named_it() -> None:
             assert refused.value.facts["option"] == option
 
 
-def test_a_listener_holds_so_many_sockets_and_no_more(monkeypatch) -> None:
+def test_listener_closes_connections_above_its_limit(monkeypatch) -> None:
     monkeypatch.setattr(Listener, "count_max", 3)
     with Listener(socket.AF_INET) as listener:
         listener.bind((LOOPBACK, 0))
@@ -201,12 +203,12 @@ def test_a_listener_holds_so_many_sockets_and_no_more(monkeypatch) -> None:
             listener.accept()
         taken.pop().close()
         taken.append(listener.accept()[0])
-        assert clients[3].recv(1) == b"", "hung up on"
+        assert clients[3].recv(1) == b"", "the connection above the limit must be closed"
         for each in (*clients, *taken):
             each.close()
 
 
-def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None:
+def test_late_metrics_are_an_error_instead_of_old_values(monkeypatch) -> None:
     hangs = threading.Event()
     goes_on = threading.Event()
 
@@ -223,7 +225,7 @@ def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None
         hangs.set()
         assert [ask(server, "/metrics")[0] for _ in range(3)] == [503] * 3
         looking = [each for each in threading.enumerate() if each.name.startswith("tiered-page /metrics")]
-        assert len(looking) == 1, "one look for all who ask"
+        assert len(looking) == 1, "all requests must share one read"
         hangs.clear()
         goes_on.set()
         looking[0].join(LIMIT_S)
@@ -234,7 +236,7 @@ def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None
 
 
 def figures_at_last(server: MetricsServer) -> str:
-    """The figures. On a busy machine a look may miss its short deadline; the next one may not."""
+    """The metrics, with retries, because a busy machine may miss the short deadline."""
     for _ in range(100):
         status, figures = ask(server, "/metrics")
         if status == 200:
@@ -247,7 +249,7 @@ def figures_at_last(server: MetricsServer) -> str:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> Tls:
-    """For localhost, signed by itself, good for an hour round now."""
+    """A self-signed certificate for localhost, valid for one hour before and after now."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -276,7 +278,7 @@ def certificate(tmp_path_factory) -> Tls:
     return Tls(certificate=str(folder / "cert.pem"), key=str(folder / "key.pem"))
 
 
-def test_over_tls_a_token_goes_nowhere_in_clear(certificate: Tls) -> None:
+def test_token_is_accepted_over_tls_only(certificate: Tls) -> None:
     trusting = ssl.create_default_context(cafile=certificate.certificate)
     both = Tls(certificate=certificate.certificate.replace("cert.pem", "both.pem"))
     for tls in (certificate, both):
@@ -297,7 +299,7 @@ def test_over_tls_a_token_goes_nowhere_in_clear(certificate: Tls) -> None:
                 assert SECRET.encode() not in plain.rest()
 
 
-def test_the_commands_options_lead_to_tls_and_say_so(certificate: Tls, tmp_path: Path, capfd) -> None:
+def test_tls_options_of_the_command_enable_tls_and_report_it(certificate: Tls, tmp_path: Path, capfd) -> None:
     from tiered.cli.node.web import Guard, serving_pages
     from tiered.cli.session import Session
 
@@ -306,7 +308,9 @@ def test_the_commands_options_lead_to_tls_and_say_so(certificate: Tls, tmp_path:
     guard = Guard(token_file=str(tmp_path / "token"), tls_cert=certificate.certificate, tls_key=certificate.key)
     with serving_pages(session, "--listen", "0.0.0.0:0", echo, guard):
         (line,) = capfd.readouterr().err.splitlines()
-        assert re.fullmatch(r"pages at https://0\.0\.0\.0:[0-9]+/ until Ctrl-C", line), "and no word of a proxy"
+        assert re.fullmatch(r"pages at https://0\.0\.0\.0:[0-9]+/ until Ctrl-C", line), (
+            "the line must have no hint about a proxy"
+        )
     with serving_pages(session, "--ui", "0.0.0.0:0", echo, Guard(token_file=str(tmp_path / "token"))):
         assert "nothing is encrypted on the way: give --tls-cert" in capfd.readouterr().err
 
@@ -323,7 +327,7 @@ def test_old_tls_is_refused(certificate: Tls) -> None:
         connection.close()
 
 
-def test_handshakes_that_do_not_end_are_given_up_and_end_with_the_server(certificate: Tls, monkeypatch, caplog) -> None:
+def test_unfinished_tls_handshakes_are_closed_by_timeout_and_shutdown(certificate: Tls, monkeypatch, caplog) -> None:
     monkeypatch.setattr("tiered.web.http.serving.HEAD_S", 0.2)
     with served(tls=certificate) as server, Raw(server) as silent, Raw(server) as begun:
         begun.send(b"\x16\x03\x01")
@@ -333,7 +337,7 @@ def test_handshakes_that_do_not_end_are_given_up_and_end_with_the_server(certifi
         until_taken(server)
         server.close()
         assert silent.rest() == b""
-    gc.collect()  # a transport that nobody closed would tell
+    gc.collect()  # an unclosed transport would warn now
     assert caplog.records == []
 
 
@@ -343,7 +347,7 @@ def until_taken(server: WebServer) -> None:
         pause.wait(0.02)
 
 
-def test_a_certificate_that_cannot_be_used_is_told_in_a_line(certificate: Tls, tmp_path: Path) -> None:
+def test_unusable_certificate_is_reported_in_one_line(certificate: Tls, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     (tmp_path / "words").write_text("no certificate at all")
     cases = [

@@ -1,4 +1,4 @@
-"""Equal troubles are one line that opens; a list says by what it is sorted; a count is followed by the right word."""
+"""Equal problems form one group with details, a list names its sort column, and a count has the correct plural."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiered.status.problem_rows import group_of
 from tiered.status.problem_rows import group_stuck as grouped
 from tiered.status.status_report import StatusReport, Stuck, status_report
 from tiered.web.pages.grouping import MEMBERS_SHOWN, SHOWN
-from tiered.web.pages.overview import overview, troubles_page
+from tiered.web.pages.overview import overview, problems_page
 from tiered.web.pages.site import Site
 
 MINUTE = 60_000
@@ -38,12 +38,12 @@ def stuck(number: int, what: str, kind: str = "Unavailable", since_ms: int | Non
         ("status=503", "status=404", False),
     ],
 )
-def test_troubles_are_one_where_they_differ_in_place_alone(first: str, second: str, is_one: bool) -> None:
+def test_problems_that_differ_only_in_partition_form_one_group(first: str, second: str, is_one: bool) -> None:
     found = grouped([stuck(1, first), stuck(2, second)], NOW)
     assert [len(each.members) for each in found] == ([2] if is_one else [1, 1])
 
 
-def test_uploads_that_wait_are_one_trouble_the_oldest_first_and_other_classes_are_not() -> None:
+def test_waiting_uploads_form_one_group_with_the_oldest_first() -> None:
     waits = [stuck(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
     damaged = stuck(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
     found = grouped([*waits, damaged], NOW)
@@ -66,24 +66,24 @@ def report() -> StatusReport:
     return replace(found, stuck=(*waits, stuck(3, "another <b>trouble</b>", "Corrupt")))
 
 
-def test_a_hundred_equal_troubles_are_one_box_that_opens(report: StatusReport) -> None:
-    for body in (overview(report, {}, has_remote=True), troubles_page(report, {})):
+def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
+    for body in (overview(report, {}, has_remote=True), problems_page(report, {})):
         assert Sound.problems(body) == []
         assert body.count('class="trouble"') == 2
         assert "200 partitions</strong>: the store is down, the oldest for 3h 19m" in body
         assert body.count("<li>") == MEMBERS_SHOWN
         assert "another &lt;b&gt;" in body
         assert body.count("<details") == 1
-    (alike,) = re.findall(r'href="(/troubles\?alike=[^"]*)"', troubles_page(report, {}))
+    (alike,) = re.findall(r'href="(/troubles\?alike=[^"]*)"', problems_page(report, {}))
     assert alike == "/troubles?alike=t%2F199"
-    singly = troubles_page(report, {"alike": "t/199", "page": "2"})
+    singly = problems_page(report, {"alike": "t/199", "page": "2"})
     assert Sound.problems(singly) == []
     assert singly.count('class="trouble"') == 100
     assert "101 to 200 of 200" in singly
-    assert "Nothing is stuck" in troubles_page(report, {"alike": "none"})
+    assert "Nothing is stuck" in problems_page(report, {"alike": "none"})
 
 
-def test_many_different_troubles_are_cut_at_the_head_of_a_page_with_the_way_to_all(report: StatusReport) -> None:
+def test_overview_shows_the_first_problems_and_links_to_all(report: StatusReport) -> None:
     words = "ABCDEFGHIJ"
     many = replace(report, stuck=tuple(stuck(n, f"trouble of kind {words[n]}") for n in range(10)))
     body = overview(many, {}, has_remote=True)
@@ -91,7 +91,7 @@ def test_many_different_troubles_are_cut_at_the_head_of_a_page_with_the_way_to_a
     assert ">5 more troubles</a>" in body
 
 
-def test_a_list_says_by_what_it_is_sorted(report: StatusReport) -> None:
+def test_list_marks_its_sort_column(report: StatusReport) -> None:
     def sorted_by(query: dict[str, str]) -> list[str]:
         return re.findall(r'aria-sort="(\w+)"[^>]*>(?:<a[^>]*>)?([^<]+)', overview(report, query, has_remote=True))
 
@@ -99,7 +99,7 @@ def test_a_list_says_by_what_it_is_sorted(report: StatusReport) -> None:
     assert sorted_by({"sort": "local_bytes"}) == [("descending", "Local")]
 
 
-def test_the_pages_have_a_sign_of_their_own_and_nobody_asks_for_another() -> None:
+def test_pages_have_an_icon_and_favicon_requests_are_answered() -> None:
     world = World()
     with world.open() as manager:
         found: Site = site(world, manager)
@@ -107,15 +107,15 @@ def test_the_pages_have_a_sign_of_their_own_and_nobody_asks_for_another() -> Non
         for path in ("/favicon.svg", "/favicon.ico"):
             status, kind, body = found.answer(path)
             assert (status, kind) == (200, "image/svg+xml")
-            assert "style" not in body, "the policy of contents forbids it"
+            assert "style" not in body, "the content security policy forbids inline styles"
 
 
-def test_a_count_is_followed_by_the_right_word() -> None:
+def test_count_has_the_correct_plural() -> None:
     words = ["0 segments", "1 segment", "2 segments", "1,000 segments"]
     assert [counted(count, "segment") for count in (0, 1, 2, 1000)] == words
 
 
-def test_one_segment_is_said_to_be_one() -> None:
+def test_single_segment_is_shown_in_the_singular() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)

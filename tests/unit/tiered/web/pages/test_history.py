@@ -1,4 +1,4 @@
-"""What the pages draw of the past: what was noted and nothing else, readable without its picture, of any age."""
+"""History charts: drawn from the notes only, readable without the chart, for a history of any age."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def series(*points: TierPoint) -> TierSeries:
 
 
 def drawn(found: TierSeries, *, now_ms: int = NOW, topic: str | None = None, still=(), **query: str) -> str:
-    """The section, in a page that was found sound."""
+    """The history section, in a page with valid HTML."""
     past = Past(series=found, still=list(still))
     section = history_section(past, topic, now_ms, "/", query, {"q": "or", "sort": ""})
     body = frame("Past", "/", now_ms, section)
@@ -56,14 +56,14 @@ def lines(section: str, style: str) -> list[str]:
     return re.findall(rf'<polyline class="line {style}" points="([^"]*)"', section)
 
 
-def test_a_day_of_notes_is_drawn_as_lines_with_their_figures_in_a_table_behind() -> None:
+def test_notes_of_a_day_are_drawn_as_lines_with_a_table() -> None:
     found = series(*(point(NOW - at * FIVE, local_bytes=(at % 7 + 1) * GIB) for at in range(300)))
     body = drawn(found, span="2d")
     for style in ("t-remote", "t-local", "t-lag", "t-risk", "t-dollars"):
         (path,) = lines(body, style)
         xs = [float(each.partition(",")[0]) for each in path.split()]
         assert xs == sorted(xs)
-        assert 90 < len(xs) < 230, "one for each unit of the width at most"
+        assert 90 < len(xs) < 230, "a line must have at most one point for each unit of the width"
     assert "In the bucket: 40.0 GiB last, 40.0 GiB at least, 40.0 GiB at most." in body
     assert "On the disk: 1.00 GiB last, 1.00 GiB at least, 7.00 GiB at most." in body
     assert body.count('role="img"') == 3 == body.count("<figcaption>")
@@ -74,19 +74,21 @@ def test_a_day_of_notes_is_drawn_as_lines_with_their_figures_in_a_table_behind()
     assert "tiered status --history 2d -o csv" in body
     of_one = drawn(found, topic="t", span="2d")
     assert "tiered status t --history 2d -o csv" in of_one
-    assert len(lines(of_one, "t-remote")) == 1, "hours, for the notes of every five minutes go earlier"
+    assert len(lines(of_one, "t-remote")) == 1, (
+        "hours are drawn, because the notes of every five minutes are deleted earlier"
+    )
     assert 'href="/?q=or&amp;span=30d"' in body
 
 
-def test_gaps_are_gaps_and_a_note_alone_is_a_dot() -> None:
+def test_gap_breaks_the_line_and_a_single_note_is_a_dot() -> None:
     times = [*range(300, 200, -1), 150, *range(100, -1, -1)]
     body = drawn(series(*(point(NOW - at * FIVE) for at in times)), span="2d")
     assert len(lines(body, "t-remote")) == 2
-    assert body.count('<circle class="dot t-remote"') == 2, "the note alone, and the end of the line"
+    assert body.count('<circle class="dot t-remote"') == 2, "the single note and the end of the line must be dots"
     assert "Where a line is broken nobody was at work" in body
 
 
-def test_what_was_not_known_is_no_zero() -> None:
+def test_unknown_figure_is_a_gap_instead_of_zero() -> None:
     unknown = {"remote_bytes": None, "lag_bytes": None, "at_risk_bytes": None, "dollars_per_month": None}
     found = series(
         *(point(NOW - at * FIVE, missing_partitions=3, **(unknown if 40 < at < 60 else {})) for at in range(100))
@@ -101,7 +103,7 @@ def test_what_was_not_known_is_no_zero() -> None:
     assert "In the bucket: not known." in nothing
 
 
-def test_without_notes_nothing_is_drawn_and_one_note_is_a_dot() -> None:
+def test_no_notes_draw_no_chart_and_one_note_is_a_dot() -> None:
     body = drawn(TierSeries())
     assert "<svg" not in body
     assert "takes one every five minutes" in body
@@ -111,15 +113,17 @@ def test_without_notes_nothing_is_drawn_and_one_note_is_a_dot() -> None:
     late = drawn(series(point(NOW - 5 * DAY_MS)), span="6h")
     assert "<svg" not in late
     assert "The first one is of 2027-01-10" in late
-    assert "<svg" not in drawn(series(point(NOW + HOUR))), "what a clock says that went back since is yet to come"
+    assert "<svg" not in drawn(series(point(NOW + HOUR))), (
+        "a note that is in the future after a clock was set back must not be drawn"
+    )
 
 
-def test_the_time_before_the_first_note_has_only_what_the_bucket_knows_and_says_so() -> None:
+def test_time_before_the_first_note_shows_a_dotted_lower_bound() -> None:
     still = [(NOW - 20 * DAY_MS, GIB), (NOW - 10 * DAY_MS, 3 * GIB), (NOW, 50 * GIB)]
     body = drawn(series(point(NOW - DAY_MS), point(NOW)), still=still, span="30d")
     (path,) = lines(body, "t-still")
     ys = [float(each.partition(",")[2]) for each in path.split()]
-    assert ys == sorted(ys, reverse=True), "it only grows"
+    assert ys == sorted(ys, reverse=True), "the lower bound must only grow"
     assert "Dotted, before the first note: of what is in the bucket today, so much was there at the least." in body
     assert "first note</text>" in body
     assert lines(drawn(series(point(NOW - 40 * DAY_MS), point(NOW)), still=still, span="30d"), "t-still") == []
@@ -128,7 +132,7 @@ def test_the_time_before_the_first_note_has_only_what_the_bucket_knows_and_says_
     assert alone.count("<svg") == 1
 
 
-def test_three_years_are_drawn_small() -> None:
+def test_chart_of_three_years_is_of_bounded_size() -> None:
     found = series(*(point(NOW - at * DAY_MS, remote_bytes=at * GIB) for at in range(1090, -1, -1)))
     body = drawn(found, span="3y")
     assert len(body) < 40_000
@@ -140,32 +144,32 @@ def test_three_years_are_drawn_small() -> None:
     ("age_ms", "span"),
     [(0, "6h"), (HOUR, "6h"), (DAY_MS, "2d"), (20 * DAY_MS, "30d"), (900 * DAY_MS, "30d"), (None, "30d")],
 )
-def test_the_shortest_time_that_shows_all_is_shown_unless_another_is_asked_for(age_ms: int | None, span: str) -> None:
+def test_default_span_is_the_shortest_that_covers_all_notes(age_ms: int | None, span: str) -> None:
     begun = None if age_ms is None else NOW - age_ms
     assert asked_span({}, begun, NOW) == asked_span({"span": "<b>"}, begun, NOW) == span
     assert [asked_span({"span": each}, begun, NOW) for each in SPANS] == list(SPANS)
 
 
-def test_ticks_lie_on_whole_hours_days_and_months_and_are_few() -> None:
+def test_ticks_are_few_and_at_whole_hours_days_and_months() -> None:
     for span, _ in SPANS.values():
         for shift in range(0, 40 * DAY_MS, 7 * HOUR + 1):
             ticks = time_ticks(NOW + shift - span, NOW + shift)
             assert 1 <= len(ticks) <= 6
             assert all(NOW + shift - span <= at <= NOW + shift for at, _ in ticks)
             assert all(at % HOUR == 0 for at, _ in ticks)
-            assert len({words for _, words in ticks}) >= len(ticks) - 2, "12:00 of two days"
+            assert len({words for _, words in ticks}) >= len(ticks) - 2, "only equal clock times of two days may repeat"
     assert time_ticks(0, 1)
     assert time_ticks(-(10**13), 10**14)
 
 
-def test_labels_say_no_more_than_they_know() -> None:
+def test_labels_have_short_rounded_numbers() -> None:
     assert [bytes_label(each) for each in (0, 512, 1.5 * GIB, 512 * GIB, 2048 * GIB)] == [
         "0 B", "512 B", "1.5 GiB", "512 GiB", "2 TiB"
     ]  # fmt: skip
     assert [dollars_label(each) for each in (0, 60, 0.25, 1234)] == ["0", "60", "0.25", "1,234"]
 
 
-def test_of_points_too_close_to_be_told_apart_the_worst_or_the_last_is_drawn() -> None:
+def test_dense_points_are_thinned_to_the_worst_or_the_last() -> None:
     run = [(at, float(at % 100)) for at in range(10_000)]
     for most in (True, False):
         thin = thinned(run, 0, 10_000, most=most)
@@ -175,7 +179,7 @@ def test_of_points_too_close_to_be_told_apart_the_worst_or_the_last_is_drawn() -
         assert max(value for _, value in thin) == 99 or not most
 
 
-def test_the_pages_show_what_the_manager_noted_also_of_one_topic() -> None:
+def test_pages_show_the_notes_of_all_topics_and_of_one() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -189,14 +193,14 @@ def test_the_pages_show_what_the_manager_noted_also_of_one_topic() -> None:
             body = page(found, path)
             assert "3 notes of managers at work" in body
             assert len(lines(body, "t-remote")) == 1
-        assert 'name="span" value="3y"' in page(found, "/?span=3y"), "a search keeps the time"
+        assert 'name="span" value="3y"' in page(found, "/?span=3y"), "a search must preserve the time span"
         history = history_of(TierSeries.decoded(world.disk.read(f"./data/{FILE}")), "t", NOW + 2 * FIVE, DAY_MS)
         assert [each.remote_bytes for each in history.points] == [
             sum(each.size_bytes for each in manager.snapshots(NOW)[0].remote)
         ] * 3
 
 
-def test_notes_that_cannot_be_read_keep_no_page_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_notes_do_not_prevent_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""Pages answer in time whatever the store or the disk does, with what they know, and say what is wrong."""
+"""Pages answer within their deadline under any store or disk fault, with known data and the current problem."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.web.pages import manager_cache as looks_module
 from tiered.web.pages.data_loader import KEPT_MAX, THREADS_MAX, Gathering, Patience, Told
-from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, Looks
+from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, ManagerCache
 from tiered.web.pages.offline_store import silent_store
 from tiered.web.pages.site import KEPT_MS, Site
 from tiered.web.pages.stale_banner import note_on
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
-SOON_S = 0.02  # a deadline that a test waits for
+SOON_S = 0.02  # a deadline short enough for a test
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Hanging:
-    """Something that answers only once it is let go."""
+    """A function that returns only after its event is set."""
 
     def __init__(self, value: object = "found") -> None:
         self.value = value
@@ -48,7 +48,7 @@ class Hanging:
 
 
 class HangingStore(SwitchableStore):
-    """Answers; while it `hangs`, nobody has an answer until it is let go."""
+    """A store whose calls block while its event is cleared."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner, is_down=False)
@@ -71,7 +71,7 @@ def world() -> World:
 
 
 def settled(gathering: Gathering, key: str, make: Callable[[], object]) -> object:
-    """What was found in the end."""
+    """The value after the read has ended."""
     with suppress(Unavailable):
         gathering.get(key, make)
     ended("tiered-page")
@@ -79,25 +79,25 @@ def settled(gathering: Gathering, key: str, make: Callable[[], object]) -> objec
 
 
 def ended(name: str) -> None:
-    """The threads of that name are over."""
+    """Wait until all threads of the given name prefix have ended."""
     for thread in threading.enumerate():
         if thread.name.startswith(name):
             thread.join(30)
             assert not thread.is_alive()
 
 
-def test_a_look_that_hangs_costs_its_deadline_and_is_there_for_whoever_asks_next() -> None:
+def test_hanging_read_costs_its_deadline_and_its_result_serves_later_requests() -> None:
     clock, look = Clock(), Hanging()
     gathering = Gathering(clock, deadline_s=SOON_S)
     for _ in range(3):
         with pytest.raises(Unavailable, match="does not answer"):
             gathering.get("a", look)
-    assert look.calls == 1, "those who ask meanwhile wait for the same look"
+    assert look.calls == 1, "requests during a read must wait for that read"
     look.may_go.set()
     assert settled(gathering, "a", look) == "found"
 
 
-def test_what_was_found_before_serves_while_a_newer_look_hangs() -> None:
+def test_previous_result_is_served_while_a_newer_read_hangs() -> None:
     clock, look = Clock(), Hanging("new")
     gathering = Gathering(clock, deadline_s=SOON_S)
     assert settled(gathering, "a", lambda: "old") == "old"
@@ -108,7 +108,7 @@ def test_what_was_found_before_serves_while_a_newer_look_hangs() -> None:
     assert settled(gathering, "a", look) == "new"
 
 
-def test_what_is_kept_serves_until_it_is_old_and_the_clock_may_jump() -> None:
+def test_cached_result_is_served_until_it_is_old_even_if_the_clock_jumps() -> None:
     clock = Clock()
     gathering = Gathering(clock)
     count = iter(range(100))
@@ -120,10 +120,10 @@ def test_what_is_kept_serves_until_it_is_old_and_the_clock_may_jump() -> None:
     clock.now += 1000
     assert asked() == 1
     clock.now -= 5000
-    assert asked() == 2, "what was found in the future is not kept"
+    assert asked() == 2, "a result from the future must not be reused"
 
 
-def test_an_error_belongs_to_whoever_waits_and_the_next_one_looks_again() -> None:
+def test_error_is_raised_for_waiting_requests_and_the_next_request_reads_again() -> None:
     gathering = Gathering(Clock())
 
     def fails() -> object:
@@ -134,7 +134,7 @@ def test_an_error_belongs_to_whoever_waits_and_the_next_one_looks_again() -> Non
     assert gathering.get("a", lambda: 1).value == 1
 
 
-def test_looks_that_hang_for_ever_cost_a_bounded_number_of_threads_and_what_is_kept_is_bounded() -> None:
+def test_hanging_reads_use_a_bounded_number_of_threads_and_cache_entries() -> None:
     gathering = Gathering(Clock(), deadline_s=SOON_S)
     hanging = [Hanging() for _ in range(THREADS_MAX + 3)]
     before = threading.active_count()
@@ -152,7 +152,7 @@ def test_looks_that_hang_for_ever_cost_a_bounded_number_of_threads_and_what_is_k
     assert len(gathering._found) <= KEPT_MAX
 
 
-def test_while_the_store_hangs_every_page_answers_with_what_is_known(world: World) -> None:
+def test_every_page_shows_known_data_while_the_store_hangs(world: World) -> None:
     store = HangingStore(world.store)
     with world.open(store=store) as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
@@ -167,9 +167,7 @@ def test_while_the_store_hangs_every_page_answers_with_what_is_known(world: Worl
             store.may_go.set()
 
 
-def test_a_disk_that_hangs_leaves_what_was_seen_before_and_a_note(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_disk_leaves_the_previous_data_with_a_note(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
@@ -190,7 +188,7 @@ def test_a_disk_that_hangs_leaves_what_was_seen_before_and_a_note(
             look.may_go.set()
 
 
-def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
+def test_hanging_first_read_is_reported_and_pages_work_after_it_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
@@ -202,7 +200,7 @@ def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
             look()
             return world.open(read_only=True)
 
-        looks = Looks(manager.config, opened, clock)
+        looks = ManagerCache(manager.config, opened, clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
         for path in PATHS:
             assert "has not answered yet" in page(found, path, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -214,7 +212,7 @@ def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
         looks.close()
 
 
-def test_while_the_store_hangs_from_the_start_the_disk_is_shown_alone_until_it_answers(
+def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
@@ -225,7 +223,7 @@ def test_while_the_store_hangs_from_the_start_the_disk_is_shown_alone_until_it_a
         send(manager, 100, start=300)
     store, clock = HangingStore(world.store), Clock()
     store.may_go.clear()
-    looks = Looks(
+    looks = ManagerCache(
         world.config,
         lambda: world.open(read_only=True, store=store),  # type: ignore[arg-type]
         clock,
@@ -250,7 +248,7 @@ def test_while_the_store_hangs_from_the_start_the_disk_is_shown_alone_until_it_a
     looks.close()
 
 
-def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nobody_uses_it(world: World) -> None:
+def test_old_read_only_open_is_replaced_and_closed_after_its_last_use(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -264,7 +262,7 @@ def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nob
             made.append(new)
             return new
 
-        looks = Looks(manager.config, opened, clock)
+        looks = ManagerCache(manager.config, opened, clock)
         with looks.manager() as first:
             clock.now += FRESH_MS - 1
             with looks.manager() as same:
@@ -274,19 +272,19 @@ def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nob
                 pass
             ended("tiered-look")
             with looks.manager() as newer:
-                assert newer is not first, "the look behind the pages was taken again"
-            assert closed == [], "somebody still uses the old one"
+                assert newer is not first, "a newer read-only open must replace the old one"
+            assert closed == [], "the old one is still in use, so it must stay open"
         assert closed == [first]
         looks.close()
         assert closed == made
 
 
-def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World) -> None:
+def test_failed_or_hanging_reopen_is_reported_on_every_page(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
-        looks = Looks(manager.config, lambda: answers[-1](), clock)
+        looks = ManagerCache(manager.config, lambda: answers[-1](), clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
         page(found, "/")
 
@@ -305,7 +303,9 @@ def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World)
         try:
             ended("tiered-look")
             clock.now += KEPT_MS
-            assert "looking again failed" in page(found, "/"), "the one before it, until there is a newer one"
+            assert "looking again failed" in page(found, "/"), (
+                "the previous problem must be shown until there is a newer one"
+            )
             clock.now += STALE_MS
             assert "without an end" in page(found, "/plan")
         finally:
@@ -313,7 +313,7 @@ def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World)
             looks.close()
 
 
-def test_a_manager_that_opens_after_the_pages_were_closed_is_closed_too(world: World) -> None:
+def test_manager_that_opens_after_the_pages_closed_is_closed_too(world: World) -> None:
     clock, look, over = Clock(), Hanging(), threading.Event()
     with world.open() as manager:
 
@@ -324,7 +324,7 @@ def test_a_manager_that_opens_after_the_pages_were_closed_is_closed_too(world: W
             new.close = lambda **more: (end(**more), over.set())  # type: ignore[method-assign, func-returns-value]
             return new
 
-        looks = Looks(manager.config, opened, clock)
+        looks = ManagerCache(manager.config, opened, clock)
 
         def ask() -> None:
             with pytest.raises(Unavailable), looks.manager():
@@ -340,7 +340,7 @@ def test_a_manager_that_opens_after_the_pages_were_closed_is_closed_too(world: W
         waiting.join()
 
 
-def test_a_page_that_needs_two_looks_waits_for_one_deadline_in_all() -> None:
+def test_page_with_two_reads_waits_for_one_deadline_in_total() -> None:
     passed = [0.0]
     patience = Patience(30, lambda: passed[0])
     found, hangs = Gathering(Clock(), deadline_s=30), Hanging()
@@ -352,18 +352,18 @@ def test_a_page_that_needs_two_looks_waits_for_one_deadline_in_all() -> None:
             found.get("lab", hangs, patience=patience)
     finally:
         hangs.may_go.set()
-    assert time.monotonic() - began < 20, "nothing was left of the deadline for the second"
-    assert found.patience().left_s() > 0, "the next reader has one of his own"
+    assert time.monotonic() - began < 20, "the second read must have no time left"
+    assert found.patience().left_s() > 0, "the next request must have its own deadline"
 
 
-# -- the age of the data
+# -- age of the data
 
 
-def test_the_first_page_after_an_idle_time_shows_the_tiers_as_they_are_now(world: World) -> None:
+def test_first_page_after_an_idle_time_shows_current_data(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        looks = Looks(manager.config, lambda: world.open(read_only=True), clock)
+        looks = ManagerCache(manager.config, lambda: world.open(read_only=True), clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
         assert data(found, "/?format=json")["topics"][0]["offsets"] == 0
         send(manager, 200)
@@ -377,14 +377,14 @@ def test_the_first_page_after_an_idle_time_shows_the_tiers_as_they_are_now(world
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page_whose_data_cannot_be_read_anew_is_marked_with_its_age(world: World, path: str) -> None:
+def test_page_with_data_that_cannot_be_refreshed_shows_its_age(world: World, path: str) -> None:
     clock = Clock()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
-    looks = Looks(world.config, lambda: answers[-1](), clock)
+    looks = ManagerCache(world.config, lambda: answers[-1](), clock)
     found = Site(looks, clock, storage=world.disk, deadline_s=60)
     assert 'id="late"' not in page(found, path)
     hanging = Hanging()
@@ -404,7 +404,7 @@ def test_a_page_whose_data_cannot_be_read_anew_is_marked_with_its_age(world: Wor
         looks.close()
 
 
-def test_a_page_of_the_manager_at_work_is_of_the_moment(world: World) -> None:
+def test_page_of_a_running_manager_shows_current_data(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -414,10 +414,10 @@ def test_a_page_of_the_manager_at_work_is_of_the_moment(world: World) -> None:
             clock.now += 10 * 60_000
 
 
-def test_data_older_than_its_limit_is_marked_whatever_the_reason(world: World) -> None:
+def test_data_older_than_the_limit_is_marked(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
-        looks = Looks.of(manager)
+        looks = ManagerCache.of(manager)
         told = Told(value=None, at_ms=NOW, read_ms=NOW - AGE_MAX_MS)
         assert len(note_on(looks, told, clock.now)) == 1
         (mark, age) = note_on(looks, told, clock.now + 1000)

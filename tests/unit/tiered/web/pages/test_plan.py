@@ -1,4 +1,4 @@
-"""The pages of the plan and of compaction: what they say is what the commands say; bounded, and without the store."""
+"""Plan page and compaction page: equal to the commands, of bounded size, and without store requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from local.cleaner.cleaner_history import CleaningRun
 from local.names import TopicPartition
 from policies.decisions import CopySegment
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
@@ -27,7 +27,7 @@ def world() -> World:
     return World()
 
 
-def test_the_plan_page_says_what_plan_says(world: World) -> None:
+def test_plan_page_equals_the_plan_command(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -51,7 +51,7 @@ def test_the_plan_page_says_what_plan_says(world: World) -> None:
         assert 'method="post"' not in body
 
 
-def test_what_if_is_asked_of_other_settings_and_of_later_and_nothing_is_done(world: World) -> None:
+def test_what_if_plan_with_other_settings_or_times_changes_nothing(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
@@ -73,13 +73,13 @@ def test_what_if_is_asked_of_other_settings_and_of_later_and_nothing_is_done(wor
         assert "tiered plan t -X retention.ms=36h -X local.retention.ms=1h --at +7d" in body
         assert 'value="36h"' in body
         assert 'value="7d" selected' in body
-        assert "tiered apply" not in body, "a plan of later cannot be applied"
+        assert "tiered apply" not in body, "a plan for a later moment cannot be applied, so it must not offer apply"
         assert "tiered apply plan.json" in page(found, f"/plan?{short}1h")
         assert manager.request_counts() == before
-        assert manager.snapshots(NOW)[0].rules.retention_ms is None, "the topic's own settings are as they were"
+        assert manager.snapshots(NOW)[0].rules.retention_ms is None, "the settings of the topic must be unchanged"
 
 
-def test_an_override_is_the_same_as_the_setting_itself(world: World) -> None:
+def test_plan_with_an_override_equals_the_plan_after_an_alter(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -91,7 +91,7 @@ def test_an_override_is_the_same_as_the_setting_itself(world: World) -> None:
         assert not foretold.plan.is_empty
 
 
-def test_a_tier_that_is_given_up_stays_so_under_other_settings(world: World) -> None:
+def test_disabled_tier_stays_disabled_under_an_override(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -115,7 +115,7 @@ def test_a_tier_that_is_given_up_stays_so_under_other_settings(world: World) -> 
         "topic=%3Cscript%3E",
     ],
 )
-def test_what_cannot_be_planned_is_said_and_escaped(world: World, query: str) -> None:
+def test_invalid_plan_query_is_an_escaped_error(world: World, query: str) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         status = HTTPStatus.NOT_FOUND if query == "topic=none" else HTTPStatus.BAD_REQUEST
@@ -124,7 +124,7 @@ def test_what_cannot_be_planned_is_said_and_escaped(world: World, query: str) ->
         assert site(world, manager).answer(f"/plan?{query}&format=json")[0] == status
 
 
-def test_an_empty_deployment_has_nothing_to_do_and_nothing_to_compact(world: World) -> None:
+def test_empty_deployment_has_an_empty_plan_and_no_compaction(world: World) -> None:
     with world.open() as manager:
         found = site(world, manager)
         assert "Nothing to do" in page(found, "/plan")
@@ -134,7 +134,7 @@ def test_an_empty_deployment_has_nothing_to_do_and_nothing_to_compact(world: Wor
 
 
 def many(world: World, count: int = 1000) -> tuple[LogManager, list]:
-    """The snapshot of one partition with work to do, as a thousand."""
+    """The snapshot of one partition with pending work, repeated for a thousand partitions."""
     manager = world.open()
     manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
     send(manager, 300)
@@ -142,7 +142,7 @@ def many(world: World, count: int = 1000) -> tuple[LogManager, list]:
     return manager, [replace(snapshot, partition=TopicPartition("t", number)) for number in range(count)]
 
 
-def test_a_plan_of_a_thousand_partitions_comes_a_hundred_decisions_at_a_time(
+def test_plan_of_a_thousand_partitions_shows_a_hundred_decisions_a_page(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, snapshots = many(world)
@@ -161,16 +161,16 @@ def test_a_plan_of_a_thousand_partitions_comes_a_hundred_decisions_at_a_time(
         assert re.findall('href="(/[^"]*)"[^>]*>Last<', body) == ["/plan?kind=CleanLog&amp;page=10"]
 
 
-def test_neither_page_asks_the_store_and_the_plan_says_what_it_did_not_ask_for(
+def test_pages_send_no_store_request_and_the_plan_names_unread_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", few)
+    few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", few)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
-    later, asked = NOW + 2 * DAY + DAY // 2, []  # when half of a page may have expired
+    later, asked = NOW + 2 * DAY + DAY // 2, []  # when half of a manifest page may have expired
     with world.open(store=CountingStore(world.store, asked)) as manager:
         asked.clear()
         found = site(world, manager, later)
@@ -179,10 +179,10 @@ def test_neither_page_asks_the_store_and_the_plan_says_what_it_did_not_ask_for(
         page(found, "/compaction")
         assert asked == []
         priced_plan(manager, later)
-        assert asked, "the command does"
+        assert asked, "the command must read the store"
 
 
-def test_a_partition_in_trouble_is_named_above_the_plan(world: World) -> None:
+def test_plan_page_names_partitions_with_a_problem(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -193,7 +193,7 @@ def test_a_partition_in_trouble_is_named_above_the_plan(world: World) -> None:
         assert data(site(world, manager), "/plan?format=json")["problems"].keys() == {"t/0"}
 
 
-def test_the_compaction_page_says_what_the_commands_say(world: World) -> None:
+def test_compaction_page_equals_the_commands(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="0.3") as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 300)
@@ -211,7 +211,7 @@ def test_the_compaction_page_says_what_the_commands_say(world: World) -> None:
         assert "300 to 9" in body or re.search(r"\d+ to 9<", body)
 
 
-def test_the_compaction_page_is_bounded_and_shows_what_failed(world: World) -> None:
+def test_compaction_page_is_bounded_and_shows_failed_runs(world: World) -> None:
     manager, _ = many(world, 1)
     with manager:
         one = look_at_compaction(manager, NOW)
@@ -226,7 +226,7 @@ def test_the_compaction_page_is_bounded_and_shows_what_failed(world: World) -> N
         assert len(body) < 120_000
 
 
-def test_advice_stands_above_the_logs(world: World) -> None:
+def test_compaction_page_shows_advice_above_the_logs(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**COMPACTED, "min.compaction.lag.ms": "30d", "segment.ms": "40d"}, now_ms=NOW)
         send(manager, 300)

@@ -1,4 +1,4 @@
-"""The pages of a manager at work: what they say, that they are sound HTML for everybody, that all is escaped."""
+"""Pages of a running manager: their content, valid and accessible HTML, and escaping of all text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from web_pages import CountingStore, Sound, data, page, site
 from local.errors import Corrupt
 from local.names import TopicPartition
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.web.html import tag
@@ -33,7 +33,7 @@ def world() -> World:
     return World()
 
 
-def test_an_empty_deployment_says_what_to_do_first(world: World) -> None:
+def test_empty_deployment_shows_the_first_command(world: World) -> None:
     with world.open() as manager:
         body = page(site(world, manager), "/")
         assert "tiered topic create orders -p 2 -X remote.storage.enable=true" in body
@@ -41,7 +41,7 @@ def test_an_empty_deployment_says_what_to_do_first(world: World) -> None:
         assert "Nothing is stuck" in page(site(world, manager), "/troubles")
 
 
-def test_the_overview_and_a_topic_say_what_status_says(world: World) -> None:
+def test_overview_and_topic_page_equal_the_status(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -60,7 +60,7 @@ def test_the_overview_and_a_topic_say_what_status_says(world: World) -> None:
         assert "local.retention.ms" in body
 
 
-def test_a_partition_shows_the_segments_of_both_tiers_on_a_line_and_in_a_table(world: World) -> None:
+def test_partition_page_shows_segments_of_both_tiers_as_map_and_table(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -76,12 +76,12 @@ def test_a_partition_shows_the_segments_of_both_tiers_on_a_line_and_in_a_table(w
         assert "active, only on this disk" in body
         (row,) = data(found, "/topics/t/0?format=json", "status-partitions")["partitions"]
         assert row["next_offset"] == 400
-        assert "Offsets 0 to 1" in page(found, "/topics/t/1"), "one without records has a line, too"
+        assert "Offsets 0 to 1" in page(found, "/topics/t/1"), "an empty partition must have a map too"
         for wrong in ("2", "-1", "00", "x"):
             page(found, f"/topics/t/{wrong}", HTTPStatus.NOT_FOUND)
 
 
-def test_the_map_tells_what_is_where_and_what_became_of_it(world: World) -> None:
+def test_map_shows_tier_and_state_of_each_segment(world: World) -> None:
     with world.open(remote_log_delete_grace_ms="1d") as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
         manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
@@ -102,13 +102,15 @@ def test_the_map_tells_what_is_where_and_what_became_of_it(world: World) -> None
         assert 'id="map-times"' in body
         assert "Records from 2027-01-14 08:00:00 UTC to" in body
         strips = body.partition('id="map-times"')[2].partition("key-list")[0]
-        assert strips.count('class="both"') == len(of["t"].remote), "each has its stretch of time"
+        assert strips.count('class="both"') == len(of["t"].remote), "each segment must have its time span"
         assert "readable, compacted" in page(site(world, manager), "/topics/c/0")
         manager.create_topic("e", 1, {}, now_ms=NOW)
-        assert 'id="map-times"' not in page(site(world, manager), "/topics/e/0"), "nothing has a time"
+        assert 'id="map-times"' not in page(site(world, manager), "/topics/e/0"), (
+            "a partition without timestamps must have no time strip"
+        )
 
 
-def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(world: World) -> None:
+def test_thousand_topics_are_paged_searched_and_sorted(world: World) -> None:
     report = large(world)
 
     def asked(**query: str) -> str:
@@ -123,7 +125,7 @@ def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(w
     assert "topic-0100" not in body
     assert len(body) < 100_000
     assert "topic-0999" in asked(page="10")
-    assert "topic-0999" in asked(page="99999"), "behind the end is the last page"
+    assert "topic-0999" in asked(page="99999"), "a page number beyond the end must show the last page"
     for wrong in ("0", "-1", "x", "9" * 40, "\u00b2"):
         assert "topic-0000" in asked(page=wrong)
     assert asked(q="C-077").count('<th scope="row">') == 10
@@ -132,11 +134,11 @@ def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(w
     assert len(found_topics(report, {})["topics"]) == 1000
     assert [row["topic"] for row in found_topics(report, {"q": "-0777"})["topics"]] == ["topic-0777"]
     last = re.findall('href="(/[^"]*)"[^>]*>Last<', asked(q="topic", sort="offsets"))
-    assert last == ["/?q=topic&amp;sort=offsets&amp;page=10"], "a step keeps what was searched for and sorted by"
+    assert last == ["/?q=topic&amp;sort=offsets&amp;page=10"], "a page link must preserve search and sort order"
 
 
 def large(world: World) -> StatusReport:
-    """One of a thousand topics, the figures of one with records in all of them."""
+    """A status report of a thousand topics, each with the figures of one real topic."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
@@ -151,7 +153,7 @@ def large(world: World) -> StatusReport:
     return replace(report, topics=tuple(topics), partitions=found)
 
 
-def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: World) -> None:
+def test_failing_store_is_shown_with_known_figures_and_start_of_the_problem(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -170,13 +172,13 @@ def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: Wor
             assert "the store is down" in body
             assert "2027-01-15 08:01:00 UTC, for 10m, 11 rounds" in body
         (row,) = data(found, "/?format=json", "status")["topics"]
-        assert row["remote_bytes"] == before > 0, "what was known before still is"
+        assert row["remote_bytes"] == before > 0, "the last known figure must stay"
         assert row["at_risk_bytes"] > 0
 
 
-def test_no_page_asks_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page_sends_a_store_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        commit_protocol, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+        commit_protocol, "PAGE_RULE", PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
@@ -189,10 +191,10 @@ def test_no_page_asks_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -
             page(site(world, manager, NOW + 3 * 24 * HOUR), path)
         assert asked == []
         manager.snapshots(NOW + 3 * 24 * HOUR)
-        assert asked, "a look that may ask reads the oldest page: there was something to ask for"
+        assert asked, "a snapshot with store access must read the oldest manifest page, so that the test can fail"
 
 
-def test_a_bucket_that_was_never_seen_has_no_figures(world: World) -> None:
+def test_bucket_that_was_never_read_has_no_figures(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
@@ -203,7 +205,7 @@ def test_a_bucket_that_was_never_seen_has_no_figures(world: World) -> None:
         assert "not known yet" in page(found, "/topics/t")
 
 
-def test_whatever_a_message_holds_is_text_in_the_page(world: World) -> None:
+def test_message_text_is_escaped_in_every_page(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
@@ -216,7 +218,7 @@ def test_whatever_a_message_holds_is_text_in_the_page(world: World) -> None:
     assert tag("a", EVIL, href=EVIL, title=None).count("<") == 2
 
 
-def test_what_is_not_there_is_not_found(world: World) -> None:
+def test_unknown_paths_are_not_found(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         found = site(world, manager)
@@ -228,7 +230,7 @@ def test_what_is_not_there_is_not_found(world: World) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_text_can_be_told_from_what_it_stands_on(theme: dict[str, str]) -> None:
+def test_text_has_sufficient_contrast_in_both_themes(theme: dict[str, str]) -> None:
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
@@ -245,7 +247,7 @@ def test_text_can_be_told_from_what_it_stands_on(theme: dict[str, str]) -> None:
     assert set(re.findall(r"var\(--(\w+)\)", stylesheet())) <= set(theme)
 
 
-def test_the_endpoint_has_pages_on_loopback_alone_and_lets_nothing_be_loaded_from_elsewhere(world: World) -> None:
+def test_metrics_endpoint_serves_pages_on_loopback_with_a_strict_policy(world: World) -> None:
     with world.open() as manager:
         server = MetricsServer(LOOPBACK, 0, {}, site(world, manager).answer)
         server.start()

@@ -1,4 +1,4 @@
-"""What clients do to a server that they mean no good: it hangs up on them and goes on answering all others."""
+"""Hostile clients: the server closes their connections and continues to answer all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import Unavailable
 from tiered.web.http.answering import Answering
-from tiered.web.http.application import HEAD_BYTES_MAX
+from tiered.web.http.application import MANIFEST_BYTES_MAX
 from tiered.web.http.connections import CONNECTIONS_MAX, BoundConnection
 from tiered.web.http.gate import COOKIE, Gate
 from tiered.web.http.server import FORM_MAX, WebServer
@@ -28,7 +28,7 @@ SOON_S = 0.2
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    """Limits that a test can wait for."""
+    """Timeouts short enough for a test."""
     for name in ("head_s", "exchange_s", "idle_s"):
         monkeypatch.setattr(BoundConnection, name, SOON_S)
 
@@ -38,7 +38,7 @@ def held(server: WebServer) -> int:
 
 
 def until(claim: Callable[[], bool]) -> None:
-    """Waits for what another thread does."""
+    """Wait until another thread has made the claim true."""
     pause = threading.Event()
     for _ in range(int(LIMIT_S / 0.02)):
         if claim():
@@ -57,7 +57,7 @@ def until(claim: Callable[[], bool]) -> None:
         b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nto",
     ],
 )
-def test_bytes_that_trickle_in_prolong_nothing(impatient: None, begun: bytes) -> None:
+def test_slow_request_bytes_do_not_extend_the_timeout(impatient: None, begun: bytes) -> None:
     with served(Gate(token=TOKEN)) as server, Raw(server) as slow:
         slow.send(begun)
         slow.socket.settimeout(SOON_S / 10)
@@ -77,17 +77,18 @@ def test_bytes_that_trickle_in_prolong_nothing(impatient: None, begun: bytes) ->
         raise AssertionError("it was waited for all the time")
 
 
-def test_who_asks_no_more_is_hung_up_on(monkeypatch) -> None:
+def test_idle_connection_is_closed_after_its_timeout(monkeypatch) -> None:
     monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)
     with served() as server, Raw(server) as client:
         both = (f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n" for target in ("/", "/again"))
-        client.send("".join(both).encode())  # at once: between two sends the connection could be idle for too long
+        # in one send, because between two sends the connection could be idle for too long
+        client.send("".join(both).encode())
         assert client.answer() == (200, f"{SECRET} /")
-        assert client.answer() == (200, f"{SECRET} /again"), "a connection serves more than one request"
+        assert client.answer() == (200, f"{SECRET} /again"), "a connection must serve more than one request"
         assert client.rest() == b""
 
 
-def test_an_answer_may_take_longer_than_a_request(monkeypatch) -> None:
+def test_answer_may_take_longer_than_the_request_timeout(monkeypatch) -> None:
     monkeypatch.setattr(BoundConnection, "exchange_s", LIMIT_S)
     goes_on = threading.Event()
 
@@ -101,13 +102,14 @@ def test_an_answer_may_take_longer_than_a_request(monkeypatch) -> None:
         monkeypatch.setattr(BoundConnection, "head_s", SOON_S)
         for _ in range(2):
             with Raw(server) as clock:
-                assert clock.rest() == b"", "so long a request is waited for"
+                assert clock.rest() == b"", "a connection without a request is closed after this time"
         goes_on.set()
         assert client.answer() == (200, f"{SECRET} /")
 
 
-def test_who_does_not_read_an_answer_is_hung_up_on(monkeypatch) -> None:
-    monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)  # all of it is on its way: the next request is waited for
+def test_client_that_does_not_read_its_answer_is_disconnected(monkeypatch) -> None:
+    # the whole answer is buffered, so the server waits for the next request
+    monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)
     answered = threading.Event()
 
     def pages(target: str) -> tuple[HTTPStatus, str, str]:
@@ -135,21 +137,21 @@ RUBBISH = {
     "a length of letters": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
     "two lengths": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "an encoding of none": b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: rot13\r\n\r\nab",
-    "a long line": b"GET /" + b"x" * 4 * HEAD_BYTES_MAX + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 4 * HEAD_BYTES_MAX + b"\r\n\r\n",
-    "many headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * HEAD_BYTES_MAX + b"\r\n",
-    "a line without end": b"x" * 4 * HEAD_BYTES_MAX,
+    "a long line": b"GET /" + b"x" * 4 * MANIFEST_BYTES_MAX + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 4 * MANIFEST_BYTES_MAX + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * MANIFEST_BYTES_MAX + b"\r\n",
+    "a line without end": b"x" * 4 * MANIFEST_BYTES_MAX,
 }
 
 
-def test_rubbish_is_refused_and_hung_up_on_without_a_word_in_the_log(caplog) -> None:
+def test_malformed_request_is_refused_and_closed_without_a_log_line(caplog) -> None:
     with served() as server:
         for name, data in RUBBISH.items():
             with Raw(server) as client:
                 try:
                     client.send(data)
                 except ConnectionError:
-                    continue  # it was refused before it had all come
+                    continue  # refused before all bytes were sent
                 told = client.rest()
                 assert SECRET.encode() not in told, name
                 assert told.startswith(b"HTTP/1.1 4") or not told, (name, told)
@@ -157,7 +159,7 @@ def test_rubbish_is_refused_and_hung_up_on_without_a_word_in_the_log(caplog) -> 
     assert caplog.records == []
 
 
-def test_rubbish_behind_a_request_leaves_that_ones_answer_and_gets_none(caplog) -> None:
+def test_malformed_bytes_after_a_request_do_not_change_its_answer(caplog) -> None:
     with served() as server:
         for rubbish in (b"\x00" * 100, b"nonsense\r\n\r\n", b"GET / HTTP/one\r\n\r\n"):
             with Raw(server) as client:
@@ -173,7 +175,7 @@ def test_rubbish_behind_a_request_leaves_that_ones_answer_and_gets_none(caplog) 
     assert caplog.records == []
 
 
-def test_a_body_that_turns_to_rubbish_while_it_is_answered_ends_the_connection(caplog) -> None:
+def test_malformed_body_during_an_answer_closes_the_connection(caplog) -> None:
     goes_on, reached = threading.Event(), threading.Event()
 
     def pages(target: str) -> tuple[HTTPStatus, str, str]:
@@ -190,13 +192,13 @@ def test_a_body_that_turns_to_rubbish_while_it_is_answered_ends_the_connection(c
         assert ask(server)[0] == 200
         with Raw(server) as client:
             client.get("/", "Host: localhost", "Transfer-Encoding: chunked")
-            assert client.answer() == (200, SECRET), "a body that nobody asked for is not waited for"
+            assert client.answer() == (200, SECRET), "the answer must not wait for an unexpected body"
             assert client.send(b"no length of a chunk\r\n\r\n").rest() == b""
         assert ask(server)[0] == 200
     assert caplog.records == []
 
 
-def test_paths_lead_nowhere_but_to_pages() -> None:
+def test_path_traversal_reaches_no_file() -> None:
     paths = ["/../../etc/passwd", "//etc/passwd", "/topics/../../../etc/passwd", "/page.css/../../site.py", "/./x", "*"]
     paths += [f"/{quote(each, safe='')}" for each in ("../../etc/passwd", "\0", "\n", "/etc/passwd", "..", "\u202e")]
     paths += [
@@ -217,7 +219,7 @@ def test_paths_lead_nowhere_but_to_pages() -> None:
         assert ask(server)[0] == 200
 
 
-def test_other_verbs_are_refused_by_name() -> None:
+def test_other_methods_are_refused_with_405() -> None:
     with served() as server:
         for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "X" * 1000):
             with Raw(server) as client:
@@ -227,10 +229,10 @@ def test_other_verbs_are_refused_by_name() -> None:
             assert client.get("127.0.0.1:22", verb="CONNECT").answer()[0] in (404, 405)
         with Raw(server) as client:
             client.get("/", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
-            assert client.answer() == (200, f"{SECRET} /"), "nothing is upgraded"
+            assert client.answer() == (200, f"{SECRET} /"), "no connection may be upgraded"
 
 
-def test_two_hundred_that_only_hold_connections_keep_nobody_out() -> None:
+def test_two_hundred_held_connections_do_not_block_other_clients() -> None:
     with served() as server, ExitStack() as clients:
         for number in range(200):
             client = clients.enter_context(Raw(server))
@@ -239,11 +241,11 @@ def test_two_hundred_that_only_hold_connections_keep_nobody_out() -> None:
         assert ask(server, "/a") == (200, f"{SECRET} /a")
         assert held(server) <= CONNECTIONS_MAX
         for _ in range(200):
-            clients.enter_context(Raw(server)).get()  # and keeps it after the answer
+            clients.enter_context(Raw(server)).get()  # and stays open after the answer
         assert ask(server, "/b") == (200, f"{SECRET} /b")
 
 
-def test_a_page_that_is_made_is_not_given_up_for_those_who_wait() -> None:
+def test_waiting_clients_do_not_cancel_an_answer_in_progress() -> None:
     goes_on, reached = threading.Event(), threading.Event()
 
     def pages(target: str) -> tuple[HTTPStatus, str, str]:
@@ -262,7 +264,7 @@ def test_a_page_that_is_made_is_not_given_up_for_those_who_wait() -> None:
         assert client.answer() == (200, SECRET)
 
 
-def test_clients_that_leave_in_the_middle_of_an_answer_leave_nothing_behind(caplog) -> None:
+def test_clients_that_disconnect_during_an_answer_leak_nothing(caplog) -> None:
     with served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 5_000_000)) as server:
         for number in range(30):
             with Raw(server, receives_bytes=4096) as client:
@@ -275,14 +277,14 @@ def test_clients_that_leave_in_the_middle_of_an_answer_leave_nothing_behind(capl
     assert caplog.records == []
 
 
-def test_a_client_of_http_1_0_is_answered_and_hung_up_on() -> None:
+def test_http_1_0_client_is_answered_and_closed() -> None:
     with served() as server:
         with Raw(server) as client:
             told = client.get("/old", "Host: localhost", version="1.0").rest()
             assert told.endswith(f"{SECRET} /old".encode())
         with Raw(server) as client:
             told = client.send(b"GET / HTTP/1.0\r\n\r\n").rest()
-            assert told.startswith(b"HTTP/1.1 421 "), "without a name it might be anybody's"
+            assert told.startswith(b"HTTP/1.1 421 "), "a request without a host header must be refused"
 
 
 @pytest.mark.parametrize(
@@ -290,13 +292,13 @@ def test_a_client_of_http_1_0_is_answered_and_hung_up_on() -> None:
     ["evil.example", "localhost@evil.example", "localhost.evil.example", "evil.example:80", "127.0.0.1.evil.example",
      "localhost,evil.example", "[::1", "::ffff:10.0.0.7", "0x7f.1", "2130706433", "local\thost", "\u00e9.example"],
 )  # fmt: skip
-def test_another_name_gets_nothing(host: str) -> None:
+def test_unknown_host_name_gets_no_content(host: str) -> None:
     with served() as server, Raw(server) as client:
         status, body = client.get("/", f"Host: {host}").answer()
         assert (status in (400, 421), SECRET in body) == (True, False)
 
 
-def test_a_token_is_not_guessed_and_the_log_says_that_somebody_tries(caplog) -> None:
+def test_wrong_tokens_are_refused_and_logged_at_growing_intervals(caplog) -> None:
     near = [TOKEN[:-1], TOKEN + "x", TOKEN.upper(), TOKEN[::-1], "", "*", TOKEN.replace(" ", "  "), f"{TOKEN}\t{TOKEN}"]
     guesses = [*near, *(f"guess number {number} of many" for number in range(120 - len(near)))]
     with served(Gate(token=TOKEN)) as server, Raw(server) as client:
@@ -319,7 +321,7 @@ def test_a_token_is_not_guessed_and_the_log_says_that_somebody_tries(caplog) -> 
     assert TOKEN not in caplog.text
 
 
-def test_a_form_that_is_too_large_is_not_read_to_its_end() -> None:
+def test_oversized_form_is_refused_before_it_is_read() -> None:
     with served(Gate(token=TOKEN)) as server, Raw(server) as client:
         client.send(
             b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * (FORM_MAX + 1)
@@ -327,7 +329,7 @@ def test_a_form_that_is_too_large_is_not_read_to_its_end() -> None:
         assert client.answer()[0] == 400
 
 
-def test_answers_that_hang_cost_those_who_wait_no_more_than_a_limit() -> None:
+def test_hanging_answers_cost_waiting_clients_at_most_the_limit() -> None:
     goes_on = threading.Event()
 
     def hanging() -> tuple[HTTPStatus, str, str]:
@@ -344,13 +346,13 @@ def test_answers_that_hang_cost_those_who_wait_no_more_than_a_limit() -> None:
         ]
         goes_on.set()
         while (await asyncio.gather(answering.of(lambda: echo("/")), return_exceptions=True)) != [echo("/")]:
-            pass  # until the two that hung have ended
+            pass  # until the two hanging answers have ended
         assert await asyncio.gather(*(answering.of(lambda: echo("/x")) for _ in range(100))) == [echo("/x")] * 100
 
     asyncio.run(scene())
 
 
-def test_an_answer_that_fails_is_told_to_its_reader_alone_and_to_the_log_without_its_text(caplog) -> None:
+def test_failed_answer_is_a_500_and_logged_without_its_text(caplog) -> None:
     def pages(target: str) -> tuple[HTTPStatus, str, str]:
         if target.startswith("/bad"):
             raise ValueError("with a secret in it")

@@ -1,4 +1,4 @@
-"""The map of segments: every state drawn, told apart without colour, however many there are, and looked at closer."""
+"""Segment map: every state is drawn and readable without colour, for any number of segments, with a zoom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from web_pages import page, site
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.web.html import tag
 from tiered.web.pages.segment_map import (
     COMPACTED_LEAST,
@@ -32,7 +32,7 @@ HERE = "/topics/t/0"
 
 
 def drawn(pieces: list[Piece], begin: int, end: int) -> list[dict[str, float | str]]:
-    """The bars, without the ground."""
+    """The bars without the background."""
     found = []
     for each in bars(pieces, begin, end, 0)[1:]:
         given = dict(re.findall(r'(\w+)="([^"]*)"', each))
@@ -41,19 +41,19 @@ def drawn(pieces: list[Piece], begin: int, end: int) -> list[dict[str, float | s
 
 
 @pytest.mark.parametrize(("count", "size"), [(20_000, 1), (3000, 7), (990, 1000), (500, 3)])
-def test_however_many_segments_there_are_the_line_has_few_bars(count: int, size: int) -> None:
+def test_map_has_a_bounded_number_of_bars_for_any_number_of_segments(count: int, size: int) -> None:
     found = drawn([Piece(at * size, (at + 1) * size, "local") for at in range(count)], 0, count * size)
     assert 400 < len(found) <= WIDTH + 1
     assert found[0]["x"] == 0
     assert float(found[-1]["x"]) + float(found[-1]["width"]) > WIDTH - 2
 
 
-def test_one_segment_is_one_bar_over_all_of_the_strip() -> None:
+def test_single_segment_is_one_bar_over_the_whole_strip() -> None:
     (bar,) = drawn([Piece(7, 9, "both")], 7, 9)
     assert (bar["x"], bar["width"], bar["height"]) == (0, WIDTH - 1, HEIGHTS["both"])
 
 
-def test_within_a_strip_every_kind_has_a_height_of_its_own_however_narrow() -> None:
+def test_every_kind_has_its_own_height_in_a_strip_at_any_width() -> None:
     for strip in (("local", "both", "expired"), ("remote", "compacted", "expired", "hole")):
         heights = {kind: drawn([Piece(0, 1, kind)], 0, 5000)[0]["height"] for kind in strip}
         assert heights == {kind: HEIGHTS[kind] for kind in strip}
@@ -62,14 +62,14 @@ def test_within_a_strip_every_kind_has_a_height_of_its_own_however_narrow() -> N
     assert max(HEIGHTS.values()) == STRIP
 
 
-def test_what_is_at_risk_is_never_hidden_among_what_is_safe() -> None:
+def test_segment_at_risk_is_visible_among_thousands_of_copied_ones() -> None:
     pieces = [Piece(at, at + 1, "local" if at == 5555 else "both") for at in range(10_000)]
     found = drawn(pieces, 0, 10_000)
     (risk,) = [each for each in found if each["class"] == "local"]
     assert abs(float(risk["x"]) - 555) < 3
 
 
-def test_a_hole_is_seen_between_segments_of_any_size_and_in_a_compacted_segment_by_its_height() -> None:
+def test_gap_between_segments_is_visible_and_compaction_lowers_the_bar() -> None:
     stored = [Piece(at, at + 1, "compacted") for at in range(10_000) if not 4000 <= at < 4012]
     assert holes(stored) == [Piece(4000, 4012, "hole")]
     found = drawn(sorted([*stored, *holes(stored)], key=lambda each: each.start), 0, 10_000)
@@ -79,11 +79,13 @@ def test_a_hole_is_seen_between_segments_of_any_size_and_in_a_compacted_segment_
     full, thin, empty = (drawn([Piece(0, 9, "compacted", left)], 0, 9)[0]["height"] for left in (1.0, 0.5, 0.0))
     assert full > thin > empty == COMPACTED_LEAST
     among = drawn([Piece(at, at + 1, "compacted", 0.01 if at == 500 else 1.0) for at in range(2000)], 0, 2000)
-    assert len([each for each in among if float(each["height"]) < 11]) == 1, "nor is it lost among others"
+    assert len([each for each in among if float(each["height"]) < 11]) == 1, (
+        "a thin bar must stay visible among many others"
+    )
 
 
 def every_state() -> PartitionSnapshot:
-    """Made of what a real one has: expired, both, compacted, a hole, and on this disk alone."""
+    """A snapshot of a real partition with expired, copied, compacted and local-only segments and a gap."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
@@ -98,7 +100,7 @@ def every_state() -> PartitionSnapshot:
     return replace(snapshot, remote=tuple(rows), log_start_offset=rows[1].next_offset)
 
 
-def test_the_page_draws_every_state_with_its_key_in_words() -> None:
+def test_map_draws_every_state_with_a_legend_in_words() -> None:
     snapshot = every_state()
     body = tag("main", segment_map(snapshot, Window.of(snapshot, {}), HERE))
     offsets, _, rest = body.partition("map-times")
@@ -109,7 +111,7 @@ def test_the_page_draws_every_state_with_its_key_in_words() -> None:
     assert "no segment there: nothing was left" in body
 
 
-def test_a_part_can_be_looked_at_closer_by_links_and_by_a_form_and_the_table_follows() -> None:
+def test_map_zooms_by_links_and_form_and_the_table_follows() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -140,7 +142,7 @@ def test_a_part_can_be_looked_at_closer_by_links_and_by_a_form_and_the_table_fol
             assert "Offsets " in page(found, f"/topics/t/0?{wrong}")
 
 
-def test_links_lead_within_what_there_is_and_back_to_all_of_it() -> None:
+def test_zoom_links_stay_within_the_offsets_and_lead_back_to_all() -> None:
     snapshot = every_state()
     for query in ({}, {"from": "0", "to": "1"}, {"from": "999", "to": "1000"}, {"from": "3", "to": "700"}):
         window = Window.of(snapshot, query)
@@ -163,7 +165,7 @@ def test_links_lead_within_what_there_is_and_back_to_all_of_it() -> None:
     assert window == whole
 
 
-def test_a_hundred_thousand_local_segments_are_a_page_of_bounded_size() -> None:
+def test_page_of_a_hundred_thousand_local_segments_is_bounded() -> None:
     segments = tuple(
         SegmentInfo(
             base_offset=at * 10,
@@ -181,18 +183,18 @@ def test_a_hundred_thousand_local_segments_are_a_page_of_bounded_size() -> None:
     assert "100,000 local segments" in body
 
 
-def test_records_that_compaction_left_are_told_in_the_table() -> None:
+def test_table_shows_the_records_left_by_compaction() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
         send(manager, 300, topic="c")
         settle(manager)
-        rows: tuple[RemoteSegment, ...] = manager.snapshots(NOW)[0].remote
+        rows: tuple[SegmentEntry, ...] = manager.snapshots(NOW)[0].remote
         body = page(site(world, manager), "/topics/c/0")
         assert f"readable, compacted, {rows[0].record_count} records left" in body
 
 
-def test_local_segments_that_the_cleaner_has_been_through_are_named() -> None:
+def test_local_segments_already_cleaned_are_marked() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("c", 1, {"cleanup.policy": "compact"}, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""A process that can have no thread for a moment: nothing stays shut when it has some again."""
+"""A process that temporarily cannot start threads: every part works again once threads can be started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.stores.store_clock import StoreClock
 from tiered.web.http.answering import Answering
 from tiered.web.pages.data_loader import Gathering
-from tiered.web.pages.manager_cache import Looks
+from tiered.web.pages.manager_cache import ManagerCache
 
 HERE = (HTTPStatus.OK, "text/plain", "here")
 
@@ -31,11 +31,11 @@ def no_threads() -> Iterator[None]:
         yield
 
 
-def test_answers_are_made_again() -> None:
+def test_answers_work_again_after_a_failed_thread_start() -> None:
     async def asked() -> None:
         answering = Answering(limit_s=30, count_max=2)
         with no_threads():
-            for _ in range(3):  # more than there are places
+            for _ in range(3):  # more often than there are slots
                 with pytest.raises(Unavailable, match="no thread"):
                     await answering.of(lambda: HERE)
         assert await answering.of(lambda: HERE) == HERE
@@ -43,17 +43,17 @@ def test_answers_are_made_again() -> None:
     asyncio.run(asked())
 
 
-def test_what_pages_are_made_from_is_gathered_again() -> None:
+def test_page_data_is_gathered_again_after_a_failed_thread_start() -> None:
     gathering = Gathering(lambda: NOW, deadline_s=30)
     with no_threads(), pytest.raises(Unavailable):
         gathering.get("key", lambda: 1)
     assert gathering.get("key", lambda: 1).value == 1
 
 
-def test_a_look_is_taken_again() -> None:
+def test_read_only_open_works_again_after_a_failed_thread_start() -> None:
     world = World()
     with world.open() as manager:
-        looks = Looks(manager.config, lambda: world.open(read_only=True), lambda: NOW)
+        looks = ManagerCache(manager.config, lambda: world.open(read_only=True), lambda: NOW)
         with no_threads(), pytest.raises(Unavailable, match="no thread"), looks.manager():
             pass
         with looks.manager() as found:
@@ -61,7 +61,7 @@ def test_a_look_is_taken_again() -> None:
         looks.close()
 
 
-def test_the_store_is_asked_again_what_time_it_is() -> None:
+def test_store_clock_is_read_again_after_a_failed_thread_start() -> None:
     clock, told = StoreClock(MemoryStore(), lambda: NOW), threading.Event()
     with no_threads():
         clock.ask(lambda at_ms: told.set(), wait_s=30)
