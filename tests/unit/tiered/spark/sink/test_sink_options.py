@@ -1,4 +1,4 @@
-"""The options of a write: names, defaults, and one line for each wrong one."""
+"""Options of a write: names, defaults, and a one-line error for each invalid option."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tiered.spark.sink.sink_options import NAMES, parse_write_options
 LEAST = {"path": "s3://b", "topic": "t"}
 
 
-def test_the_defaults():
+def test_defaults_of_the_write_options():
     options = parse_write_options(LEAST)
     assert (options.bucket.url, options.topic, options.span) == ("s3://b", "t", SPAN)
     assert (options.create_partitions, options.job_id, options.takes_leadership) == (None, None, True)
     assert options.settings == {}
 
 
-def test_names_ignore_case_and_a_topics_properties_go_with_them():
+def test_option_names_ignore_case_and_include_topic_properties():
     options = parse_write_options(
         {
             **LEAST,
@@ -63,13 +63,13 @@ def test_names_ignore_case_and_a_topics_properties_go_with_them():
         ({"subscribe": "t"}, "unknown option"),
     ],
 )
-def test_a_wrong_option_is_named(change, wrong):
+def test_invalid_write_option_is_named(change, wrong):
     given = {name: value for name, value in {**LEAST, **change}.items() if value is not None}
     with pytest.raises(InvalidRequest, match=wrong):
         parse_write_options(given)
 
 
-def test_no_secret_shows():
+def test_secret_in_the_store_options_is_not_shown():
     options = parse_write_options({**LEAST, "storeOptions": '{"secret": "hush"}'})
     assert "hush" not in repr(options)
     with pytest.raises(InvalidRequest) as raised:
@@ -77,7 +77,7 @@ def test_no_secret_shows():
     assert "hush" not in str(raised.value)
 
 
-def test_every_option_is_in_the_table_of_the_reference():
+def test_every_write_option_is_in_the_reference_table():
     from pathlib import Path
 
     text = (Path(__file__).parents[5] / "docs/reference/spark.md").read_text().partition("## Writing")[2]

@@ -1,4 +1,4 @@
-"""The Spark options: names of Kafka's source, and one line for each wrong one."""
+"""Options of the Spark source: Kafka's option names, and a one-line error for each invalid option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiered.spark.source.options import EARLIEST, LATEST, PIN_MS, SPLIT_BYTES, B
 LEAST = {"path": "s3://b", "subscribe": "a"}
 
 
-def test_the_defaults_are_those_of_kafkas_source():
+def test_defaults_equal_those_of_the_kafka_source():
     options = parse_options(LEAST)
     assert (options.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
     assert (options.start, options.end) == (Bound(everywhere=EARLIEST), Bound(everywhere=LATEST))
@@ -24,7 +24,7 @@ def test_the_defaults_are_those_of_kafkas_source():
     assert (options.pin_ms, options.must_pin) == (PIN_MS, False)
 
 
-def test_pins_have_a_life_or_are_left_out():
+def test_pin_option_sets_a_lifetime_or_disables_pins():
     assert (parse_options(LEAST | {"pin": "6h"}).pin_ms, parse_options(LEAST | {"pin": "6h"}).must_pin) == (
         21_600_000,
         True,
@@ -32,12 +32,12 @@ def test_pins_have_a_life_or_are_left_out():
     assert parse_options(LEAST | {"pin": "none"}).pin_ms is None
 
 
-def test_isolation_and_views_are_asked_for_by_name():
+def test_isolation_and_view_options_are_parsed():
     asked = LEAST | {"KAFKA.isolation.level": "read_committed", "readCompacted": "true"}
     assert (parse_options(asked).is_committed, parse_options(asked).view) == (True, "compacted")
 
 
-def test_names_ignore_case_for_spark_lowers_them():
+def test_option_names_ignore_case():
     options = parse_options(
         {"path": "s3://b", "subscribepattern": "a.*", "INCLUDEHEADERS": "True", "minpartitions": "4"}
     )
@@ -61,7 +61,7 @@ def test_offsets_timestamps_and_assignments_are_json():
     assert options.split_bytes == 32 << 20
 
 
-def test_a_timestamp_wins_over_offsets_by_timestamp_and_these_over_offsets():
+def test_timestamp_takes_precedence_over_offsets_by_timestamp_and_offsets():
     offsets = {"startingOffsets": "earliest"}
     by_timestamp = {"startingOffsetsByTimestamp": '{"a":{"0":5}}'}
     timestamp = {"startingTimestamp": "7"}
@@ -69,7 +69,7 @@ def test_a_timestamp_wins_over_offsets_by_timestamp_and_these_over_offsets():
     assert parse_options(LEAST | offsets | by_timestamp | timestamp).start.everywhere == 7
 
 
-def test_options_for_a_brokers_client_are_accepted_and_ignored():
+def test_kafka_client_options_are_accepted_and_ignored():
     assert parse_options(LEAST | {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g"}) == parse_options(LEAST)
 
 
@@ -107,7 +107,7 @@ def test_options_for_a_brokers_client_are_accepted_and_ignored():
         ({"maxRecordsPerPartition": "0"}, "not a number above zero: option=maxRecordsPerPartition"),
     ],
 )
-def test_a_wrong_option_is_named(changes, problem):
+def test_invalid_option_is_named(changes, problem):
     with pytest.raises(InvalidRequest) as raised:
         parse_options(LEAST | changes)
     assert problem in str(raised.value)
@@ -115,7 +115,7 @@ def test_a_wrong_option_is_named(changes, problem):
 
 
 @pytest.mark.parametrize("text", ['{"a":"', '{"a":{"0":1}', '{"a":["0"]}', '{"a":3}'])
-def test_a_wrong_assignment_is_named(text):
+def test_invalid_assignment_is_named(text):
     with pytest.raises(InvalidRequest, match="option=assign"):
         parse_options({"path": "s3://b", "assign": text})
 
@@ -130,7 +130,7 @@ def test_a_secret_in_the_store_options_is_never_shown():
     assert pickle.loads(pickle.dumps(options)).store_options == {"secret": "hunter2"}
 
 
-def test_pysparks_own_discovery_finds_the_source_under_the_name_it_looks_for():
+def test_pyspark_discovers_the_source_by_its_package_name():
     pytest.importorskip("pyspark")
     from tiered.spark.discovery import DefaultSource
 

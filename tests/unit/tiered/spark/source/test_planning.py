@@ -1,4 +1,4 @@
-"""What a Spark read plans on: one pinned head, decided transactions, pages, views. Held against the plain reader."""
+"""Plan of a Spark read: one pinned manifest, transactions, manifest pages and views, compared with the plain reader."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from local.format.record import Record
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
 from remote.gc.pins import list_pins, release, renew
-from remote.keys import SPILLS
+from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.source import pinned_snapshots, pinning, task
@@ -40,7 +40,7 @@ def plan(world, now_ms=NOW, **options):
 
 
 def read(world, splits):
-    """(offset, value) of every record that the tasks give."""
+    """(offset, value) of every record that the tasks return."""
     found = []
     for split in splits:
         for columns in task.split_columns(world.store, split):
@@ -49,7 +49,7 @@ def read(world, splits):
 
 
 def told(world, start=0, end=None, **choices):
-    """The same from the plain reader of the bucket."""
+    """The same from the plain bucket reader."""
     with RemoteLog(world.store) as log:
         return [(record.offset, record.value) for record in log.reader(**choices).records(NAME, start, end)]
 
@@ -69,12 +69,12 @@ def filled(world, count=300, *, properties=TIERED, **settings):
 
 
 def transactions(world):
-    """Aborted and committed transactions, some across segments; the last one's marker is not in the bucket yet."""
+    """Aborted and committed transactions, some across segments. The marker of the last one is not in the bucket yet."""
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     log = manager._source(NAME).log
     for turn in range(30):
-        for at in range(3):  # three transactions side by side
+        for at in range(3):  # three interleaved transactions
             who = Producer(producer_id=3 * turn + at, producer_epoch=0, base_sequence=0, is_transactional=True)
             log.append([Record(b"k%d" % at, b"%d of %d" % (at, turn), NOW)] * 4, now_ms=NOW, producer=who)
         for at in range(3):
@@ -87,7 +87,7 @@ def transactions(world):
     manager.close()
 
 
-def test_committed_records_are_those_of_the_plain_reader_however_they_are_cut(world):
+def test_committed_read_equals_the_plain_reader_for_any_split_size(world):
     transactions(world)
     want = told(world, isolation=Isolation.READ_COMMITTED)
     assert 100 < len(want) < len(told(world))
@@ -100,7 +100,7 @@ def test_committed_records_are_those_of_the_plain_reader_however_they_are_cut(wo
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 7), (5, 6), (100, 350), (400, 435)])
-def test_committed_ranges_are_those_of_the_plain_reader(world, start, end):
+def test_committed_read_of_a_range_equals_the_plain_reader(world, start, end):
     transactions(world)
     bounds = {"startingOffsets": json.dumps({"t": {"0": start}}), "endingOffsets": json.dumps({"t": {"0": end}})}
     assert read(world, plan(world, **bounds, **COMMITTED)) == told(
@@ -108,7 +108,7 @@ def test_committed_ranges_are_those_of_the_plain_reader(world, start, end):
     )
 
 
-def test_splits_carry_only_the_aborted_transactions_that_they_may_meet(world):
+def test_split_carries_only_the_aborted_transactions_of_its_range(world):
     transactions(world)
     splits = plan(world, splitBytes="300", **COMMITTED)
     all_of_them = {each for split in splits for each in split.aborted}
@@ -116,7 +116,7 @@ def test_splits_carry_only_the_aborted_transactions_that_they_may_meet(world):
     assert max(len(split.aborted) for split in splits) < len(all_of_them) / 2
 
 
-def test_at_most_so_many_offsets_in_a_task(world):
+def test_max_records_per_partition_limits_each_task(world):
     filled(world)
     splits = plan(world, maxRecordsPerPartition="70")
     assert [(split.start_offset, split.next_offset) for split in splits] == [
@@ -130,9 +130,9 @@ def test_at_most_so_many_offsets_in_a_task(world):
     assert len(plan(world, maxRecordsPerPartition="70", minPartitions="20", splitBytes="1GiB")) >= 20
 
 
-def test_rows_in_pages_are_read_and_only_the_pages_of_the_range(world, monkeypatch):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_plan_reads_only_the_manifest_pages_of_its_range(world, monkeypatch):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     filled(world, 1500)
     assert read(world, plan(world)) == told(world)
     asked = []
@@ -143,13 +143,11 @@ def test_rows_in_pages_are_read_and_only_the_pages_of_the_range(world, monkeypat
     )
     assert [offset for offset, _ in read(world, found)] == list(range(700, 710))
     assert (
-        len([key for key in asked if SPILLS in key])
-        == 1
-        < len({k.key for k in world.store.list("") if SPILLS in k.key})
+        len([key for key in asked if PAGES in key]) == 1 < len({k.key for k in world.store.list("") if PAGES in k.key})
     )
 
 
-def test_a_view_and_the_log_behind_it_are_those_of_the_plain_reader(world):
+def test_read_of_a_view_and_its_log_equals_the_plain_reader(world):
     manager = filled(world, 120)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     send(manager, 60, start=120)
@@ -165,11 +163,11 @@ def test_a_view_and_the_log_behind_it_are_those_of_the_plain_reader(world):
         plan(world, readCompacted="true", view="other")
 
 
-# --- one state, however long it takes ---------------------------------------------------------------------------------
+# --- one state for the whole read -------------------------------------------------------------------------------------
 
 
 def expired(world, manager, now_ms):
-    """Everything in the bucket goes: expired, unlinked, deleted after the grace time, heads collected."""
+    """Expire and unlink all entries, delete their objects after the grace period, and collect old manifests."""
     settle(manager, now_ms)
     settle(manager, now_ms + 2 * HOUR)
 
@@ -177,7 +175,7 @@ def expired(world, manager, now_ms):
 GOING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
 
 
-def test_a_planned_read_outlives_retention_deletion_and_the_collection_of_heads(world):
+def test_pinned_read_survives_retention_deletion_and_gc(world):
     manager = filled(world, properties=GOING)
     want = told(world)
     splits = plan(world, pin="9d")
@@ -190,7 +188,7 @@ def test_a_planned_read_outlives_retention_deletion_and_the_collection_of_heads(
         read(world, splits)
 
 
-def test_a_pin_that_nobody_renewed_ends_by_time(world):
+def test_pin_that_is_not_renewed_expires(world):
     manager = filled(world, properties=GOING)
     splits = plan(world, pin="1d")
     expired(world, manager, NOW + 2 * DAY)
@@ -198,7 +196,7 @@ def test_a_pin_that_nobody_renewed_ends_by_time(world):
         read(world, splits)
 
 
-def test_tasks_renew_the_pin_in_the_second_half_of_its_life(world, monkeypatch):
+def test_tasks_renew_the_pin_in_the_second_half_of_its_lifetime(world, monkeypatch):
     monkeypatch.setattr(pinning, "_known_ends", {})
     filled(world)
     (split,) = plan(world, pin="2h")
@@ -213,10 +211,10 @@ def test_tasks_renew_the_pin_in_the_second_half_of_its_life(world, monkeypatch):
     assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)]
     late = pinning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: NOW + 9 * HOUR)
     late.keep()
-    assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)], "a lapsed pin stays lapsed"
+    assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)], "an expired pin must not be renewed"
 
 
-def test_a_pin_is_renewed_to_the_later_end_and_never_made_anew(world):
+def test_pin_is_renewed_to_the_later_expiry_and_never_recreated(world):
     filled(world)
     (split,) = plan(world)
     (pin,) = pins_of(world)
@@ -230,7 +228,7 @@ def test_a_pin_is_renewed_to_the_later_end_and_never_made_anew(world):
     assert pins_of(world) == []
 
 
-def test_a_task_keeps_its_pin_while_it_reads(world, monkeypatch):
+def test_task_renews_its_pin_while_it_reads(world, monkeypatch):
     filled(world)
     (split,) = plan(world, pin="1h")
     kept = []
@@ -245,7 +243,7 @@ def test_a_task_keeps_its_pin_while_it_reads(world, monkeypatch):
     assert kept[1:] == ["kept"] * len(split.pieces)
 
 
-def test_a_plan_that_fails_or_reads_nothing_leaves_no_pin(world):
+def test_failed_or_empty_plan_leaves_no_pin(world):
     filled(world)
     with pytest.raises(OffsetOutOfRange):
         plan(world, startingOffsets='{"t":{"0":999}}')
@@ -261,7 +259,7 @@ def test_a_plan_that_fails_or_reads_nothing_leaves_no_pin(world):
     assert len(pins_of(world)) == 1
 
 
-def test_a_bucket_that_may_only_be_read_is_read_without_a_pin_unless_one_was_asked_for(world, monkeypatch):
+def test_read_only_bucket_is_read_without_a_pin_unless_one_is_required(world, monkeypatch):
     filled(world)
 
     def refuse(key, body):
@@ -275,7 +273,7 @@ def test_a_bucket_that_may_only_be_read_is_read_without_a_pin_unless_one_was_ask
         plan(world, pin="6h")
 
 
-def test_heads_that_were_pinned_before_are_read_by_however_much_happened_since(world):
+def test_manifests_pinned_by_options_are_read_after_later_changes(world):
     manager = filled(world, properties=GOING)
     want = told(world)
     (opened,) = open_partitions(world.store, ask(pin="9d"), NOW)
@@ -284,13 +282,13 @@ def test_heads_that_were_pinned_before_are_read_by_however_much_happened_since(w
     expired(world, manager, NOW + 2 * DAY)
     for _ in range(2):
         assert read(world, plan(world, NOW + 2 * DAY, pins=pins)) == want
-    assert [pin.sequence for pin in pins_of(world)] == [opened.pin.sequence], "load() made no pin of its own"
+    assert [pin.sequence for pin in pins_of(world)] == [opened.pin.sequence], "the read must not create its own pin"
     for lapsed in (replace(opened.pin, sequence=999), replace(opened.pin, commit_id="another's")):
         with pytest.raises(NotFound, match="reading a pinned head, it is gone"):
             plan(world, NOW + 3 * DAY, pins=json.dumps({opened.name.prefix: asdict(lapsed)}))
 
 
-def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
+def test_pinned_block_holds_its_manifests_until_it_ends(world, monkeypatch):
     filled(world)
     monkeypatch.setattr(pinned_snapshots, "open_store", lambda url, options: world.store)
     with pinned_snapshots.pinned("memory://b", subscribe="t") as heads:
@@ -304,7 +302,7 @@ def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
     assert pins_of(world) == []
 
 
-# --- data loss: offsets deleted while the job runs --------------------------------------------------------------------
+# --- data loss: offsets deleted while the job runs ----------------------------------------------------------------
 
 
 def left(world, splits):
@@ -315,7 +313,7 @@ def left(world, splits):
     return found
 
 
-def test_without_failure_on_data_loss_what_expired_is_left_out_and_the_rest_is_read(world):
+def test_fail_on_data_loss_false_skips_expired_records_and_reads_the_rest(world):
     manager = filled(world, properties=GOING)
     splits = plan(world, pin="none", splitBytes="300")
     before = told(world)
@@ -330,8 +328,8 @@ def test_without_failure_on_data_loss_what_expired_is_left_out_and_the_rest_is_r
 
 
 @pytest.mark.damages_bucket
-def test_a_views_segment_that_is_gone_is_never_made_up_for_by_the_log_below_it(world, monkeypatch):
-    """It has older records of the keys."""
+def test_missing_view_segment_is_not_replaced_by_the_log(world, monkeypatch):
+    """The log has older records of the keys."""
     manager = filled(world, 120)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     asked = {"pin": "none", "readCompacted": "true", "failOnDataLoss": "false"}
@@ -344,7 +342,7 @@ def test_a_views_segment_that_is_gone_is_never_made_up_for_by_the_log_below_it(w
 
 
 @pytest.mark.damages_bucket
-def test_a_missing_object_that_the_newest_head_names_is_damage(world):
+def test_missing_object_named_by_the_newest_manifest_is_corrupt(world):
     filled(world)
     splits = plan(world, pin="none")
     world.store.delete([splits[0].prefix + splits[0].pieces[2].segment.data_key])
@@ -352,10 +350,10 @@ def test_a_missing_object_that_the_newest_head_names_is_damage(world):
         left(world, splits)
 
 
-# --- topics that come and go ------------------------------------------------------------------------------------------
+# --- deleted and recreated topics -------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_is_not_there_and_the_one_after_it_is(world):
+def test_deleted_topic_is_not_found_and_its_successor_is_read(world):
     manager = filled(world, properties={**GOING, "remote.log.delete.grace.ms": "9d"})
     manager.delete_topic("t", now_ms=NOW)
     settle(manager)
@@ -369,7 +367,7 @@ def test_a_deleted_topic_is_not_there_and_the_one_after_it_is(world):
     assert [offset for offset, _ in read(world, plan(world))] == list(range(20))
 
 
-def test_trouble_with_one_partition_lets_go_of_the_pins_of_the_others(world, monkeypatch):
+def test_failure_of_one_partition_releases_the_pins_of_the_others(world, monkeypatch):
     manager = world.open()
     manager.create_topic("t", 3, TIERED, now_ms=NOW)
     settle(manager)
@@ -387,7 +385,7 @@ def test_trouble_with_one_partition_lets_go_of_the_pins_of_the_others(world, mon
     assert [info.key for info in world.store.list("") if "/meta/pin/" in info.key] == []
 
 
-def test_control_records_never_show(world):
+def test_control_records_are_not_returned(world):
     transactions(world)
     for split in plan(world):
         for columns in task.split_columns(world.store, split):

@@ -1,4 +1,4 @@
-"""Record columns as Arrow record batches: exact types, nulls, bounds, nothing lost."""
+"""Record columns as Arrow record batches: exact types, nulls, bounded batches, all records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batches_of(*data, names=ALL):
     return list(rows.record_batches(kernels.decode_columns(b"".join(data)), names, "orders", 3))
 
 
-def test_the_schema_is_exactly_what_spark_expects():
+def test_schema_equals_the_one_spark_expects():
     (batch,) = batches_of(batch_at(0, 10))
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     assert batch.schema.equals(
@@ -59,7 +59,7 @@ def test_every_field_of_every_record_arrives(codec):
     assert pairs == [list(record.headers) or None for record in expected]
 
 
-def test_null_and_empty_stay_apart():
+def test_null_and_empty_values_stay_distinct():
     data = encode_batch([(None, b"", NOW_MS), (b"", None, NOW_MS), (b"k", b"v", NOW_MS)])
     table = pa.Table.from_batches(batches_of(data)).to_pydict()
     assert table["key"] == [None, b"", b"k"]
@@ -67,7 +67,7 @@ def test_null_and_empty_stay_apart():
     assert table["headers"] == [None, None, None]
 
 
-def test_a_timestamp_without_room_in_microseconds_is_named_and_never_another_year():
+def test_timestamp_that_overflows_microseconds_is_refused_and_named():
     largest = (2**63 - 1) // 1000
     fits = encode_batch([(b"k", b"v", largest)])
     assert batches_of(fits, names=("timestamp",))[0]["timestamp"].cast("int64").to_pylist() == [largest * 1000]
@@ -77,7 +77,7 @@ def test_a_timestamp_without_room_in_microseconds_is_named_and_never_another_yea
     assert batches_of(nanoseconds, names=("offset", "key"))[0].num_rows == 2
 
 
-def test_only_the_named_columns_are_made_in_their_order():
+def test_only_the_named_columns_are_built_in_their_order():
     (batch,) = batches_of(batch_at(0, 10), names=("offset", "key"))
     assert batch.schema.names == ["offset", "key"]
 
@@ -89,7 +89,7 @@ def test_batches_are_bounded_in_rows(monkeypatch):
     assert pa.Table.from_batches(parts)["offset"].to_pylist() == list(range(20))
 
 
-def test_batches_are_bounded_in_bytes_and_a_large_record_goes_alone(monkeypatch):
+def test_batches_are_bounded_in_bytes_and_a_large_record_has_its_own_batch(monkeypatch):
     monkeypatch.setattr(rows, "BATCH_BYTES", 100)
     sizes = [10, 50, 40, 1, 500, 100, 1]
     data = encode_batch([(None, b"x" * size, NOW_MS) for size in sizes])
@@ -102,15 +102,15 @@ def test_no_records_give_no_batch():
     assert batches_of(b"") == []
 
 
-def test_a_selection_of_rows_is_rendered_alone():
+def test_selection_of_records_is_converted_without_the_others():
     columns = kernels.decode_columns(batch_at(0, 30))
     part = columns.select((columns.offsets >= 7) & (columns.offsets < 9))
     (batch,) = rows.record_batches(part, ("offset", "key", "timestampType"), "orders", 3)
     assert batch.to_pydict() == {"offset": [7, 8], "key": [b"key-7", b"key-8"], "timestampType": [0, 0]}
 
 
-def test_a_worker_that_reads_need_not_import_pandas():
-    """A quarter of a second of each Python worker's first task, and 25 MB."""
+def test_reading_worker_does_not_import_pandas():
+    """The import costs a quarter of a second in the first task of each Python worker, and 25 MB."""
     program = """
 import sys
 from local import kernels

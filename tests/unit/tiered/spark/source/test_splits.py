@@ -1,4 +1,4 @@
-"""Planning of Spark tasks: every batch once, in order, cut and pruned where the rows and the index allow."""
+"""Splits of Spark tasks: every batch once and in order, cut and pruned where the entries and the index allow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shape(splits):
     return [[(piece.segment.ulid, piece.position, piece.end_position) for piece in split.pieces] for split in splits]
 
 
-def test_neighbouring_segments_are_packed_up_to_the_split_size_without_asking_for_an_index():
+def test_small_segments_are_packed_up_to_the_split_size_without_an_index():
     splits = plan_splits([make_range(segments_of(40, 40, 40, 10, 60))], no_index, split_bytes=100)
     assert shape(splits) == [[("U0", 0, 40), ("U1", 0, 40)], [("U2", 0, 40), ("U3", 0, 10)], [("U4", 0, 60)]]
 
@@ -47,7 +47,7 @@ def test_partitions_are_never_packed_together():
     assert len(splits) == 2
 
 
-def test_segments_outside_the_offsets_and_empty_ones_are_left_out():
+def test_empty_segments_and_segments_outside_the_range_are_left_out():
     segments = [*segments_of(10, 10, 10, 10), row("E", 400, 500, size_bytes=0)]
     assert [each.ulid for each in wanted_segments(make_range(segments, 100, 300))] == ["U1", "U2"]
     assert [each.ulid for each in wanted_segments(make_range(segments, 99, 301))] == ["U0", "U1", "U2", "U3"]
@@ -67,12 +67,12 @@ def test_a_large_segment_is_trimmed_to_the_offsets_before_it_is_cut():
     assert shape(splits) == [[("U0", 500, 750)]]
 
 
-def test_more_tasks_on_demand():
+def test_partitions_min_gives_more_tasks():
     splits = plan_splits([make_range(segments_of(*[10] * 20))], no_index, split_bytes=1000, partitions_min=7)
     assert len(splits) >= 7
 
 
-def test_a_split_travels_between_processes_and_carries_the_rows_it_was_planned_on():
+def test_split_survives_pickling_with_its_planned_entries():
     (split,) = plan_splits([make_range(segments_of(10))], no_index, split_bytes=100)
     again = pickle.loads(pickle.dumps(split))
     assert again == split
@@ -82,7 +82,7 @@ def test_a_split_travels_between_processes_and_carries_the_rows_it_was_planned_o
 
 @st.composite
 def logs(draw):
-    """(a segment, its batches as (base, last, position, size), an index of some of them, a range)."""
+    """(a segment, its batches as (base, last, position, size), an index of some batches, a range)."""
     batches, offset, position = [], 100, 0
     for _ in range(draw(st.integers(1, 30))):
         base = offset + draw(st.integers(0, 3))
@@ -114,7 +114,7 @@ def test_trimming_never_loses_a_wanted_batch_and_cuts_at_batch_starts(log):
 
 
 @given(logs(), st.integers(1, 3000))
-def test_cutting_loses_nothing_and_repeats_nothing(log, split_bytes):
+def test_cutting_neither_loses_nor_repeats_a_batch(log, split_bytes):
     segment, batches, entries, _ = log
     splits = plan_splits([make_range([segment])], lambda *_: entries, split_bytes=split_bytes)
     pieces = [piece for split in splits for piece in split.pieces]

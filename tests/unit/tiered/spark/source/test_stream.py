@@ -1,4 +1,4 @@
-"""A stream's offsets, admission and restarts, without Spark: every record once, whatever happens in between."""
+"""Stream offsets, admission and restarts without Spark: every record is returned once under any interruption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 class CountingStore(MemoryStore):
-    """Counts what is asked for."""
+    """A store that records its requests."""
 
     def __init__(self):
         super().__init__("memory://counted")
@@ -79,7 +79,7 @@ def read(bucket, splits):
 
 
 def following(planner, start, offsets_max=None, bytes_max=None):
-    """As through the checkpoint: everything goes over JSON."""
+    """The next position after a round trip through the checkpoint as JSON."""
     end = planner.next_end(start, offsets_max=offsets_max, bytes_max=bytes_max)
     return start if end is start else StreamPosition.decode(json.loads(json.dumps(end.encode())))
 
@@ -91,7 +91,7 @@ def initial(planner):
 # --- offsets ---------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_are_json_as_kafkas_source_has_it_and_say_whose_they_are():
+def test_offsets_are_json_like_the_kafka_source_with_topic_ids():
     position = StreamPosition(offsets={ONE: 7, ZERO: 120}, topic_ids={"orders": "I"}, since={ZERO: 3}, is_initial=True)
     assert json.dumps(position.encode()) == (
         '{"orders": {"0": 120, "1": 7}, "@ids": {"orders": "I"}, "@since": {"orders": {"0": 3}}, "@initial": true}'
@@ -101,13 +101,13 @@ def test_offsets_are_json_as_kafkas_source_has_it_and_say_whose_they_are():
 
 
 @pytest.mark.parametrize("given", [{"logOffset": 5}, {"orders": {"x": 1}}, {"orders": {"0": None}}, {"@ids": 5}])
-def test_another_sources_checkpoint_is_refused(given):
+def test_checkpoint_of_another_source_is_refused(given):
     with pytest.raises(InvalidRequest, match="not an offset of this source"):
         StreamPosition.decode(given)
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=9), st.integers(1, 5_000))
-def test_a_limit_is_shared_by_what_there_is_and_everybody_goes_on(sizes, limit):
+def test_offset_limit_is_prorated_and_every_partition_progresses(sizes, limit):
     names = [TopicPartition("orders", number) for number in range(len(sizes))]
     ends = prorated(dict.fromkeys(names, 5), {name: 5 + size for name, size in zip(names, sizes, strict=True)}, limit)
     gained = {name: ends[name] - 5 for name in names}
@@ -117,22 +117,22 @@ def test_a_limit_is_shared_by_what_there_is_and_everybody_goes_on(sizes, limit):
         assert list(gained.values()) == sizes
 
 
-# --- what a batch is -------------------------------------------------------------------------------------------------
+# --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_begins_where_it_is_told_and_reads_on(bucket):
+def test_stream_begins_at_the_starting_offsets_and_continues(bucket):
     add(bucket, 30)
     planner = stream(bucket)
     start = initial(planner)
     assert start.offsets == {ZERO: 0}
     end = following(planner, start)
     assert read(bucket, planner.splits(start, end)) == [(0, offset) for offset in range(30)]
-    assert following(planner, end) is end, "nothing new is the very same position"
+    assert following(planner, end) is end, "without new records the same position object must be returned"
     assert initial(stream(bucket, startingOffsets="latest")).offsets == {ZERO: 30}
     assert initial(stream(bucket, startingOffsets='{"orders":{"0":12}}')).offsets == {ZERO: 12}
 
 
-def test_news_are_seen_a_second_later_by_one_small_get_a_partition(bucket):
+def test_new_records_are_found_by_one_get_per_partition_each_second(bucket):
     add(bucket, 30)
     add(bucket, 30, partition=1)
     clock = Clock()
@@ -150,7 +150,9 @@ def test_news_are_seen_a_second_later_by_one_small_get_a_partition(bucket):
     assert following(planner, end).offsets == {ZERO: 40, ONE: 30}
     asked = list(bucket.store.asked)
     assert len([key for key in asked if "/1/" in key]) == 1, asked
-    assert len([key for key in asked if "/0/meta/head/" in key]) == 2, "the new head, and that there is none behind it"
+    assert len([key for key in asked if "/0/meta/head/" in key]) == 2, (
+        "only the new manifest and the absence of its successor may be requested"
+    )
     assert not [key for key in asked if key.startswith("list")]
 
 
@@ -167,7 +169,7 @@ def test_new_partitions_are_read_from_their_beginning(bucket):
     assert read(bucket, planner.splits(start, end)) == [(1, offset) for offset in range(20)]
 
 
-def test_offsets_and_bytes_bound_a_batch_and_the_rest_follows(bucket):
+def test_offset_and_byte_limits_bound_a_batch_and_the_rest_follows(bucket):
     add(bucket, 100, segments=3)
     add(bucket, 100, partition=1)
     stored = sum(row.size_bytes for rows in bucket.segments.values() for row in rows)
@@ -184,7 +186,7 @@ def test_offsets_and_bytes_bound_a_batch_and_the_rest_follows(bucket):
         assert len(sizes) >= 9 or "offsets_max" in limits
 
 
-def test_a_limit_in_bytes_reads_no_page_and_no_index_beyond_the_batch(bucket):
+def test_byte_limit_reads_no_manifest_page_and_no_index_beyond_the_batch(bucket):
     add(bucket, 100, segments=4)
     planner = stream(bucket)
     start = initial(planner)
@@ -193,7 +195,7 @@ def test_a_limit_in_bytes_reads_no_page_and_no_index_beyond_the_batch(bucket):
     assert bucket.store.asked == []
 
 
-def test_available_now_reads_what_there_was_and_ends(bucket):
+def test_available_now_reads_the_records_at_its_start_and_ends(bucket):
     add(bucket, 50)
     clock = Clock()
     planner = stream(bucket, clock)
@@ -208,7 +210,7 @@ def test_available_now_reads_what_there_was_and_ends(bucket):
     assert found == [(0, offset) for offset in range(50)]
 
 
-def test_few_offsets_wait_for_more_but_not_for_ever(bucket):
+def test_min_offsets_per_trigger_waits_at_most_the_max_trigger_delay(bucket):
     add(bucket, 50)
     clock = Clock()
     planner = stream(bucket, clock, minOffsetsPerTrigger="60", maxTriggerDelay="1m")
@@ -230,7 +232,7 @@ def test_few_offsets_wait_for_more_but_not_for_ever(bucket):
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_was_planned_is_the_same_after_a_restart_even_from_latest(bucket):
+def test_planned_batch_is_the_same_after_a_restart_even_from_latest(bucket):
     add(bucket, 30)
     clock = Clock()
     planner = stream(bucket, clock, startingOffsets="latest")
@@ -240,13 +242,13 @@ def test_a_batch_that_was_planned_is_the_same_after_a_restart_even_from_latest(b
     end = following(planner, start)
     add(bucket, 10)
     again = stream(bucket, clock, startingOffsets="latest")
-    assert initial(again).offsets == {ZERO: 50}, "Spark asks anew where no batch was finished"
+    assert initial(again).offsets == {ZERO: 50}, "Spark asks for the initial position again if no batch was finished"
     assert read(bucket, again.splits(initial(again), end)) == [(0, offset) for offset in range(30, 40)]
     assert following(again, end).offsets == {ZERO: 50}
 
 
 class Query:
-    """Spark's side: offsets are logged before a batch runs, its commit after; a crash may come in between."""
+    """The Spark side: offsets are logged before a batch runs, its commit after. A crash may come between."""
 
     def __init__(self, bucket, clock, **options):
         self._make = lambda: stream(bucket, clock, **options)
@@ -273,7 +275,7 @@ class Query:
             if crash == "planned":
                 return self.restart()
         batch = read(self._bucket, self.planner.splits(self.start(), self.planned[self.done]))
-        self.sink[self.done] = batch  # the sink is idempotent by batch, as Spark asks
+        self.sink[self.done] = batch  # the sink is idempotent by batch, as Spark requires
         if crash == "written":
             return self.restart()
         self.done += 1
@@ -299,7 +301,7 @@ _steps = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_steps, st.sampled_from(["earliest", "latest"]))
-def test_restarted_anywhere_a_stream_gives_every_record_once(steps, starting):
+def test_stream_restarted_at_any_step_returns_every_record_once(steps, starting):
     bucket, clock = SampleBucket(MemoryStore("memory://any")), Clock()
     add(bucket, 20)
     query = Query(bucket, clock, startingOffsets=starting)
@@ -312,7 +314,7 @@ def test_restarted_anywhere_a_stream_gives_every_record_once(steps, starting):
         else:
             query.step(offsets_max=step[1], bytes_max=step[2], crash=step[3])
             if not query.planned and starting == "latest":
-                first = query.start().offsets  # nothing was promised yet
+                first = query.start().offsets  # no offset was logged yet
     clock.ms += LIST_MS
     while query.step(offsets_max=None, bytes_max=None, crash=None) is not False:
         pass
@@ -334,7 +336,7 @@ def expire(bucket, upto):
     log.commit(expire_segments(gone, now_ms=NOW, log_start_offset=upto), NOW)
 
 
-def test_offsets_that_expired_before_they_were_read_are_an_error_or_left_out(bucket):
+def test_offsets_expired_before_the_read_are_an_error_or_left_out(bucket):
     add(bucket, 30, segments=3)
     start = StreamPosition(offsets={ZERO: 10}, topic_ids={})
     expire(bucket, 30)
@@ -343,10 +345,10 @@ def test_offsets_that_expired_before_they_were_read_are_an_error_or_left_out(buc
     planner = stream(bucket, failOnDataLoss="false")
     end = following(planner, start)
     assert read(bucket, planner.splits(start, end)) == [(0, offset) for offset in range(30, 90)]
-    assert end.since == {ZERO: 30}, "the batch is the same after a restart"
+    assert end.since == {ZERO: 30}, "the batch must be the same after a restart"
 
 
-def test_a_partition_that_is_gone_is_an_error_or_left_out(bucket):
+def test_deleted_partition_is_an_error_or_left_out(bucket):
     add(bucket, 30)
     start = StreamPosition(offsets={ZERO: 10, ONE: 5}, topic_ids={})
     with pytest.raises(NotFound, match=r"a partition that it reads is gone: data was lost.*orders/1"):
@@ -355,7 +357,7 @@ def test_a_partition_that_is_gone_is_an_error_or_left_out(bucket):
     assert following(planner, start).offsets == {ZERO: 30}
 
 
-def test_a_topic_created_anew_is_an_error_or_read_from_its_beginning(bucket):
+def test_recreated_topic_is_an_error_or_read_from_its_beginning(bucket):
     add(bucket, 30)
     before = StreamPosition(offsets={ZERO: 10}, topic_ids={"orders": "B" * 22})
     with pytest.raises(NotFound, match="deleted and created again: data was lost"):
@@ -373,7 +375,7 @@ def test_a_position_beyond_the_log_is_an_error(bucket):
         following(stream(bucket), ahead)
 
 
-def test_a_committed_stream_ends_before_what_is_not_decided():
+def test_committed_stream_ends_before_an_open_transaction():
     from test_planning import transactions
 
     world = World()
@@ -385,7 +387,7 @@ def test_a_committed_stream_ends_before_what_is_not_decided():
         assert following(planner, start).offsets == {NAME: ended}
 
 
-def test_batches_of_a_stream_cross_compaction_with_what_is_left():
+def test_stream_across_a_compaction_returns_the_remaining_records():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
@@ -407,7 +409,7 @@ def test_batches_of_a_stream_cross_compaction_with_what_is_left():
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_begins_at_latest_and_has_its_own_options():
+def test_stream_defaults_to_latest_and_has_its_own_options():
     least = {"path": "s3://b", "subscribe": "a"}
     assert parse_stream_options(least).read.start == Bound(everywhere=LATEST)
     assert parse_stream_options(least | {"startingOffsets": "earliest"}).read.start == Bound(everywhere=EARLIEST)

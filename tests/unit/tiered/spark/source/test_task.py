@@ -1,4 +1,4 @@
-"""A Spark task without Spark: what is planned, fetched and decoded."""
+"""A Spark task without Spark: planning, fetching and decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tiered.spark.source.planning import plan_read
 
 
 class WatchedStore(MemoryStore):
-    """Remembers which bytes of which objects were asked for."""
+    """A store that records the requested byte ranges."""
 
     def __init__(self):
         super().__init__("memory://watched")
@@ -72,7 +72,7 @@ def test_all_records_in_order_and_every_byte_fetched_once(bucket):
     assert fetched == sum(row.size_bytes for row in bucket.segments["orders", 0])
 
 
-def test_only_the_segments_and_the_parts_of_them_that_hold_the_offsets_are_fetched(bucket):
+def test_only_the_parts_of_segments_that_hold_the_offsets_are_fetched(bucket):
     fill(bucket)
     splits = plan(bucket, startingOffsets='{"orders":{"0":72}}', endingOffsets='{"orders":{"0":85}}')
     bucket.store.asked.clear()
@@ -83,14 +83,14 @@ def test_only_the_segments_and_the_parts_of_them_that_hold_the_offsets_are_fetch
     assert fetched < 0.6 * (rows[1].size_bytes + rows[2].size_bytes)
 
 
-def test_a_timestamp_prunes_segments_by_their_rows(bucket):
+def test_timestamp_prunes_segments_by_their_entries(bucket):
     fill(bucket)
     splits = plan(bucket, startingTimestamp=str(NOW_MS + 1250))
     assert bucket.store.data_objects() == {bucket.data_object(bucket.segments["orders", 0][3], "orders", 0)}
     assert read(bucket, splits) == list(range(125, 160))
 
 
-def test_planning_fetches_no_data_and_no_index_where_nothing_is_cut(bucket):
+def test_planning_of_uncut_segments_fetches_no_data_and_no_index(bucket):
     fill(bucket)
     plan(bucket)
     assert bucket.store.asked == []
@@ -116,14 +116,14 @@ def test_any_range_split_size_index_and_window_gives_exactly_the_range(one, othe
         assert read(bucket, plan(bucket, splitBytes=str(split_bytes), **bounds)) == list(range(start, end))
 
 
-def test_a_split_reads_the_head_it_was_planned_on(bucket):
+def test_split_reads_the_manifest_it_was_planned_on(bucket):
     fill(bucket, segments=1)
     splits = plan(bucket)
     bucket.add("orders", 0, [batch_at(40, 10)])
     assert read(bucket, splits) == list(range(40))
 
 
-def test_a_segment_that_is_gone_is_named_with_its_partition_and_head(bucket):
+def test_missing_segment_error_names_partition_manifest_and_object(bucket):
     fill(bucket, segments=2)
     splits = plan(bucket)
     row = bucket.segments["orders", 0][1]
@@ -132,8 +132,8 @@ def test_a_segment_that_is_gone_is_named_with_its_partition_and_head(bucket):
         read(bucket, splits)
 
 
-def test_tasks_keep_the_pins_of_partitions_whose_turn_comes_hours_later(bucket, monkeypatch):
-    """And of those that are over: an action may run a second time."""
+def test_tasks_renew_the_pins_of_all_partitions_of_the_job(bucket, monkeypatch):
+    """This includes partitions that are read hours later, and finished ones, because an action may run again."""
     monkeypatch.setattr(pinning, "_known_ends", {})
     for partition in range(20):
         fill(bucket, segments=4, partition=partition)
@@ -151,7 +151,7 @@ def test_tasks_keep_the_pins_of_partitions_whose_turn_comes_hours_later(bucket, 
         ends = {prefix: max(pin.expires_ms for pin in list_pins(bucket.store, prefix)) for prefix in prefixes}
         assert min(ends.values()) > now[0], f"after {(now[0] - NOW_MS) // minute} minutes"
         list(task.split_columns(bucket.store, split, pin_ms=60 * minute))
-    assert now[0] - NOW_MS > 6 * 60 * minute, "far longer than a pin's life"
+    assert now[0] - NOW_MS > 6 * 60 * minute, "the job must take far longer than the lifetime of a pin"
 
 
 def left(bucket, splits):
@@ -172,10 +172,10 @@ def left(bucket, splits):
     st.sampled_from([(0,), (1,), (0, 1)]),
     st.booleans(),
 )
-def test_what_was_rewritten_under_a_job_is_read_once_from_what_took_its_place(
+def test_segments_rewritten_during_a_job_are_read_once_from_their_replacement(
     split_bytes, bounds, gone, index_bytes, numbers, is_one
 ):
-    """Segments give way to others with fewer records, each to one or both to one; the tasks were cut before."""
+    """Segments are replaced by segments with fewer records, one by one or both by one, after the tasks were planned."""
     bucket, (start, end) = SampleBucket(MemoryStore("memory://any")), sorted(bounds)
     for base in (0, 60):
         parts = [batch_at(base + number * 10, 10) for number in range(6)]
@@ -194,7 +194,7 @@ def test_what_was_rewritten_under_a_job_is_read_once_from_what_took_its_place(
     assert left(bucket, splits) == [offset for offset in range(start, end) if offset not in gone]
 
 
-def test_a_job_whose_segment_goes_while_it_is_read_goes_on_behind_what_it_gave(bucket, monkeypatch):
+def test_job_whose_segment_is_deleted_during_the_read_continues_after_it(bucket, monkeypatch):
     monkeypatch.setattr(task, "WINDOW_BYTES", 500)
     fill(bucket, segments=1)
     (row,) = bucket.segments["orders", 0]
@@ -218,7 +218,7 @@ def test_a_segment_that_ends_inside_a_batch_is_corrupt(bucket):
 
 
 def test_a_batch_damaged_before_its_upload_is_named_by_object_and_position(bucket):
-    # Chunk checksums are made while uploading, so only the batch's own checksum can tell.
+    # The upload computes the chunk checksums, so only the checksum of the batch can detect this damage.
     first, second = batch_at(0, 10), bytearray(batch_at(10, 10))
     second[-3] ^= 1
     row = bucket.add("orders", 0, [first, bytes(second)])
@@ -226,7 +226,7 @@ def test_a_batch_damaged_before_its_upload_is_named_by_object_and_position(bucke
         read(bucket, plan(bucket))
 
 
-def test_offsets_outside_the_log_are_an_error_or_moved_to_its_edge(bucket):
+def test_offsets_outside_the_log_are_an_error_or_moved_to_its_bounds(bucket):
     fill(bucket, segments=1)
     late = {"startingOffsets": '{"orders":{"0":41}}'}
     with pytest.raises(OffsetOutOfRange, match="offset=41 log_start_offset=0 next_offset=40"):
@@ -243,7 +243,7 @@ def test_offsets_must_name_the_partitions_that_are_read(bucket):
         plan(bucket, endingOffsets='{"orders":{"0":0,"1":0,"2":0}}')
 
 
-def test_two_topics_of_one_name_need_the_id(bucket):
+def test_ambiguous_topic_name_needs_the_topic_id(bucket):
     fill(bucket, segments=1)
     bucket.add("orders", 0, [batch_at(0, 3)], topic_id="BBBBBBBBBBBBBBBBBBBBBB")
     with pytest.raises(InvalidRequest, match=r"option topicId is needed: topic=orders topic_ids=AAAA.*,BBBB"):
@@ -262,14 +262,15 @@ def test_unknown_topics_and_partitions_are_named(bucket):
         plan(bucket, subscribe="nope,orders")
 
 
-def test_a_partition_that_nobody_wrote_to_yet_is_empty(bucket):
+def test_partition_without_records_is_empty(bucket):
     bucket.log("orders", 0)
     assert plan(bucket) == []
     assert plan(bucket, startingOffsetsByTimestampStrategy="latest", startingTimestamp="5") == []
 
 
 class MeetingStore(WatchedStore):
-    """The first `party` reads of keys that contain `part` wait for each other: one after another, they would fail."""
+    """A store in which the first `party` reads of keys containing `part` wait for each other. Sequential reads would
+    fail."""
 
     def __init__(self, objects, part, party):
         super().__init__()
@@ -294,7 +295,7 @@ class MeetingStore(WatchedStore):
                 self._under_way -= 1
 
 
-def test_partitions_are_planned_side_by_side_within_a_bound_and_in_order(bucket):
+def test_partitions_are_planned_in_parallel_within_a_bound_and_in_order(bucket):
     for partition in range(40):
         fill(bucket, segments=1, partition=partition)
     options = parse_options({"path": "memory://x", "subscribe": "orders", "pin": "none"})
@@ -306,7 +307,7 @@ def test_partitions_are_planned_side_by_side_within_a_bound_and_in_order(bucket)
 
 
 @pytest.mark.parametrize(("divided_by", "asked"), [(1, 0), (2, 20)])
-def test_indexes_are_fetched_side_by_side_and_only_of_segments_that_are_cut(bucket, divided_by, asked):
+def test_indexes_of_cut_segments_are_fetched_in_parallel(bucket, divided_by, asked):
     for partition in range(10):
         fill(bucket, segments=2, partition=partition)
     size_bytes = max(row.size_bytes for rows in bucket.segments.values() for row in rows)
@@ -317,7 +318,7 @@ def test_indexes_are_fetched_side_by_side_and_only_of_segments_that_are_cut(buck
     assert found == plan_read(bucket.store, parse_options(options))
 
 
-def test_of_several_partitions_in_trouble_the_first_is_named(bucket):
+def test_first_of_several_failing_partitions_is_named(bucket):
     for partition in range(20):
         fill(bucket, segments=1, partition=partition)
     get = bucket.store.get
@@ -335,7 +336,7 @@ def test_of_several_partitions_in_trouble_the_first_is_named(bucket):
 
 
 def with_wrong_index(bucket, entries, batches=12, records=10):
-    """One segment of `batches`, whose index bundle has `entries`, (last offset, position), instead of its own."""
+    """Add a segment of `batches` whose index bundle has the given `entries`, (last offset, position)."""
     parts = [batch_at(number * records, records) for number in range(batches)]
     wrong = b"".join(offset_index.pack(0, *each) for each in entries)
     with pytest.MonkeyPatch.context() as patch:
@@ -353,8 +354,8 @@ def with_wrong_index(bucket, entries, batches=12, records=10):
 @pytest.mark.parametrize("window", [100, task.WINDOW_BYTES])
 @pytest.mark.parametrize("wrong_by", ["batch before", "batch behind", "half a batch", "outside", "offset"])
 @pytest.mark.parametrize("bounds", [(0, 120), (33, 88), (60, 61)])
-def test_a_wrong_index_bundle_neither_skips_nor_doubles_a_record(bucket, monkeypatch, bounds, wrong_by, window):
-    """All tasks of a read, where each entry at which a piece begins or ends leads elsewhere."""
+def test_wrong_index_bundle_neither_skips_nor_repeats_a_record(bucket, monkeypatch, bounds, wrong_by, window):
+    """Reads with all tasks, where each index entry at a piece boundary has a wrong position or offset."""
     monkeypatch.setattr(task, "WINDOW_BYTES", window)
     size = len(batch_at(0, 10))
     shift = {"batch before": -size, "batch behind": size, "half a batch": size // 2, "outside": 1 << 20, "offset": 0}
@@ -378,7 +379,7 @@ def test_a_wrong_index_bundle_neither_skips_nor_doubles_a_record(bucket, monkeyp
     st.integers(61, 3000),
     st.booleans(),
 )
-def test_any_index_gives_exactly_the_range_whatever_its_entries_say(entries, bounds, split_bytes, window, is_sorted):
+def test_any_index_entries_give_exactly_the_range(entries, bounds, split_bytes, window, is_sorted):
     (start, end), bucket = sorted(bounds), SampleBucket(MemoryStore("memory://any"))
     with_wrong_index(bucket, sorted(entries) if is_sorted else entries)
     asked = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}', "endingOffsets": f'{{"orders":{{"0":{end}}}}}'}
@@ -387,8 +388,8 @@ def test_any_index_gives_exactly_the_range_whatever_its_entries_say(entries, bou
         assert read(bucket, plan(bucket, splitBytes=str(split_bytes), **asked)) == list(range(start, end))
 
 
-def test_an_entry_of_an_older_broker_that_names_a_later_batch_is_no_wrong_index(bucket, caplog):
-    """Kafka names the last offset of all that was appended at once, at the position of its first batch."""
+def test_index_entry_of_a_whole_append_by_an_older_broker_is_accepted(bucket, caplog):
+    """Older Kafka versions write the last offset of a whole append at the position of its first batch."""
     starts = [len(b"".join(batch_at(each * 10, 10) for each in range(number))) for number in range(12)]
     with_wrong_index(bucket, [(number * 10 + 29, starts[number]) for number in range(0, 12, 3)])
     splits = plan(bucket, splitBytes=str(starts[4]), pin="none")
