@@ -181,7 +181,7 @@ def test_status_names_the_open_transaction_that_holds_a_segment(is_looking: bool
         assert told["why"] == "a transaction is open from offset 10"
 
 
-def test_a_timeout_of_acks_remote_names_the_open_transaction() -> None:
+def test_a_timed_out_wait_for_the_remote_tier_names_the_open_transaction() -> None:
     world, clock = World(), [NOW]
 
     def pause(seconds: float) -> None:

@@ -67,7 +67,7 @@ def test_after_a_failed_build_retention_stops_at_the_view_horizon():
     assert len(of(BuildView, rules=EXPIRING, views=(due,))) == 1
 
 
-def test_a_gap_between_view_and_log_start_blocks_neither_retention_nor_plans():
+def test_a_gap_between_view_and_log_start_stops_builds_and_not_retention():
     facts = {"rules": EXPIRING, "views": (built(5),), "start": 10, "remote": ROWS[1:]}
     assert of(BuildView, **facts) == []
     assert len(of(ExpireRemote, **facts)) == 2

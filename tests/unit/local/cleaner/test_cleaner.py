@@ -102,7 +102,7 @@ def test_the_active_segment_is_not_cleaned() -> None:
 def test_a_segment_that_fills_and_rolls_during_a_pass_is_not_cleaned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The active segment is empty at the begin of the pass, and the pass ends at its base offset.
+    """The active segment is empty at the start of the pass, and the pass ends at its base offset.
     1. Between two reads of its facts, records are appended to the segment.
     2. The pass must not clean it: the offset map does not contain these records."""
     log = open_log(ModelDisk())
