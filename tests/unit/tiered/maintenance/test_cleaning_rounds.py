@@ -1,4 +1,4 @@
-"""The cleaner inside a manager: turns, threads, limits, logs that cannot be cleaned, and passes that are called off."""
+"""The cleaner in a manager: order of logs, threads, limits, uncleanable logs and aborted passes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def newest(manager: LogManager) -> dict[bytes | None, bytes | None]:
     return {record.key: record.value for record in manager.reader().records(NAME, 0, None)}
 
 
-def test_a_round_cleans_notes_what_it_did_and_the_next_start_still_knows(world: World) -> None:
+def test_cleaning_is_recorded_and_the_record_is_read_after_a_restart(world: World) -> None:
     with world.open() as manager:
         dirty(manager)
         before = newest(manager)
@@ -60,7 +60,7 @@ def test_a_round_cleans_notes_what_it_did_and_the_next_start_still_knows(world: 
         assert looking.cleaning.runs == [run]
 
 
-def test_a_round_cleans_a_bounded_number_of_logs_and_every_log_gets_its_turn(world: World) -> None:
+def test_maintenance_cleans_a_limited_number_of_logs_and_every_log_in_turn(world: World) -> None:
     count = 2 * LOGS_PER_THREAD + 1
     with world.open() as manager:
         dirty(manager, count)
@@ -72,13 +72,13 @@ def test_a_round_cleans_a_bounded_number_of_logs_and_every_log_gets_its_turn(wor
         assert len({run.name for run in manager.cleaning.runs}) == count
 
 
-def test_several_threads_clean_several_logs_at_the_same_time_and_the_result_is_the_same(
+def test_several_cleaner_threads_clean_at_once_with_the_same_result(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, together = cleaner.clean, threading.Barrier(3, timeout=60)
 
     def meet(*args: object, **kw: object) -> object:
-        together.wait()  # three passes are under way at once, or this breaks
+        together.wait()  # waits until three passes run at once, or times out
         return real(*args, **kw)  # type: ignore[arg-type]
 
     with world.open(log_cleaner_threads="3") as manager:
@@ -97,7 +97,7 @@ def test_several_threads_clean_several_logs_at_the_same_time_and_the_result_is_t
         assert values(manager.reader()) == several
 
 
-def test_the_dedupe_buffer_is_split_over_the_threads_and_a_share_is_at_most_two_gibibytes(world: World) -> None:
+def test_dedupe_buffer_is_divided_by_the_threads_with_at_most_2_gib_each(world: World) -> None:
     for size, threads, share in (("128MiB", "4", 32 << 20), ("64GiB", "2", 2 << 30)):
         settings = {"log_cleaner_dedupe_buffer_size": size, "log_cleaner_threads": threads}
         with world.open(**settings) as manager:
@@ -113,7 +113,7 @@ def broken(real: object, name: TopicPartition) -> object:
     return clean
 
 
-def test_a_log_that_cannot_be_cleaned_is_left_alone_tried_again_later_and_remembered_over_a_restart(
+def test_uncleanable_log_is_retried_later_and_still_known_after_a_restart(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = TopicPartition("t", 1)
@@ -149,7 +149,7 @@ def test_a_log_that_cannot_be_cleaned_is_left_alone_tried_again_later_and_rememb
         assert Worker(manager, now_ms=NOW, interval_ms=1000).troubles() == []
 
 
-def test_a_failing_disk_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kw: object) -> None:
         raise DiskFailed("writing to a file", path="x")
 
@@ -163,9 +163,7 @@ def test_a_failing_disk_does_not_make_a_log_uncleanable(world: World, monkeypatc
         settle(manager)
 
 
-def test_a_history_that_cannot_be_written_does_not_stop_the_cleaning(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cleaning_continues_when_its_history_cannot_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
         dirty(manager)
         real = ModelDisk._effect
@@ -180,7 +178,7 @@ def test_a_history_that_cannot_be_written_does_not_stop_the_cleaning(
         assert manager.snapshots(NOW)[0].cleaner_offset == 200
 
 
-def test_a_round_that_is_told_to_stop_lets_go_of_a_log_in_the_middle(world: World) -> None:
+def test_cancelled_maintenance_aborts_a_cleaner_pass(world: World) -> None:
     with world.open() as manager:
         dirty(manager)
         before = newest(manager)
@@ -200,7 +198,7 @@ def wait_for_abort(log: Log, other: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("what", ["policy", "move"])
-def test_a_pass_is_called_off_by_whoever_needs_the_log(
+def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     real = cleaner.clean
@@ -236,7 +234,7 @@ def test_a_pass_is_called_off_by_whoever_needs_the_log(
 
 
 @pytest.mark.parametrize("wrong", [10_000, 3])
-def test_a_checkpoint_outside_its_log_is_written_anew_even_if_nothing_is_cleaned(world: World, wrong: int) -> None:
+def test_cleaner_checkpoint_outside_its_log_is_corrected_without_a_cleaning(world: World, wrong: int) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         dirty(manager)
         log = manager._partition(NAME).log
@@ -247,7 +245,7 @@ def test_a_checkpoint_outside_its_log_is_written_anew_even_if_nothing_is_cleaned
         assert checkpoints.read_offsets(world.disk, path) == {NAME: 50}
 
 
-def test_the_throttle_is_shared_by_all_threads_and_counts_what_they_read_and_wrote(world: World) -> None:
+def test_cleaner_throttle_is_shared_by_all_threads_and_counts_reads_and_writes(world: World) -> None:
     with world.open(log_cleaner_threads="2", log_cleaner_io_max_bytes_per_second="1000") as manager:
         slept: list[float] = []
         at = iter_clock(slept)
@@ -265,7 +263,7 @@ def iter_clock(slept: list[float]) -> Callable[[], float]:
     return lambda: sum(slept)
 
 
-def test_more_records_after_a_pass_make_the_log_dirty_again(world: World) -> None:
+def test_log_is_dirty_again_after_new_records(world: World) -> None:
     with world.open() as manager:
         dirty(manager)
         settle(manager)
@@ -275,7 +273,9 @@ def test_more_records_after_a_pass_make_the_log_dirty_again(world: World) -> Non
         assert [run.first_dirty_offset for run in manager.cleaning.runs] == [0, 200]
 
 
-def test_a_pass_lets_go_of_a_log_whose_disk_goes_offline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleaner_pass_is_aborted_when_its_directory_becomes_offline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, ended = cleaner.clean, []
 
     def clean(log: Log, *args: object, **kw: object) -> object:
@@ -296,8 +296,8 @@ def test_a_pass_lets_go_of_a_log_whose_disk_goes_offline(world: World, monkeypat
         assert manager.snapshots(NOW)[0].cleaner_offset == 0
 
 
-def test_appends_reads_and_truncation_go_on_while_several_threads_clean(world: World) -> None:
-    """Under a switch interval at which threads change places all the time."""
+def test_appends_reads_and_truncation_work_while_several_threads_clean(world: World) -> None:
+    """Uses a very short thread switch interval."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -337,10 +337,11 @@ def test_appends_reads_and_truncation_go_on_while_several_threads_clean(world: W
             for thread in threads:
                 thread.join()
             assert errors == []
-            manager.tick(NOW)  # a log that was cut between the last plan and its deed is the next round's
+            manager.tick(NOW)  # a log truncated after the plan is cleaned by the next maintenance
             assert manager.problems == {}
             ends = [each.log.next_offset for each in manager.partitions()]
-            assert ends == [230, 200, 195]  # a batch of ten is truncated whole, and no offset is given twice
+            # A batch of ten records is truncated as a whole, and no offset is given twice.
+            assert ends == [230, 200, 195]
             left = list(manager.reader().records(TopicPartition("t", 2), 0, None))
             assert {each.offset: each for each in left}.items() <= {each.offset: each for each in sent[2]}.items()
     finally:
@@ -360,7 +361,7 @@ def keys_left(manager: LogManager) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for record in found if record.key == b"gone"]
 
 
-def test_a_tombstone_leaves_an_untiered_log_once_it_was_clean_for_long_enough(world: World) -> None:
+def test_tombstone_of_an_untiered_log_is_removed_after_its_delete_horizon(world: World) -> None:
     with world.open(delete_retention_ms="1h") as manager:
         tombstoned(manager, {})
         settle(manager)
@@ -373,7 +374,7 @@ def test_a_tombstone_leaves_an_untiered_log_once_it_was_clean_for_long_enough(wo
 
 
 @pytest.mark.parametrize(("is_tiered", "left"), [(True, [None]), (False, [])])
-def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
+def test_tombstone_is_not_removed_while_the_bucket_has_an_older_record_of_its_key(
     world: World, is_tiered: bool, left: list[bytes | None]
 ) -> None:
     with world.open(delete_retention_ms="0") as manager:
@@ -381,19 +382,19 @@ def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
         manager.append("t", [Record(b"gone", b"v" * 300, NOW)], 0, now_ms=NOW)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        # From here on nothing is copied, so the tombstone stays where the cleaner may rewrite it.
+        # From now on nothing is copied, so the cleaner may rewrite the tombstone on the disk.
         manager.alter_topic("t", {"remote.copy.lag.ms": "6d"}, now_ms=NOW)
         manager.append("t", [Record(b"gone", None, NOW)], 0, now_ms=NOW)
         for later in range(1, 4):
             manager.roll("t", now_ms=NOW + later)
             settle(manager, NOW + later * HOUR)
             manager.append("t", [Record(b"more%d" % later, b"v", NOW)], 0, now_ms=NOW)
-        # The value is gone from the disk; the bucket's row still has it, and outlives the disk's copy.
+        # The value was removed from the disk. The entry in the bucket still has it.
         assert [row.record_count for row in manager.snapshots(NOW)[0].remote] == [1] * is_tiered
         assert [value for _, value in keys_left(manager)] == left
 
 
-def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advice(world: World) -> None:
+def test_dedupe_buffer_smaller_than_one_segments_keys_cleans_in_parts_with_advice(world: World) -> None:
     from dataclasses import replace
 
     from tiered.status.compaction_status import compaction_advice
@@ -410,4 +411,6 @@ def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advi
         (advice,) = [each for each in compaction_advice(manager, NOW) if each.rule == "full-buffer"]
         assert advice.partition == NAME
         manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=1 << 20)
-        assert "full-buffer" not in [each.rule for each in compaction_advice(manager, NOW)], "that was mended"
+        assert "full-buffer" not in [each.rule for each in compaction_advice(manager, NOW)], (
+            "there is no advice with a larger buffer"
+        )

@@ -1,4 +1,4 @@
-"""Copies of a backlog share commits: few heads, rows in the order of offsets, nothing lost wherever it breaks off."""
+"""Copies of a backlog share commits: few manifests, entries in offset order, no loss after any interruption."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world() -> World:
 
 
 def _backlog(world: World, segments: int, store: object = None) -> LogManager:
-    """So many closed segments of ten records."""
+    """Creates `segments` closed segments with ten records each."""
     manager = world.open(store=store)  # type: ignore[arg-type]
     manager.create_topic("t", 1, KEPT, now_ms=NOW)
     for at in range(segments):
@@ -56,7 +56,7 @@ def _head(manager: LogManager) -> Head:
     return head
 
 
-def test_a_backlog_of_a_hundred_segments_takes_a_head_or_two(world: World) -> None:
+def test_backlog_of_a_hundred_segments_needs_at_most_two_commits(world: World) -> None:
     with _backlog(world, 105) as manager:
         copies, before = _copies(manager), _head(manager).sequence
         assert len(copies) == 105
@@ -67,7 +67,9 @@ def test_a_backlog_of_a_hundred_segments_takes_a_head_or_two(world: World) -> No
         assert was is not None
         heads = _head(manager).sequence - before
         assert heads == commits_of(each.size_bytes for each in copies) <= 2
-        assert (counts - was).puts == 2 * len(copies) + heads, "data and indexes each, and the heads"
+        assert (counts - was).puts == 2 * len(copies) + heads, (
+            "one data and one index object per segment, and the manifests"
+        )
         rows = _head(manager).segments
         assert [row.base_offset for row in rows] == [each.base_offset for each in copies]
         assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
@@ -86,11 +88,11 @@ def test_a_backlog_of_a_hundred_segments_takes_a_head_or_two(world: World) -> No
         ([1 << 30] * 8, 8),
     ],
 )
-def test_a_commit_is_due_after_so_many_segments_or_bytes(sizes: list[int], commits: int) -> None:
+def test_commit_is_due_after_a_number_of_segments_or_bytes(sizes: list[int], commits: int) -> None:
     assert commits_of(sizes) == commits
 
 
-def test_the_plans_price_knows_of_shared_commits(world: World) -> None:
+def test_plan_cost_counts_shared_commits(world: World) -> None:
     with _backlog(world, 105) as manager:
         plan = manager.plan(NOW)
         cost = plan_cost(plan, manager.snapshots(NOW), BUILT_IN)
@@ -103,12 +105,12 @@ def test_the_plans_price_knows_of_shared_commits(world: World) -> None:
         assert (cost.sum_of("puts"), cost.sum_of("gets")) == (sent.puts, sent.gets)
 
 
-def test_uploads_wait_a_second_at_most_for_others(world: World) -> None:
+def test_upload_waits_at_most_a_second_for_a_shared_commit(world: World) -> None:
     with _backlog(world, 10) as manager:
         copies, held, seconds, told = _copies(manager), manager.partition(NAME), [0.0], []
 
         def clock() -> float:
-            seconds[0] += 0.15  # it is asked twice for each segment
+            seconds[0] += 0.15  # the clock is read twice per segment
             return seconds[0]
 
         copy_in_groups(held, world.store, copies, told.append, now_ms=NOW, should_stop=lambda: False, clock=clock)
@@ -116,7 +118,7 @@ def test_uploads_wait_a_second_at_most_for_others(world: World) -> None:
         assert 1 < max(map(len, told)) <= 7
 
 
-def test_what_was_uploaded_is_committed_when_it_has_to_stop(world: World) -> None:
+def test_uploaded_segments_are_committed_when_the_copy_is_cancelled(world: World) -> None:
     with _backlog(world, 10) as manager:
         before, copies = _head(manager).sequence, _copies(manager)
         asked = iter(range(1 << 30))
@@ -128,7 +130,7 @@ def test_what_was_uploaded_is_committed_when_it_has_to_stop(world: World) -> Non
 
 
 class _Failing:
-    """Uploads from the fourth on fail while `is_failing`; what is uploaded is counted."""
+    """A store that counts uploads. While `is_failing`, uploads from the fourth on fail."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner, self.is_failing, self.uploads = inner, True, 0
@@ -144,7 +146,7 @@ class _Failing:
         return found
 
 
-def test_an_upload_that_fails_keeps_none_of_those_before_it_waiting(world: World) -> None:
+def test_failed_upload_does_not_delay_the_commit_of_earlier_uploads(world: World) -> None:
     store = _Failing(world.store)
     with _backlog(world, 10, store=store) as manager:
         manager.tick(NOW)
@@ -152,11 +154,11 @@ def test_an_upload_that_fails_keeps_none_of_those_before_it_waiting(world: World
         assert len(_head(manager).segments) == 3
         store.is_failing, done = False, store.uploads
         settle(manager)
-        assert store.uploads - done == len(_head(manager).segments) - 3, "nothing goes up twice"
+        assert store.uploads - done == len(_head(manager).segments) - 3, "no segment may be uploaded twice"
 
 
 class _Uncommitting:
-    """Takes uploads, and no new head while it `refuses`."""
+    """A store that accepts uploads. While it `refuses`, it accepts no manifest."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner, self.refuses = inner, False
@@ -171,11 +173,11 @@ class _Uncommitting:
         return found
 
 
-def test_what_waits_for_its_commit_while_keys_are_rotated_needs_the_old_key_no_more(
+def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIERED_KEYS", RING)
-    World.made.remove(world)  # encrypted: its whole check needs the ring
+    World.made.remove(world)  # the check of encrypted buckets needs the key ring
     store = _Uncommitting(world.store)
     with _backlog(world, 3, store=store) as manager:
         manager.alter_topic("t", {KEY: "k1"}, now_ms=NOW)
@@ -192,7 +194,7 @@ def test_what_waits_for_its_commit_while_keys_are_rotated_needs_the_old_key_no_m
 
 
 class _Mute:
-    """Falls silent with the first head: it is created, and neither that nor anything else is answered."""
+    """A store that creates the first manifest after it is armed, and then answers no call."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner, self.is_armed, self.is_mute, self.uploads = inner, False, False, 0
@@ -218,13 +220,13 @@ class _Mute:
         return found
 
 
-def test_a_commit_whose_answer_is_lost_is_repeated_with_the_same_objects(world: World) -> None:
+def test_commit_in_doubt_is_repeated_with_the_same_objects(world: World) -> None:
     store = _Mute(world.store)
     with _backlog(world, 10, store=store) as manager:
         store.is_armed = True
         manager.tick(NOW)
         assert isinstance(manager.problems.get(NAME), Unavailable)
-        assert not _head(manager).segments, "it is not known here"
+        assert not _head(manager).segments, "the writer does not know that its commit has succeeded"
         store.is_armed = store.is_mute = False
         settle(manager)
         assert store.uploads == len(_head(manager).segments) == 10
@@ -232,10 +234,8 @@ def test_a_commit_whose_answer_is_lost_is_repeated_with_the_same_objects(world: 
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
-def test_what_an_unanswered_commit_may_have_named_is_kept_when_the_topic_is_deleted_then(
-    world: World, policy: str
-) -> None:
-    """Readers and pins of that head have it, until it leaves as all of the topic does."""
+def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: World, policy: str) -> None:
+    """Readers and pins may use the manifest of that commit. Its objects are deleted with the topic."""
     store = _Mute(world.store)
     with _backlog(world, 10, store=store) as manager:
         manager.alter_topic("t", {"cleanup.policy": policy, "remote.log.copy.disable": "true"}, now_ms=NOW)
@@ -261,12 +261,12 @@ def test_what_an_unanswered_commit_may_have_named_is_kept_when_the_topic_is_dele
         copy(2 * len(copies) - 1)
         assert held.is_deleted
         newest = MetadataLog(world.store, held.prefix).refresh()
-        assert newest.segments, "the commit without an answer has happened"
+        assert newest.segments, "the commit in doubt must have succeeded"
         there = {info.key for info in world.store.list(held.prefix)}
         assert all({held.prefix + row.data_key, held.prefix + row.indexes_key} <= there for row in newest.segments)
 
 
-def test_a_crash_anywhere_in_a_group_leaves_orphans_at_most(world: World) -> None:
+def test_crash_at_any_call_of_a_group_commit_leaves_at_most_orphans(world: World) -> None:
     rehearsal = FaultStore(MemoryStore("memory://bucket"))
     whole = World()
     whole.store = rehearsal.inner

@@ -1,7 +1,5 @@
-"""Rounds that do not wait: while an upload hangs everything else goes on, and whatever overtakes it loses nothing.
-
-Nothing sleeps. The store holds an upload until the test lets it go on, and the test waits for events alone.
-"""
+"""Maintenance with tasks: while an upload hangs, everything else continues and no record is lost.
+No test sleeps. The store blocks an upload until the test releases it, and the test waits only for events."""
 
 from __future__ import annotations
 
@@ -24,18 +22,18 @@ from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket
 from tiered.maintenance.apply import apply_on_disk
-from tiered.maintenance.maintenance import Rounds
+from tiered.maintenance.maintenance import Maintenance
 from tiered.maintenance.remote_tasks import Due
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
 
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 OTHER = TopicPartition("o", 0)
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 
 
 class HangingStore:
-    """Uploads of some topics hang until they are let go; all others go through."""
+    """A store that blocks the uploads of some topics until they are released."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
@@ -85,7 +83,7 @@ def store(world: World) -> Iterator[HangingStore]:
 
 
 def _started(world: World, store: HangingStore, *topics: str, **properties: str) -> LogManager:
-    """Topics with some closed segments each, and the copies of "t" hanging."""
+    """Creates topics with closed segments. The copies of "t" hang."""
     manager = world.open(store=store)  # type: ignore[arg-type]
     for topic in ("t", *topics):
         own = {key.replace("_", "."): value for key, value in properties.items()}
@@ -95,7 +93,7 @@ def _started(world: World, store: HangingStore, *topics: str, **properties: str)
             manager.roll(topic, now_ms=NOW)
     store.hanging.add("t")
     while manager.tick(NOW, waits=False):
-        pass  # what is compacted is cleaned first
+        pass  # compacted topics are cleaned first
     store.wait_for(1)
     return manager
 
@@ -125,7 +123,7 @@ def _offsets(manager: LogManager, name: TopicPartition = NAME) -> list[int]:
     return [record.offset for record in manager.reader().records(name, start, end)]
 
 
-def test_everything_else_goes_on_while_an_upload_hangs(world: World, store: HangingStore) -> None:
+def test_everything_else_continues_while_an_upload_hangs(world: World, store: HangingStore) -> None:
     with _started(world, store, "o") as manager:
         manager.create_topic("plain", 1, {"retention.ms": "1h", "flush.ms": "1s"}, now_ms=NOW)
         manager.create_topic("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
@@ -143,10 +141,12 @@ def test_everything_else_goes_on_while_an_upload_hangs(world: World, store: Hang
             manager.tick(NOW + 2000, waits=False)
         for name in (plain, NAME):
             held = manager.partition(name).log
-            assert held.recovery_point == held.next_offset, "flush.ms"
-        assert _offsets(manager, plain) == [], "retention"
-        assert _segments(manager, compacted) < before, "cleaning"
-        assert (_segments(manager, OTHER), len(_head(manager, OTHER).segments)) == (1, 3), "copied, dropped"
+            assert held.recovery_point == held.next_offset, "the flush after flush.ms must be done"
+        assert _offsets(manager, plain) == [], "retention must be done"
+        assert _segments(manager, compacted) < before, "cleaning must be done"
+        assert (_segments(manager, OTHER), len(_head(manager, OTHER).segments)) == (1, 3), (
+            "the segments of the other topic must be copied and dropped"
+        )
         done = manager.delete_records({OTHER: 25, NAME: 5}, now_ms=NOW)
         assert {name: each.low_watermark for name, each in done.items()} == {OTHER: 25, NAME: 5}
         assert manager.roll("t", now_ms=NOW) == 1
@@ -158,7 +158,7 @@ def test_everything_else_goes_on_while_an_upload_hangs(world: World, store: Hang
         assert manager.problems == {}
 
 
-def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World, store: HangingStore) -> None:
+def test_full_disk_is_relieved_while_an_upload_hangs(world: World, store: HangingStore) -> None:
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         for at in range(4):
@@ -177,30 +177,31 @@ def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World,
         turn.join(LIMIT_S / 3)
         is_hanging = turn.is_alive()
         store.let_go()
-        assert not is_hanging, "it waits for the upload"
+        assert not is_hanging, "the maintenance must not wait for the upload"
         assert manager.wait_for_tasks(LIMIT_S)
         assert manager.problems == {}
         assert [each.base_offset for each in manager.partition(NAME).log.segments()] == [60, 80]
         assert _offsets(manager) == list(range(80))
 
 
-def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(
+def test_maintenance_continues_while_apply_waits_for_a_hanging_upload(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A view, a saved plan, a job: `LogManager.apply` beside a daemon's rounds. It does its whole plan in the end."""
-    waits, real = threading.Event(), Rounds._wait_for_task
+    """The caller of `LogManager.apply` runs at the same time as a daemon's maintenance. Its whole plan is applied in
+    the end."""
+    waits, real = threading.Event(), Maintenance._wait_for_task
 
     def wait_for_task(*given: Any) -> bool:
         waits.set()
         return real(*given)
 
-    monkeypatch.setattr(Rounds, "_wait_for_task", wait_for_task)
+    monkeypatch.setattr(Maintenance, "_wait_for_task", wait_for_task)
     with _started(world, store, "o") as manager:
         _drain(manager, {NAME})
         send(manager, 5, start=60)
         send(manager, 5, topic="o", start=60)
         plan = manager.plan(NOW + 8 * DAY)
-        assert {NAME, OTHER} <= set(plan.decisions), "segment.ms has passed"
+        assert {NAME, OTHER} <= set(plan.decisions), "segment.ms must have passed"
         done: list[object] = []
         caller = threading.Thread(target=lambda: done.append(manager.apply(plan)), daemon=True)
         caller.start()
@@ -212,8 +213,8 @@ def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(
         is_waiting = caller.is_alive()
         store.let_go()
         caller.join(LIMIT_S)
-        assert not is_hanging, "the round waits for the upload"
-        assert is_waiting, "the plan does"
+        assert not is_hanging, "the maintenance must not wait for the upload"
+        assert is_waiting, "the caller of apply must wait for the upload"
         assert len(done) == 1
         assert manager.wait_for_tasks(LIMIT_S)
         for name in (NAME, OTHER):
@@ -221,10 +222,10 @@ def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(
         assert manager.problems == {}
 
 
-def test_what_breaks_a_task_off_is_the_partitions_trouble_until_one_goes_through(
+def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is: an error of ours in a thread would otherwise end all copies of a partition, and nobody hears."""
+    """Any exception counts. Otherwise an unexpected error in a thread would end all copies of a partition silently."""
     with _started(world, store) as manager:
         with monkeypatch.context() as broken:
             broken.setattr(MemoryStore, "upload", lambda *_: 1 // 0)
@@ -237,7 +238,7 @@ def test_what_breaks_a_task_off_is_the_partitions_trouble_until_one_goes_through
         assert len(_head(manager).segments) == 3
 
 
-def test_a_trouble_that_went_by_itself_is_forgotten_by_a_task_with_nothing_to_do(world: World) -> None:
+def test_resolved_problem_is_removed_by_a_task_without_work(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
         manager._note(NAME, Unavailable("asking for the pins, the store is down"))
@@ -246,7 +247,7 @@ def test_a_trouble_that_went_by_itself_is_forgotten_by_a_task_with_nothing_to_do
         assert manager.problems == {}
 
 
-def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, store: HangingStore) -> None:
+def test_copied_segments_are_dropped_in_the_same_task(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         assert _segments(manager) == 4
         store.let_go()
@@ -255,10 +256,8 @@ def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, 
         assert _offsets(manager) == list(range(60))
 
 
-def test_nothing_ends_by_settings_that_were_altered_while_a_task_waited_for_an_upload(
-    world: World, store: HangingStore
-) -> None:
-    """It decided on everything before the upload; what is to be kept longer is kept once that is altered."""
+def test_expiry_after_a_hanging_upload_uses_the_newest_settings(world: World, store: HangingStore) -> None:
+    """The task decides before the upload. Retention that is raised during the upload must keep the records."""
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
         for at in range(3):
@@ -270,7 +269,7 @@ def test_nothing_ends_by_settings_that_were_altered_while_a_task_waited_for_an_u
         manager.roll("t", now_ms=NOW)
         manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
         store.hanging.add("t")
-        manager._rounds.tasks.submit(NAME, Due(copies=True, rest=False))  # the other kind of task would be through
+        manager._rounds.tasks.submit(NAME, Due(copies=True, rest=False))  # a task without copies would finish at once
         store.wait_for(4)
         manager.alter_topic("t", {"retention.ms": "-1"}, now_ms=NOW)
         _finish(manager, store)
@@ -279,10 +278,10 @@ def test_nothing_ends_by_settings_that_were_altered_while_a_task_waited_for_an_u
         assert _offsets(manager) == list(range(80))
         manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
         _finish(manager, store)
-        assert _offsets(manager) == [], "by the present ones they do"
+        assert _offsets(manager) == [], "the present settings must expire all records"
 
 
-def test_a_waiting_round_drops_what_it_copied_as_well(world: World) -> None:
+def test_maintenance_that_waits_drops_copied_segments(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 40)
@@ -291,17 +290,17 @@ def test_a_waiting_round_drops_what_it_copied_as_well(world: World) -> None:
         assert (len(_head(manager).segments), _segments(manager)) == (1, 1)
 
 
-def test_one_partition_has_one_task_and_rounds_ask_in_vain(world: World, store: HangingStore) -> None:
+def test_partition_has_only_one_task_at_a_time(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         for _ in range(5):
             manager.tick(NOW, waits=False)
         assert len(store.uploads) == 1
         assert set(manager._rounds.tasks.copiers.states) == {NAME}
         _finish(manager, store)
-        assert len(store.uploads) == len(_head(manager).segments) == 3, "nothing went up twice"
+        assert len(store.uploads) == len(_head(manager).segments) == 3, "no segment may be uploaded twice"
 
 
-def test_as_many_partitions_copy_at_once_as_there_are_threads(world: World, store: HangingStore) -> None:
+def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, store: HangingStore) -> None:
     manager = world.open(store=store, remote_log_manager_copier_thread_pool_size="3")  # type: ignore[arg-type]
     with manager:
         for at in range(6):
@@ -317,7 +316,7 @@ def test_as_many_partitions_copy_at_once_as_there_are_threads(world: World, stor
         assert all(len(_head(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
 
 
-def test_a_topic_that_is_deleted_meanwhile_leaves_nothing(world: World, store: HangingStore) -> None:
+def test_topic_deleted_during_its_copy_leaves_no_objects(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         manager.delete_topic("t", now_ms=NOW)
         assert manager.topics() == []
@@ -328,7 +327,7 @@ def test_a_topic_that_is_deleted_meanwhile_leaves_nothing(world: World, store: H
         assert manager._registry.deleted() == ()
 
 
-def test_another_machine_that_takes_over_meanwhile_wins(world: World, store: HangingStore) -> None:
+def test_takeover_during_a_copy_fences_the_copy(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         with world.open(disk=world.other_disk()) as second:
             send(second, 20)
@@ -340,14 +339,14 @@ def test_another_machine_that_takes_over_meanwhile_wins(world: World, store: Han
         assert isinstance(manager.problems[NAME], Fenced)
         newest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh(exact=True)
         assert newest == theirs
-        assert _segments(manager) == 4, "it holds the only copy of its records"
+        assert _segments(manager) == 4, "the disk has the only copy of its records"
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_head_of_another_writer_that_a_reader_saw_first_takes_nothing_off_the_disk(
+def test_manifest_of_another_writer_seen_by_a_reader_deletes_no_local_segment(
     world: World, store: HangingStore, *, waits: bool
 ) -> None:
-    """Its rows hold other records at these offsets, and its log start is not ours."""
+    """Its entries have other records at the same offsets, and another log start offset."""
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
         for at in range(3):
@@ -362,44 +361,50 @@ def test_a_head_of_another_writer_that_a_reader_saw_first_takes_nothing_off_the_
         metadata, log = manager.partition(NAME).metadata, manager.partition(NAME).log
         assert metadata is not None
         with pytest.raises(Fenced):
-            metadata.refresh(exact=True)  # as a reader does whose objects are gone
+            metadata.refresh(exact=True)  # as a reader does when its objects are missing
         with pytest.raises(Fenced):
-            send(manager, 1, start=60)  # acknowledged, it would lie on this disk alone and never be tiered
+            send(manager, 1, start=60)  # an acknowledged record would be only on this disk and never be copied
         for _ in range(3):
             manager.tick(NOW, waits=waits)
             assert manager.wait_for_tasks(LIMIT_S)
-        assert [segment.base_offset for segment in log.segments()] == [0, 20, 40, 60], "the only copy of its records"
+        assert [segment.base_offset for segment in log.segments()] == [0, 20, 40, 60], (
+            "the disk has the only copy of its records"
+        )
         assert log.log_start_offset == 0
         assert isinstance(manager.problems[NAME], Fenced)
 
 
-def test_records_deleted_past_an_upload_never_come_into_the_head(world: World, store: HangingStore) -> None:
+def test_records_deleted_during_their_upload_are_never_committed(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         manager.delete_records({NAME: 45}, now_ms=NOW)
         manager.tick(NOW, waits=False)
-        assert manager.partition(NAME).log.segments()[0].base_offset == 0, "what is copied stays as it is"
+        assert manager.partition(NAME).log.segments()[0].base_offset == 0, (
+            "a segment that is being copied stays on the disk"
+        )
         _finish(manager, store)
         assert [row.base_offset for row in _head(manager).segments] == [40]
         assert _offsets(manager) == list(range(45, 60))
         _finish(manager, store, NOW + 2 * HOUR)
         assert not _head(manager).unlinked
-        assert sum(1 for info in world.store.list("") if "/data/" in info.key) == 2, "the row's data and indexes"
+        assert sum(1 for info in world.store.list("") if "/data/" in info.key) == 2, (
+            "only the data and the indexes of one entry remain"
+        )
 
 
-def test_a_tier_that_is_switched_off_meanwhile_is_given_up(world: World, store: HangingStore) -> None:
+def test_tier_disabled_with_deletion_during_a_copy_is_emptied(world: World, store: HangingStore) -> None:
     with _started(world, store, local_retention_ms="-2") as manager:
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
         manager.alter_topic("t", off, now_ms=NOW)
         manager.tick(NOW, waits=False)
         _finish(manager, store)
         _finish(manager, store, NOW + 2 * HOUR)
-        assert not _head(manager).has_rows
+        assert not _head(manager).has_entries
         assert sorted(info.key for info in world.store.list("") if "/data/" in info.key) == []
         assert _offsets(manager) == list(range(60))
         assert manager.problems == {}
 
 
-def test_copying_that_is_switched_off_meanwhile_ends_with_what_was_begun(world: World, store: HangingStore) -> None:
+def test_copying_disabled_during_a_copy_ends_after_the_started_copies(world: World, store: HangingStore) -> None:
     with _started(world, store, local_retention_ms="-2") as manager:
         manager.alter_topic("t", {"remote.log.copy.disable": "true"}, now_ms=NOW)
         send(manager, 20, start=60)
@@ -409,7 +414,7 @@ def test_copying_that_is_switched_off_meanwhile_ends_with_what_was_begun(world: 
         assert _offsets(manager) == list(range(80))
 
 
-def test_a_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: HangingStore) -> None:
+def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: HangingStore) -> None:
     with _started(world, store, cleanup_policy="compact") as manager:
         copied = manager.partition(NAME).copying
         assert copied
@@ -431,7 +436,7 @@ def test_a_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: 
         assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
 
 
-def test_a_cleaning_that_was_planned_before_the_copy_began_is_left_undone(world: World, store: HangingStore) -> None:
+def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: HangingStore) -> None:
     with _started(world, store, cleanup_policy="compact") as manager:
         held = manager.partition(NAME)
         end = held.log.segments()[-1].base_offset
@@ -448,7 +453,7 @@ def test_a_cleaning_that_was_planned_before_the_copy_began_is_left_undone(world:
         store.let_go()
 
 
-def test_a_disk_that_goes_offline_meanwhile_keeps_what_is_only_there(tmp_path, world: World) -> None:
+def test_directory_that_becomes_offline_during_a_copy_keeps_its_uncopied_segments(tmp_path, world: World) -> None:
     store = HangingStore(world.store)
     with _started(world, store) as manager:
         held = manager.partition(NAME)
@@ -460,15 +465,15 @@ def test_a_disk_that_goes_offline_meanwhile_keeps_what_is_only_there(tmp_path, w
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
         assert isinstance(manager.problems[NAME], DiskFailed)
-        assert [row.base_offset for row in _head(manager).segments] == [0], "it was whole"
+        assert [row.base_offset for row in _head(manager).segments] == [0], "the first segment was read completely"
         assert held.log.segments()[-1].next_offset == 60
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_disk_that_goes_offline_within_a_round_costs_the_others_nothing(
+def test_directory_that_becomes_offline_in_maintenance_does_not_affect_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, *, waits: bool
 ) -> None:
-    """After the partition was looked at, and before anything is done of it."""
+    """The directory becomes offline after the snapshot of the partition and before its first action."""
     with world.open() as manager:
         for topic in ("o", "t"):
             manager.create_topic(topic, 1, GRACE, now_ms=NOW)
@@ -488,7 +493,7 @@ def test_a_disk_that_goes_offline_within_a_round_costs_the_others_nothing(
         assert set(manager.problems) <= {NAME}
 
 
-def test_closing_waits_for_the_upload_under_way_and_commits_it(world: World, store: HangingStore) -> None:
+def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: HangingStore) -> None:
     manager = _started(world, store)
     closing = threading.Thread(target=lambda: manager.close(drain_s=LIMIT_S))
     closing.start()
@@ -499,12 +504,12 @@ def test_closing_waits_for_the_upload_under_way_and_commits_it(world: World, sto
     closing.join(LIMIT_S)
     assert not closing.is_alive()
     head = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
-    assert [row.base_offset for row in head.segments] == [0], "and begins no other"
+    assert [row.base_offset for row in head.segments] == [0], "no other upload may begin"
     with world.open() as again:
         assert _offsets(again) == list(range(60))
 
 
-def test_closing_that_is_cut_leaves_an_upload_that_counts_for_nothing(world: World, store: HangingStore) -> None:
+def test_upload_that_ends_after_a_close_with_deadline_changes_nothing(world: World, store: HangingStore) -> None:
     manager = _started(world, store)
     manager.close(drain_s=0.0)
     with world.open() as again:
@@ -518,15 +523,15 @@ def test_closing_that_is_cut_leaves_an_upload_that_counts_for_nothing(world: Wor
         assert _offsets(again) == list(range(60))
 
 
-def test_a_second_signal_does_not_wait_for_an_upload(world: World, store: HangingStore) -> None:
+def test_keyboard_interrupt_does_not_wait_for_a_hanging_upload(world: World, store: HangingStore) -> None:
     with pytest.raises(KeyboardInterrupt), _started(world, store) as manager:
         raise KeyboardInterrupt
-    assert set(manager._rounds.tasks.copiers.states) == {NAME}, "it hangs on"
+    assert set(manager._rounds.tasks.copiers.states) == {NAME}, "the upload still hangs"
     with world.open() as again:
         assert len(_offsets(again)) == 60
 
 
-def test_expiry_and_deletion_are_tasks_too(world: World, store: HangingStore) -> None:
+def test_expiry_and_deletion_run_as_tasks(world: World, store: HangingStore) -> None:
     with _started(world, store, "o", retention_ms="2d") as manager:
         deletes: list[list[str]] = []
         real = world.store.delete
@@ -542,7 +547,7 @@ def test_expiry_and_deletion_are_tasks_too(world: World, store: HangingStore) ->
             store.wait_for(1)
             _drain(manager, {NAME})
         assert _head(manager, OTHER).segments == ()
-        assert deletes, "the objects of the expired rows"
+        assert deletes, "the objects of expired entries must be deleted"
         assert all(name.startswith("remote-log-expiration") for (name,) in deletes)
         assert manager.problems == {}
         _finish(manager, store, NOW + 74 * HOUR)
@@ -555,7 +560,7 @@ def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
             assert pool._changed.wait_for(lambda pool=pool: set(pool._states) <= but, LIMIT_S)
 
 
-def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World, store: HangingStore) -> None:
+def test_maintenance_skips_a_partition_with_a_locked_log(world: World, store: HangingStore) -> None:
     with _started(world, store, "o") as manager:
         _drain(manager, {NAME})
         send(manager, 5, topic="o", start=60)
@@ -570,7 +575,9 @@ def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World,
         holder.start()
         assert is_held.wait(LIMIT_S)
         manager.tick(NOW + 8 * DAY, waits=False)
-        assert held.log.segments()[-1].base_offset == 60, "segment.ms has passed"
+        assert held.log.segments()[-1].base_offset == 60, (
+            "the locked log must not be rolled although segment.ms has passed"
+        )
         assert holder.is_alive()
         may_end.set()
         holder.join(LIMIT_S)
@@ -579,7 +586,7 @@ def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World,
         _finish(manager, store)
 
 
-def test_a_machine_without_its_bucket_takes_up_its_partitions_by_tasks(world: World, store: HangingStore) -> None:
+def test_partitions_opened_without_the_bucket_are_acquired_by_tasks(world: World, store: HangingStore) -> None:
     _started(world, store).close(drain_s=0.0)
     store.let_go()
 
@@ -604,7 +611,7 @@ def test_a_machine_without_its_bucket_takes_up_its_partitions_by_tasks(world: Wo
         assert len(_head(manager).segments) == 3
 
 
-def test_a_copy_in_trouble_is_in_trouble_while_its_log_has_to_be_cleaned_first(
+def test_failed_copy_stays_a_problem_while_its_log_must_be_cleaned_first(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(key: str, source: UploadSource) -> None:
@@ -614,7 +621,7 @@ def test_a_copy_in_trouble_is_in_trouble_while_its_log_has_to_be_cleaned_first(
         monkeypatch.setattr(world.store, "upload", fail)
         send(manager, 100, start=60)
         manager.roll("t", now_ms=NOW)
-        manager.tick(NOW, waits=False)  # the copier is to have another turn, in which there is nothing for it to do
+        manager.tick(NOW, waits=False)  # another task, which has nothing to copy
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
         assert any(isinstance(each, CleanLog) for each in manager.plan(NOW).decisions[NAME])
@@ -622,4 +629,4 @@ def test_a_copy_in_trouble_is_in_trouble_while_its_log_has_to_be_cleaned_first(
         monkeypatch.undo()
         _finish(manager, store)
         assert not manager.problems
-        assert _head(manager).taken_upto == 160
+        assert _head(manager).allocated_end_offset == 160

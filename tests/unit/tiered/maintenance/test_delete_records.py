@@ -1,4 +1,4 @@
-"""Deleting records: the log start rises, is durable first, and what lies wholly below it goes later."""
+"""Deletion of records: the log start offset rises durably, and segments below it are deleted later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start_on_disk(world: World) -> int:
     return read_offsets(world.disk, "./data/log-start-offset-checkpoint").get(NAME, 0)
 
 
-def test_records_below_are_gone_at_once_and_for_good(world: World) -> None:
+def test_deleted_records_are_unreadable_at_once_and_after_a_restart(world: World) -> None:
     manager = world.open()
     assert manager.delete_records({NAME: 75}, now_ms=NOW) == {NAME: DeletedRecords(before=0, low_watermark=75)}
     assert manager.reader().offsets(NAME) == (75, 200)
@@ -42,7 +42,7 @@ def test_records_below_are_gone_at_once_and_for_good(world: World) -> None:
         assert again.reader().offsets(NAME) == (75, 200)
 
 
-def test_the_next_rounds_remove_what_lies_wholly_below(world: World) -> None:
+def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world: World) -> None:
     with world.open() as manager:
         before = len(manager._partition(NAME).log.segments())
         head = manager._partition(NAME).head()
@@ -61,7 +61,7 @@ def test_the_next_rounds_remove_what_lies_wholly_below(world: World) -> None:
         assert [offset for offset, _ in values(manager.reader(), 150)] == list(range(150, 200))
 
 
-def test_minus_one_is_everything_and_appends_go_on(world: World) -> None:
+def test_delete_records_before_minus_one_deletes_all_and_appends_continue(world: World) -> None:
     with world.open() as manager:
         send(manager, 10, start=200)
         assert manager.delete_records({NAME: -1}, now_ms=NOW)[NAME].low_watermark == 210
@@ -73,7 +73,7 @@ def test_minus_one_is_everything_and_appends_go_on(world: World) -> None:
         assert manager.reader().offsets(NAME) == (210, 220)
 
 
-def test_a_lower_offset_changes_nothing(world: World) -> None:
+def test_delete_records_below_the_log_start_offset_changes_nothing(world: World) -> None:
     with world.open() as manager:
         manager.delete_records({NAME: 75}, now_ms=NOW)
         effects = world.disk.effects
@@ -82,7 +82,7 @@ def test_a_lower_offset_changes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("offset", [201, -2, 2**62])
-def test_an_offset_outside_is_refused_before_anything_is_deleted(world: World, offset: int) -> None:
+def test_delete_records_outside_the_log_is_refused_before_any_deletion(world: World, offset: int) -> None:
     with world.open() as manager:
         manager.create_topic("other", 1, {}, now_ms=NOW)
         other = manager.topic("other").partitions()[0]
@@ -94,7 +94,9 @@ def test_an_offset_outside_is_refused_before_anything_is_deleted(world: World, o
             manager.plan_deletion({NAME: offset})
 
 
-def test_it_is_durable_before_readers_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raised_log_start_offset_is_durable_before_readers_see_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world.open() as manager:
         log = manager._partition(NAME).log
         told: list[int] = []
@@ -111,7 +113,7 @@ def test_it_is_durable_before_readers_are_told(world: World, monkeypatch: pytest
         assert told == [33]
 
 
-def test_what_the_disk_refused_can_be_tried_again(world: World) -> None:
+def test_delete_records_can_be_repeated_after_a_disk_error(world: World) -> None:
     with world.open() as manager:
         world.disk.fail_at = world.disk.effects + 1
         with pytest.raises(DiskFailed):
@@ -121,7 +123,7 @@ def test_what_the_disk_refused_can_be_tried_again(world: World) -> None:
         assert start_on_disk(world) == manager._partition(NAME).log.log_start_offset == 60
 
 
-def test_a_topic_that_only_compacts_keeps_its_records() -> None:
+def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:
     with World().open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 10)
@@ -131,7 +133,7 @@ def test_a_topic_that_only_compacts_keeps_its_records() -> None:
         assert manager.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
 
 
-def test_a_partition_that_is_not_ours_is_left_alone() -> None:
+def test_delete_records_of_a_partition_without_the_writer_role_is_refused() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -181,7 +183,7 @@ def starts(capfd) -> list[int]:
     return [json.loads(line)["offset"] for line in out.splitlines()]
 
 
-def test_the_command_deletes_and_says_what(home: Path, capfd) -> None:
+def test_delete_records_command_deletes_and_prints_the_offsets(home: Path, capfd) -> None:
     row = json.loads(printed(capfd, "delete-records", "orders/0", "--before", "5", "--yes", "-o", "jsonl"))
     assert row == {"topic": "orders", "partition": 0, "before": 0, "low_watermark": 5, "offsets": 5}
     assert starts(capfd) == [5, 0]
@@ -189,7 +191,7 @@ def test_the_command_deletes_and_says_what(home: Path, capfd) -> None:
     assert "out of range" in printed(capfd, "consume", "orders/0", "--from", "4", code=1)
 
 
-def test_kafkas_file_names_many(home: Path, capfd) -> None:
+def test_delete_records_reads_kafkas_offsets_file(home: Path, capfd) -> None:
     body = {
         "partitions": [
             {"topic": "orders", "partition": 0, "offset": 3},
@@ -205,7 +207,7 @@ def test_kafkas_file_names_many(home: Path, capfd) -> None:
     assert starts(capfd) == [3, 20]
 
 
-def test_nothing_is_deleted_without_a_yes(home: Path, capfd, monkeypatch) -> None:
+def test_delete_records_command_needs_yes(home: Path, capfd, monkeypatch) -> None:
     assert "--yes" in printed(capfd, "delete-records", "orders/0", "--before", "5", code=2)
     assert starts(capfd) == [0, 0]
 
@@ -223,7 +225,7 @@ def test_nothing_is_deleted_without_a_yes(home: Path, capfd, monkeypatch) -> Non
         (["--file", "nowhere", "--yes"], 2),
     ],
 )
-def test_a_wrong_word_is_one_line(home: Path, capfd, words: list[str], code: int) -> None:
+def test_invalid_delete_records_arguments_are_one_error_line(home: Path, capfd, words: list[str], code: int) -> None:
     err = printed(capfd, "delete-records", *words, code=code)
     assert err.count("\n") == 1
     assert starts(capfd) == [0, 0]
@@ -242,6 +244,6 @@ def test_a_wrong_word_is_one_line(home: Path, capfd, words: list[str], code: int
         '{"partitions": [%s, %s]}' % (('{"topic": "orders", "partition": 0, "offset": 1}',) * 2),
     ],
 )
-def test_a_file_that_is_not_kafkas_is_refused(home: Path, capfd, body: str) -> None:
+def test_invalid_offsets_file_is_refused(home: Path, capfd, body: str) -> None:
     (home / "offsets.json").write_text(body)
     printed(capfd, "delete-records", "--file", "offsets.json", "--yes", code=2)

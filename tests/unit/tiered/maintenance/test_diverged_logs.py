@@ -1,4 +1,4 @@
-"""Local logs that hold records which the bucket lacks: kept, whatever the remote log start says."""
+"""Local logs with records that the bucket lacks keep them at any remote log start offset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def world() -> World:
 
 
 def _fork_history(world: World, *, first_upto: int = COPIED + ONLY_HERE) -> ModelDisk:
-    """A holds records from COPIED on that only its disk has; the other disk's manager is the writer. Its disk."""
+    """Only the first disk has the records from COPIED on. The manager of the second disk is the writer.
+    Returns the second disk."""
     with world.open() as first:
         first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(first, COPIED)
@@ -70,8 +71,9 @@ HOW = ("delete-records", "copied, then delete-records", "retention")
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("written", [40, 80, 200])  # the other writer ends below, at and above this log's end
-def test_a_log_below_the_remote_log_start_keeps_what_only_it_holds(world: World, how: str, written: int) -> None:
+# the other writer's log ends below, at and above the end of this log
+@pytest.mark.parametrize("written", [40, 80, 200])
+def test_log_below_the_remote_log_start_offset_keeps_its_uncopied_records(world: World, how: str, written: int) -> None:
     other = _fork_history(world)
     with world.open(disk=other) as second:
         send(second, written, start=5000)
@@ -86,13 +88,13 @@ def test_a_log_below_the_remote_log_start_keeps_what_only_it_holds(world: World,
         manager.tick(NOW)
         assert [record.value for record in manager.partition(NAME).log.records(99)] == [b"value 99"]
     assert _log_files(world.disk) == files
-    assert _heads(world) == heads, "the refused log took the writer role"
+    assert _heads(world) == heads, "the refused log must not become the writer"
     with world.open(disk=other) as second:
         assert second.problems == {}
 
 
-def test_a_log_with_uncopied_records_does_not_take_the_writer_role_back(world: World) -> None:
-    """The other writer has committed its epoch and nothing else: no offset contradicts this log yet."""
+def test_log_with_uncopied_records_does_not_become_the_writer_again(world: World) -> None:
+    """The other writer has committed only its epoch. No offset contradicts this log yet."""
     other = _fork_history(world)
     heads = _heads(world)
     with world.open() as manager:
@@ -104,8 +106,8 @@ def test_a_log_with_uncopied_records_does_not_take_the_writer_role_back(world: W
         send(second, 10, start=7000)
 
 
-def test_a_job_that_took_the_epoch_since_hides_no_other_writer(world: World) -> None:
-    """A job keeps no log: the manifest still names the last writer that does."""
+def test_log_is_fenced_by_another_writer_although_a_job_took_the_epoch_later(world: World) -> None:
+    """A job has no log. The manifest still names the last writer that has one."""
     _fork_history(world)
     with world.open(read_only=True) as seen:
         topic = seen.topic("t")
@@ -115,7 +117,7 @@ def test_a_job_that_took_the_epoch_since_hides_no_other_writer(world: World) -> 
         assert manager.problems[NAME].facts["relation"] == "fenced"
 
 
-def test_a_job_that_took_the_epoch_stops_no_log_of_its_own_node(world: World) -> None:
+def test_log_opens_after_a_job_took_the_epoch_from_its_own_node(world: World) -> None:
     with world.open() as first:
         first.create_topic("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
@@ -127,7 +129,7 @@ def test_a_job_that_took_the_epoch_stops_no_log_of_its_own_node(world: World) ->
         settle(manager)
 
 
-def test_another_writer_that_comes_while_a_log_is_opened_keeps_its_role(
+def test_writer_that_took_over_while_a_log_is_opened_stays_the_writer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as first:
@@ -144,11 +146,11 @@ def test_another_writer_that_comes_while_a_log_is_opened_keeps_its_role(
     monkeypatch.setattr(StoreCheck, "ensure", overtaken)
     with world.open() as manager:
         assert manager.problems[NAME].facts["relation"] == "fenced"
-    assert len(_heads(world)) == 2, "the refused log took the writer role"
+    assert len(_heads(world)) == 2, "the refused log must not become the writer"
 
 
 @pytest.mark.parametrize("stopped", [Diverged("another history"), Fenced("another writer")])
-def test_nothing_leaves_the_disk_of_a_log_that_was_stopped(world: World, stopped: Conflict) -> None:
+def test_stopped_log_deletes_nothing_from_its_disk(world: World, stopped: Conflict) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
@@ -176,18 +178,18 @@ def test_nothing_leaves_the_disk_of_a_log_that_was_stopped(world: World, stopped
         assert _log_files(world.disk) == files
 
 
-def test_a_person_makes_a_fenced_log_the_writer_again(world: World) -> None:
+def test_fenced_log_becomes_the_writer_again_by_an_explicit_takeover(world: World) -> None:
     other = _fork_history(world)
     with world.open(takes_over=True) as manager:
         assert manager.problems == {}
         settle(manager)
         assert [value for _, value in values(manager.reader())] == [b"value %d" % at for at in range(100)]
     with world.open(disk=other) as second:
-        assert second.problems == {}, "it held no record: nothing of it is at stake"
+        assert second.problems == {}, "the second log had no records, so it starts over"
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_taking_over_is_refused_where_offsets_contradict(world: World, how: str) -> None:
+def test_takeover_of_a_diverged_log_is_refused(world: World, how: str) -> None:
     other = _fork_history(world)
     with world.open(disk=other) as second:
         send(second, 200, start=5000)
@@ -198,8 +200,8 @@ def test_taking_over_is_refused_where_offsets_contradict(world: World, how: str)
     assert (_log_files(world.disk), _heads(world)) == (files, heads)
 
 
-def test_a_log_whose_records_were_all_copied_starts_over_above_the_remote_log_start(world: World) -> None:
-    """The other writer expired everything that both had: nothing is lost by starting over."""
+def test_completely_copied_log_starts_over_above_the_remote_log_start_offset(world: World) -> None:
+    """The other writer expired all common records, so starting over loses nothing."""
     other = _fork_history(world, first_upto=COPIED)
     with world.open(disk=other) as second:
         send(second, 200, start=5000)
@@ -209,8 +211,9 @@ def test_a_log_whose_records_were_all_copied_starts_over_above_the_remote_log_st
         assert manager.partition(NAME).log.next_offset >= 220
 
 
-def test_an_old_copy_of_a_disk_below_the_remote_log_start_is_kept(world: World) -> None:
-    """It may have taken records later, in the same epoch; the bucket's own have expired: nothing can be compared."""
+def test_old_copy_of_a_disk_below_the_remote_log_start_offset_is_kept(world: World) -> None:
+    """It may have appended later in the same epoch.
+    The records in the bucket have expired, so nothing can be compared."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
@@ -226,8 +229,8 @@ def test_an_old_copy_of_a_disk_below_the_remote_log_start_is_kept(world: World) 
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_an_old_copy_that_took_records_beyond_an_expired_end_is_kept(world: World, restarts: bool) -> None:
-    """It took them while the bucket was away, in the epoch of the records that the bucket had and expired."""
+def test_old_copy_with_records_beyond_an_expired_end_is_kept(world: World, restarts: bool) -> None:
+    """It appended while the bucket was away, in the epoch of the records that the bucket had and expired."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
@@ -250,10 +253,8 @@ def test_an_old_copy_that_took_records_beyond_an_expired_end_is_kept(world: Worl
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("taken", [1, 50, 400])
-def test_an_old_copy_of_a_compacted_log_that_took_records_offline_is_kept(
-    world: World, taken: int, restarts: bool
-) -> None:
-    """Cleaned batches cannot be compared with the bucket's, and both took their records in one leader epoch."""
+def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, taken: int, restarts: bool) -> None:
+    """Cleaned batches cannot be compared with the bucket. Both logs appended in the same leader epoch."""
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, **COMPACTED}, now_ms=NOW)
         send(manager, 20)
@@ -261,7 +262,7 @@ def test_an_old_copy_of_a_compacted_log_that_took_records_offline_is_kept(
         send(manager, 300, start=20)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        assert manager.partition(NAME).head().taken_upto == 320  # type: ignore[union-attr]
+        assert manager.partition(NAME).head().allocated_end_offset == 320  # type: ignore[union-attr]
     old.locks.clear()
     heads = _heads(world)
     away = SwitchableStore(world.store)
@@ -279,7 +280,7 @@ def test_an_old_copy_of_a_compacted_log_that_took_records_offline_is_kept(
     assert _heads(world) == heads
 
 
-def test_a_compacted_log_that_took_records_offline_goes_on_where_it_is_the_writer(world: World) -> None:
+def test_compacted_log_of_the_writer_continues_after_offline_appends(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, **COMPACTED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
@@ -297,33 +298,33 @@ def test_a_compacted_log_that_took_records_offline_goes_on_where_it_is_the_write
             settle(manager)
             manager.roll("t", now_ms=NOW)
             settle(manager)
-            assert manager.partition(NAME).is_owned
+            assert manager.partition(NAME).is_writer
             assert not manager.partition(NAME).log.has_unconfirmed_appends
 
 
-def test_records_taken_while_the_bucket_is_away_are_noted_until_they_are_compared(world: World) -> None:
+def test_offline_appends_are_marked_until_they_are_compared_with_the_bucket(world: World) -> None:
     marker = "./data/t-0/unconfirmed-appends"
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
         send(manager, 10, start=100)
-        assert marker not in world.disk.names, "its own writer needs no note"
+        assert marker not in world.disk.names, "appends of the writer need no mark"
     away = SwitchableStore(world.store)
     with world.open(store=away) as manager:  # type: ignore[arg-type]
-        assert marker not in world.disk.names, "nothing was taken yet"
+        assert marker not in world.disk.names, "nothing was appended yet"
         send(manager, 10, start=110)
         send(manager, 10, start=120)
-        assert world.disk.read(marker) == b"110\n", "the first of them"
+        assert world.disk.read(marker) == b"110\n", "the mark must hold the first offset"
     with world.open(store=away) as manager:  # type: ignore[arg-type]
         send(manager, 10, start=130)
-        assert world.disk.read(marker) == b"110\n", "still the first of them"
+        assert world.disk.read(marker) == b"110\n", "the mark must still hold the first offset"
     with world.open() as manager:
         assert manager.problems == {}
         assert marker not in world.disk.names
 
 
-def test_a_read_only_open_of_a_diverged_log_says_so_and_reads_the_disk_when_asked(world: World) -> None:
+def test_read_only_open_of_a_diverged_log_reports_it_and_reads_the_disk(world: World) -> None:
     other = _fork_history(world)
     with world.open(disk=other) as second:
         send(second, 200, start=5000)
@@ -338,7 +339,7 @@ def test_a_read_only_open_of_a_diverged_log_says_so_and_reads_the_disk_when_aske
         assert [record.value for record in found] == [b"value %d" % at for at in range(COPIED, 100)]
 
 
-def test_a_fenced_manager_at_work_neither_drops_nor_cleans(world: World) -> None:
+def test_fenced_manager_neither_drops_nor_cleans(world: World) -> None:
     with world.open() as first:
         first.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         send(first, 100)
@@ -354,18 +355,18 @@ def test_a_fenced_manager_at_work_neither_drops_nor_cleans(world: World) -> None
 
 
 def settle_quietly(manager: LogManager) -> None:
-    """Rounds of a manager that has a problem."""
+    """Runs maintenance of a manager that has a problem."""
     for _ in range(3):
         manager.tick(NOW)
 
 
-# --- fenced, restarted, and the bucket is away ------------------------------------------------------------------------
+# --- fenced, then restarted without the bucket -----------------------------------------------------------------------
 
 NOTE = "./data/t-0/fenced-by"
 
 
 def _fenced_at_work(world: World) -> ModelDisk:
-    """A manager that was fenced while it worked, with a record that only its disk has. The other writer's disk."""
+    """A manager is fenced while it works, and its disk has one uncopied record. Returns the other writer's disk."""
     with world.open() as first:
         first.create_topic("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
@@ -384,7 +385,7 @@ def _without_bucket(world: World, disk: ModelDisk | None = None) -> LogManager:
     return world.open(disk=disk, store=SwitchableStore(world.store))  # type: ignore[arg-type]
 
 
-def test_a_fenced_log_acknowledges_no_append_after_a_restart_without_the_bucket(world: World) -> None:
+def test_fenced_log_acknowledges_no_append_after_a_restart_without_the_bucket(world: World) -> None:
     _fenced_at_work(world)
     assert world.disk.read(NOTE).endswith(b"\n")
     files = _log_files(world.disk)
@@ -404,7 +405,7 @@ def test_a_fenced_log_acknowledges_no_append_after_a_restart_without_the_bucket(
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_take_over_with_the_bucket_removes_the_note(world: World, comes_back: bool) -> None:
+def test_takeover_with_the_bucket_removes_the_fencing_note(world: World, comes_back: bool) -> None:
     _fenced_at_work(world)
     store = SwitchableStore(world.store, is_down=comes_back)
     with world.open(store=store, takes_over=True) as manager:  # type: ignore[arg-type]
@@ -417,7 +418,7 @@ def test_a_take_over_with_the_bucket_removes_the_note(world: World, comes_back: 
         send(manager, 1, start=300)
 
 
-def test_a_refused_log_keeps_its_note_where_the_bucket_answers(world: World) -> None:
+def test_refused_log_keeps_its_fencing_note_when_the_bucket_answers(world: World) -> None:
     _fork_history(world)
     with world.open() as manager:
         assert manager.problems[NAME].facts["relation"] == "fenced"
@@ -428,14 +429,14 @@ def test_a_refused_log_keeps_its_note_where_the_bucket_answers(world: World) -> 
         send(manager, 1)
 
 
-def test_a_read_only_open_writes_no_note(world: World) -> None:
+def test_read_only_open_writes_no_fencing_note(world: World) -> None:
     _fork_history(world)
     with world.open(read_only=True) as seen:
         assert isinstance(seen.problems[NAME], Diverged)
     assert NOTE not in world.disk.names
 
 
-def test_a_damaged_note_still_refuses_appends(world: World) -> None:
+def test_damaged_fencing_note_still_refuses_appends(world: World) -> None:
     _fenced_at_work(world)
     world.disk.unlink(NOTE)
     world.disk.create(NOTE).append(b"\xff\0")
@@ -444,7 +445,8 @@ def test_a_damaged_note_still_refuses_appends(world: World) -> None:
 
 
 def _survivors(world: World, *, takes_over: bool) -> Iterator[ModelDisk]:
-    """The disk as a power cut at each of its calls may leave it while a manager is opened; the bucket as it is then."""
+    """The possible disks after a power cut at each call of an open.
+    The bucket is in the state of the power cut."""
     kept, objects = world.disk, dict(world.store._objects)
     for seed, cut in product(range(4), range(1, 400)):
         disk, world.store._objects = deepcopy(kept), dict(objects)
@@ -456,8 +458,11 @@ def _survivors(world: World, *, takes_over: bool) -> Iterator[ModelDisk]:
             yield disk.crash(random.Random(seed * 1000 + cut))
 
 
-def test_a_power_cut_at_any_call_of_a_take_over_leaves_a_log_that_refuses_or_is_the_writer(world: World) -> None:
-    """Between the commit of the new epoch and the removal of the note the log refuses too much, never too little."""
+def test_log_after_a_power_cut_in_a_takeover_refuses_appends_or_is_the_writer(world: World) -> None:
+    """Order of a takeover:
+    1. Commit the new epoch.
+    2. Remove the fencing note.
+    A power cut between the two leaves a log that refuses appends although it is the writer. That is safe."""
     _fenced_at_work(world)
     (topic,) = {key.partition("/0/")[0] for key in _heads(world)}
     seen = set()
@@ -467,17 +472,19 @@ def test_a_power_cut_at_any_call_of_a_take_over_leaves_a_log_that_refuses_or_is_
         survived.locks.clear()
         with _without_bucket(world, survived) as manager, pytest.raises(Diverged) if is_noted else nullcontext():
             send(manager, 1, start=400)
-    assert seen == {(False, True), (True, True), (True, False)}, "the note goes after the writer role is this log's"
+    assert seen == {(False, True), (True, True), (True, False)}, (
+        "the note must be removed after the takeover is committed"
+    )
 
 
-def test_a_power_cut_while_the_note_is_written_leaves_it_whole_or_not_at_all(world: World) -> None:
+def test_power_cut_during_the_write_of_the_note_leaves_it_complete_or_absent(world: World) -> None:
     _fork_history(world)
     found = [each.read(NOTE) for each in _survivors(world, takes_over=False) if NOTE in each.names]
     assert len(set(found)) == 1
     assert found[0].count(b"\n") == 1
 
 
-def test_a_moved_log_keeps_the_note(world: World) -> None:
+def test_moved_log_keeps_its_fencing_note(world: World) -> None:
     _fenced_at_work(world)
     world.config = replace(world.config, more_data_dirs=("./second",))
     world.disk.make_directory("./second")
@@ -488,7 +495,9 @@ def test_a_moved_log_keeps_the_note(world: World) -> None:
         send(manager, 1)
 
 
-def test_a_disk_that_refuses_the_note_ends_no_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_of_the_fencing_note_does_not_stop_the_manager(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _fork_history(world)
 
     def full(self: Log, by: str) -> None:
@@ -501,7 +510,7 @@ def test_a_disk_that_refuses_the_note_ends_no_work(world: World, monkeypatch: py
             send(manager, 1)
 
 
-def test_a_fenced_log_acknowledges_no_append_where_no_store_is_configured(world: World) -> None:
+def test_fenced_log_acknowledges_no_append_without_a_configured_store(world: World) -> None:
     _fenced_at_work(world)
     with LogManager.open(replace(world.config, remote_url=None), now_ms=NOW, storage=world.disk) as manager:
         for _ in range(2):
@@ -511,7 +520,7 @@ def test_a_fenced_log_acknowledges_no_append_where_no_store_is_configured(world:
     assert NOTE in world.disk.names
 
 
-def test_a_fenced_manager_keeps_the_note_however_often_it_asks_the_bucket(world: World) -> None:
+def test_fenced_manager_keeps_its_note_after_repeated_requests_to_the_bucket(world: World) -> None:
     with world.open() as first:
         first.create_topic("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
@@ -527,8 +536,8 @@ def test_a_fenced_manager_keeps_the_note_however_often_it_asks_the_bucket(world:
             assert NOTE in world.disk.names
 
 
-def test_a_deletion_that_took_the_epoch_leaves_no_note(world: World) -> None:
-    """The deletion gives no offset and holds no record: this log is still the last one that does."""
+def test_deletion_that_took_the_epoch_leaves_no_fencing_note(world: World) -> None:
+    """The deletion job gives no offsets and has no records. This log is still the last one with records."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)

@@ -1,4 +1,4 @@
-"""A compacted topic over both tiers through the real manager: what goes up, what takes its place, what leaves."""
+"""A compacted topic in both tiers with the real manager: which segments are copied, replaced and unlinked."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, MuteStore, Switchable
 
 from local.errors import Corrupt
 from local.format.record import Record
-from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
+from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
 from policies.tiering import copies
 from remote.manifest.manifest import Head
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.reader import TieredReader
 
-LONG = {  # the disk keeps everything, so that all of the bucket can be cleaned again
+LONG = {  # the disk keeps everything, so that every segment in the bucket can be cleaned again
     **COMPACTED,
     "local.retention.ms": "-1",
     "delete.retention.ms": "1h",
@@ -32,7 +32,7 @@ def world() -> World:
 
 
 def put(manager: LogManager, now_ms: int, **newest: str | None) -> None:
-    """Append records, a batch each, and close the segment."""
+    """Appends one batch per record and closes the segment."""
     for key, value in newest.items():
         record = Record(key.encode(), None if value is None else value.encode() * 100, now_ms)
         manager.append("t", [record], 0, now_ms=now_ms)
@@ -50,7 +50,7 @@ def ranges(head: Head) -> list[tuple[int, int]]:
 
 
 def table(records: Iterator[tuple[int, bytes | None, bytes]]) -> dict[bytes, bytes]:
-    """What a consumer that keeps the newest value of every key ends with."""
+    """The newest value of each key, as a consumer would keep it."""
     found: dict[bytes, bytes] = {}
     for _, value, key in records:
         found.pop(key, None)
@@ -70,7 +70,7 @@ def kinds(manager: LogManager, now_ms: int) -> set[type]:
     return {type(each) for each in manager.plan(now_ms).decisions.get(NAME, ())}
 
 
-def test_only_clean_segments_go_up_all_at_once_and_every_row_says_how_far_it_is_clean(world: World) -> None:
+def test_only_clean_segments_are_copied_with_one_commit_and_their_cleaned_offset(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         for at in range(6):
@@ -79,7 +79,7 @@ def test_only_clean_segments_go_up_all_at_once_and_every_row_says_how_far_it_is_
         for _ in range(10):
             before, snapshot = head_of(manager), manager.snapshots(NOW)[0]
             copies = [each for each in manager.plan(NOW).decisions.get(NAME, ()) if isinstance(each, CopySegment)]
-            assert all(each.next_offset <= snapshot.clean_cut for each in copies), "dirty segments never go up"
+            assert all(each.next_offset <= snapshot.clean_cut for each in copies), "dirty segments are never copied"
             if not manager.tick(NOW):
                 break
             after = head_of(manager)
@@ -87,10 +87,10 @@ def test_only_clean_segments_go_up_all_at_once_and_every_row_says_how_far_it_is_
             sequences.append(after.sequence - before.sequence)
             assert all(row.cleaned_through == after.next_offset for row in after.segments)
         assert len(head_of(manager).segments) > 1
-        assert sum(sequences) == 1, "all rows came with one commit"
+        assert sum(sequences) == 1, "all entries must be in one commit"
 
 
-def test_a_segment_that_shrank_replaces_its_row_and_the_old_object_goes_after_the_grace_time(world: World) -> None:
+def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1")
@@ -112,7 +112,7 @@ def test_a_segment_that_shrank_replaces_its_row_and_the_old_object_goes_after_th
         assert read(RemoteLog(world.store).reader()) == read(manager.reader()) == {b"a": b"2", b"b": b"2"}
 
 
-def test_a_merged_segment_replaces_all_the_rows_that_it_tiles(world: World) -> None:
+def test_merged_segment_replaces_all_entries_of_its_offsets(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1", d="1", e="1", f="1")
@@ -122,12 +122,12 @@ def test_a_merged_segment_replaces_all_the_rows_that_it_tiles(world: World) -> N
         put(manager, NOW, **dict.fromkeys("abcdefghijk", "2"))
         settle(manager)
         head = head_of(manager)
-        assert ranges(head)[0] == (0, 12), "what is left of both fits one segment"
+        assert ranges(head)[0] == (0, 12), "the remaining records of both segments fit one segment"
         assert head.segments[0].record_count == 1
         assert read(RemoteLog(world.store).reader()) == {key.encode(): b"2" for key in "abcdefghijk"} | {b"l": b"1"}
 
 
-def test_what_is_in_the_bucket_is_never_merged_with_what_is_not(world: World) -> None:
+def test_copied_and_uncopied_segments_are_never_merged(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         for at in range(8):
@@ -139,9 +139,10 @@ def test_what_is_in_the_bucket_is_never_merged_with_what_is_not(world: World) ->
             assert read(RemoteLog(world.store).reader()) == read(manager.reader())
 
 
-def test_nothing_is_cleaned_while_it_is_not_known_what_the_bucket_holds(world: World) -> None:
-    """A commit had no answer, and it happened. Merged with what came since, its segment would tile no row and go up no
-    more; and a tombstone would go while the bucket, unknown to the pass, has an older record of the key."""
+def test_cleaning_waits_while_a_commit_is_in_doubt(world: World) -> None:
+    """The commit succeeded, but its reply was lost. A cleaning would do two kinds of damage:
+    1. A segment merged with later ones would match no entry and never be copied.
+    2. A tombstone would be removed while the bucket has an older record of its key."""
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, LONG, now_ms=NOW)
@@ -152,7 +153,7 @@ def test_nothing_is_cleaned_while_it_is_not_known_what_the_bucket_holds(world: W
         assert store.is_mute
         assert head_of(manager).segments == ()
         put(manager, NOW, a=None)
-        for later in (HOUR, 3 * HOUR, 5 * HOUR):  # something new, so that there is something to clean
+        for later in (HOUR, 3 * HOUR, 5 * HOUR):  # new records, so that there is something to clean
             put(manager, NOW + later, clock=str(later))
             manager.tick(NOW + later)
         store.is_armed = store.is_mute = False
@@ -162,14 +163,15 @@ def test_nothing_is_cleaned_while_it_is_not_known_what_the_bucket_holds(world: W
         assert read(manager.reader()).keys() == {b"b", b"c", b"d", b"clock"}
 
 
-def test_nothing_is_cleaned_by_a_head_that_may_be_old_after_a_wish_to_give_its_tier_up(world: World) -> None:
-    """Giving it up had no answer either, and the wish was taken back: the upload it forgot may be a row, and is one."""
+def test_cleaning_waits_after_a_cancelled_removal_of_the_tier_with_a_commit_in_doubt(world: World) -> None:
+    """The removal of the remote tier got no reply either, and was then cancelled.
+    The uploads of the commit in doubt may be entries, and here they are."""
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, x="1", y="1")
         settle(manager)
-        assert head_of(manager).has_rows
+        assert head_of(manager).has_entries
         put(manager, NOW, a="1", b="1", c="1", d="1")
         manager.tick(NOW)
         store.is_armed = True
@@ -189,7 +191,7 @@ def test_nothing_is_cleaned_by_a_head_that_may_be_old_after_a_wish_to_give_its_t
         assert read(RemoteLog(world.store).reader()) == read(manager.reader())
 
 
-def test_a_segment_that_lost_nothing_is_vouched_for_without_an_upload(world: World) -> None:
+def test_unchanged_segment_advances_its_cleaned_offset_without_an_upload(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1111", b="1111")
@@ -201,7 +203,7 @@ def test_a_segment_that_lost_nothing_is_vouched_for_without_an_upload(world: Wor
         assert (rows[0].ulid, rows[0].cleaned_through) == (old.ulid, rows[-1].next_offset)
 
 
-def test_a_row_whose_segment_lost_too_little_keeps_its_bound_and_is_looked_at_once(world: World) -> None:
+def test_entry_with_too_little_to_save_is_not_replaced(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1", d="1")
@@ -210,10 +212,10 @@ def test_a_row_whose_segment_lost_too_little_keeps_its_bound_and_is_looked_at_on
         settle(manager)
         row = head_of(manager).segments[0]
         assert (row.record_count, row.cleaned_through) == (4, 4)
-        assert not {RaiseCleaned, ReplaceRemote} & kinds(manager, NOW)
+        assert not {AdvanceCleanedOffset, ReplaceRemote} & kinds(manager, NOW)
 
 
-def test_tombstones_leave_a_long_lived_topic_in_the_end_and_the_bucket_shrinks(world: World) -> None:
+def test_tombstones_are_removed_over_time_and_the_bucket_stays_small(world: World) -> None:
     sizes, tombstones, now = [], [], NOW
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=now)
@@ -223,7 +225,7 @@ def test_tombstones_leave_a_long_lived_topic_in_the_end_and_the_bucket_shrinks(w
             settle(manager, now)
             put(manager, now, **{f"k{day}{at}": None for at in range(6)}, left=str(day % 10))
             settle(manager, now)
-            for later in (2 * HOUR, 4 * HOUR, 6 * HOUR):  # something new, so that there is something to clean
+            for later in (2 * HOUR, 4 * HOUR, 6 * HOUR):  # new records, so that there is something to clean
                 put(manager, now + later, clock=str(later))
                 settle(manager, now + later)
             bucket = RemoteLog(world.store)
@@ -232,11 +234,11 @@ def test_tombstones_leave_a_long_lived_topic_in_the_end_and_the_bucket_shrinks(w
             tombstones.append(sum(record.value is None for record in records))
             assert read(bucket.reader()) == read(manager.reader())
             assert read(manager.reader()).keys() == {b"left", b"clock"}
-    assert max(tombstones) < 30, "72 keys were deleted"
+    assert max(tombstones) < 30, "of 72 deleted keys fewer than 30 tombstones may remain"
     assert sizes[-1] < 1.5 * sizes[2], f"the bucket does not grow with what is gone: {sizes}"
 
 
-def test_a_reader_of_the_old_head_goes_on_in_the_new_row_when_the_old_object_is_gone(world: World) -> None:
+def test_reader_of_an_old_manifest_continues_in_the_new_entry(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1")
@@ -245,15 +247,15 @@ def test_a_reader_of_the_old_head_goes_on_in_the_new_row_when_the_old_object_is_
         before = bucket.head(NAME)
         put(manager, NOW, a="2", b="2")
         settle(manager)
-        settle(manager, NOW + HOUR)  # and the old object is deleted
+        settle(manager, NOW + HOUR)  # deletes the old object
         assert bucket.head(NAME) == before
         assert [offset for offset, _ in values(bucket.reader())] == [2]
         assert bucket.head(NAME).segments[0].ulid != before.segments[0].ulid
-        # The rest of the log is there for who asks with the head that was learned on the way.
+        # A later read starts with the manifest that was loaded in between, and gets the whole log.
         assert read(bucket.reader()) == {b"a": b"2", b"b": b"2", b"c": b"1"}
 
 
-def test_a_row_that_the_newest_head_names_and_the_bucket_lacks_is_damage(world: World) -> None:
+def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1")
@@ -272,7 +274,7 @@ def test_a_row_that_the_newest_head_names_and_the_bucket_lacks_is_damage(world: 
         world.store.put_if_absent(lost, data)
 
 
-def test_copies_that_were_stopped_half_way_go_on_where_they_were(world: World) -> None:
+def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, LONG, now_ms=NOW)
@@ -283,15 +285,15 @@ def test_copies_that_were_stopped_half_way_go_on_where_they_were(world: World) -
         manager.apply(manager.plan(NOW), should_stop=lambda: next(asked))
         assert head_of(manager).segments == ()
         up = {each.key for each in world.store.list("") if "/data/" in each.key}
-        assert up, "something went up before the stop"
+        assert up, "some segments must be uploaded before the cancel"
         settle(manager)
         head, prefix = head_of(manager), manager.partitions()[0].prefix
         named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
-        assert up <= named, "what was up is not sent again"
+        assert up <= named, "uploaded segments must not be uploaded again"
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
 
-def test_uploads_whose_segments_were_cleaned_again_before_the_commit_are_deleted(world: World) -> None:
+def test_uploads_of_segments_cleaned_again_before_the_commit_are_deleted(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         for at in range(3):
@@ -311,8 +313,9 @@ def test_uploads_whose_segments_were_cleaned_again_before_the_commit_are_deleted
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
 
-def test_a_pass_that_was_cut_short_keeps_the_bucket_as_it_is_over_a_restart(world: World) -> None:
-    """Segments below the checkpoint may have lost records to some above it: they must not go up alone."""
+def test_interrupted_cleaning_copies_nothing_after_a_restart_until_it_is_finished(world: World) -> None:
+    """A segment below the checkpoint may lack records that a segment above it replaced.
+    It must not be copied alone."""
     manager = world.open()
     manager.create_topic("t", 1, {**LONG, "remote.log.copy.disable": "true"}, now_ms=NOW)
     put(manager, NOW, a="1", b="1" * 12)
@@ -337,18 +340,18 @@ def test_a_pass_that_was_cut_short_keeps_the_bucket_as_it_is_over_a_restart(worl
         manager.alter_topic("t", {"remote.log.copy.disable": ""}, now_ms=NOW)
         assert copies(manager.snapshots(NOW)[0]) == []
         assert not any(isinstance(each, CopySegment) for each in manager.plan(NOW).decisions.get(NAME, ()))
-        settle(manager)  # what was begun is ended, however little is dirty
+        settle(manager)  # finishes the interrupted cleaning at any dirty ratio
         assert head_of(manager).next_offset == 6
         assert read(RemoteLog(world.store).reader()) == {b"a": b"2", b"b": b"1", b"c": b"2", b"d": b"1"}
 
 
-def test_a_disk_that_is_lost_leaves_the_log_as_it_was_where_the_bucket_ends(world: World) -> None:
+def test_log_from_the_bucket_after_a_lost_disk_is_that_of_the_last_commit(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1")
         settle(manager)
         put(manager, NOW, a="2")
-        manager.tick(NOW)  # cleaned, and not yet up
+        manager.tick(NOW)  # cleaned and not yet copied
         assert read(RemoteLog(world.store).reader()) == {b"a": b"1", b"b": b"1"}
     other: ModelDisk = world.other_disk()
     with world.open(disk=other) as manager:

@@ -1,4 +1,5 @@
-"""Turns of the threads that wait for the store. Nothing sleeps: every step waits for an event of the one before."""
+"""The task pool of the threads that wait for the store.
+No test sleeps: each step waits for an event of the step before."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import threading
 
 import pytest
 
-from tiered.maintenance.task_pool import Copiers, Load, State
+from tiered.maintenance.task_pool import Load, State, TaskPool
 
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 
 
 class Gate:
-    """Work that begins, says so, and goes on when it is let."""
+    """Work that reports its start and blocks until it is released."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -50,23 +51,23 @@ class Gate:
             self._changed.notify_all()
 
 
-def test_one_key_has_one_turn_at_a_time_and_another_one_when_it_was_asked_for_meanwhile() -> None:
+def test_key_has_one_running_task_and_one_repeat_if_submitted_again() -> None:
     gate = Gate()
-    copiers = Copiers(4, gate.work)
+    copiers = TaskPool(4, gate.work)
     assert copiers.submit("a")
     gate.wait_begun(1)
     assert copiers.states == {"a": State.RUNNING}
     assert copiers.submit("a")
-    assert not copiers.submit("a"), "it has a turn coming"
-    assert copiers.states == {"a": State.AGAIN}
+    assert not copiers.submit("a"), "a repeat is already queued"
+    assert copiers.states == {"a": State.RERUN}
     gate.open()
     assert copiers.wait_idle(LIMIT_S)
     assert (gate.begun, gate.at_once_max) == (["a", "a"], 1)
 
 
-def test_no_more_threads_than_asked_for_work_at_once() -> None:
+def test_task_pool_never_exceeds_its_number_of_threads() -> None:
     gate = Gate()
-    copiers = Copiers(3, gate.work)
+    copiers = TaskPool(3, gate.work)
     for at in range(12):
         copiers.submit(f"k{at}")
     gate.wait_begun(3)
@@ -76,10 +77,10 @@ def test_no_more_threads_than_asked_for_work_at_once() -> None:
     assert (sorted(gate.begun), gate.at_once_max) == (sorted(f"k{at}" for at in range(12)), 3)
 
 
-def test_a_backlog_goes_behind_everybody_who_waits() -> None:
+def test_key_with_more_work_is_queued_behind_the_waiting_keys() -> None:
     gate = Gate()
     gate.more = {"long": 2}
-    copiers = Copiers(1, gate.work)
+    copiers = TaskPool(1, gate.work)
     for key in ("long", "b", "c"):
         copiers.submit(key)
     gate.open()
@@ -87,9 +88,9 @@ def test_a_backlog_goes_behind_everybody_who_waits() -> None:
     assert gate.begun == ["long", "b", "c", "long", "long"]
 
 
-def test_a_turn_that_hangs_keeps_nobody_else_waiting() -> None:
+def test_hanging_task_does_not_delay_other_tasks() -> None:
     gate = Gate()
-    copiers = Copiers(2, gate.work)
+    copiers = TaskPool(2, gate.work)
     copiers.submit("hangs")
     gate.wait_begun(1)
     for at, key in enumerate("abc"):
@@ -100,14 +101,14 @@ def test_a_turn_that_hangs_keeps_nobody_else_waiting() -> None:
     assert copiers.wait_idle(LIMIT_S)
 
 
-def test_what_waits_never_begins_after_the_stop_and_what_runs_has_its_deadline() -> None:
+def test_stopped_pool_starts_no_queued_task_and_waits_for_running_ones() -> None:
     gate = Gate()
-    copiers = Copiers(1, gate.work)
+    copiers = TaskPool(1, gate.work)
     copiers.submit("a")
     gate.wait_begun(1)
     copiers.submit("b")
     copiers.submit("a")
-    assert not copiers.stop(0.0), "it is still at work"
+    assert not copiers.stop(0.0), "the running task must not be finished yet"
     assert not copiers.submit("c")
     gate.open()
     assert copiers.stop(LIMIT_S)
@@ -115,13 +116,11 @@ def test_what_waits_never_begins_after_the_stop_and_what_runs_has_its_deadline()
 
 
 @pytest.mark.parametrize("asked", ["a", "b"])
-def test_where_no_thread_can_be_had_what_waits_has_its_turn_once_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    """A process has so many and no more. Two rounds meet that, with as many threads as are allowed."""
+def test_queued_tasks_run_later_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """The process has reached its limit of threads. Two submissions of each key fail to start one."""
     gate = Gate()
     gate.open()
-    copiers = Copiers(2, gate.work)
+    copiers = TaskPool(2, gate.work)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -136,7 +135,7 @@ def test_where_no_thread_can_be_had_what_waits_has_its_turn_once_there_is_one(
     assert sorted(gate.begun) == sorted({"a", "c", asked})
 
 
-def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:
+def test_exception_of_a_task_ends_only_this_task(caplog) -> None:
     done = []
 
     def work(key: str) -> bool:
@@ -145,7 +144,7 @@ def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:
         done.append(key)
         return False
 
-    copiers = Copiers(1, work)
+    copiers = TaskPool(1, work)
     for key in ("bad", "good", "bad", "better"):
         copiers.submit(key)
     assert copiers.wait_idle(LIMIT_S)
@@ -153,9 +152,9 @@ def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:
     assert "a task broke off" in caplog.text
 
 
-def test_the_load_tells_how_many_wait_and_since_when_the_first_of_them_does() -> None:
+def test_load_counts_queued_and_running_tasks_and_the_age_of_the_oldest() -> None:
     gate, now_s = Gate(), [100.0]
-    copiers = Copiers(1, gate.work, clock=lambda: now_s[0])
+    copiers = TaskPool(1, gate.work, clock=lambda: now_s[0])
     assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)
     copiers.submit("a")
     gate.wait_begun(1)
@@ -167,7 +166,9 @@ def test_the_load_tells_how_many_wait_and_since_when_the_first_of_them_does() ->
     gate.let("a")
     gate.wait_begun(2)
     now_s[0] = 111.0
-    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=8.0, oldest_turn_s=1.0), "a goes last"
+    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=8.0, oldest_turn_s=1.0), (
+        "a repeat of `a` is queued last"
+    )
     gate.open()
     assert copiers.wait_idle(LIMIT_S)
     assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)

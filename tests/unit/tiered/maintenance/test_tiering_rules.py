@@ -1,11 +1,12 @@
-"""Kafka's tiering cases 10 to 18, each a rule of its own: lineage, overlaps, what is half done, what is under way.
-
-Kafka lets segments of contradicting histories and overlapping ones lie in the tier and decides at every look which of
-them count. Here neither comes into a head: a machine whose history contradicts the bucket's is refused before it writes
-(one head per sequence, one epoch per writer), and rows that overlap are refused by the head itself. So a case about
-choosing among them asks that they are told apart at the same offsets, and that nothing is lost by it. Leader epochs
-are as in Kafka's cases.
-"""
+"""Kafka's tiering cases 10 to 18 as rules: lineage, overlaps, unfinished copies and running copies.
+Kafka allows contradicting and overlapping segments in the remote tier, and decides at every read which of them count.
+Here neither kind can enter a manifest:
+1. A node whose history contradicts the bucket is refused before it writes. There is one manifest per sequence number
+   and one epoch per writer.
+2. A manifest refuses overlapping entries.
+A case about a choice among such segments therefore proves that they are detected at the same offsets and that nothing
+is lost.
+Leader epochs are those of Kafka's cases."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from policies.remote_retention import expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.tier_relation import first_contradiction
 from remote.manifest.manifest import Head, contradiction
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked, replace_segments
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes, replace_segments
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store.memory_store import MemoryStore
 from tiered.partition.partition_status import partition_status
 from tiered.partition.reconciliation import check_agreement, local_tier, remote_tier
@@ -38,7 +39,7 @@ FINISHED = SegmentState.COPY_FINISHED
 
 
 def log_of(epochs: dict[int, int], end: int) -> Log:
-    """A local log of one record an offset, its leader epochs beginning where `epochs` says."""
+    """A local log with one record per offset. `epochs` maps each leader epoch to its start offset."""
     log = open_log(ModelDisk())
     starts = {start: epoch for epoch, start in epochs.items()}
     for offset in range(end):
@@ -49,7 +50,7 @@ def log_of(epochs: dict[int, int], end: int) -> Log:
 
 
 def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> Head:
-    """A head with one row, ``[first, last]`` as Kafka writes it."""
+    """A manifest with one entry, from `first` to `last` inclusive, as Kafka writes it."""
     pairs = tuple((epoch, start) for epoch, start in epochs.items())
     return head(row("S", first, last + 1, epochs=pairs), **more)
 
@@ -61,10 +62,10 @@ def first_foreign_offset(log: Log, tier: Head) -> int | None:
 # --- 10 to 12: lineage ----------------------------------------------------------------------------------------------
 
 
-def test_case_10_after_an_unclean_election_the_histories_part_at_150_and_nothing_is_taken_over() -> None:
+def test_case_10_histories_that_part_at_150_are_refused_and_the_log_is_kept() -> None:
     log = log_of({0: 0, 1: 150, 2: 300}, 310)
     tier = tier_of(0, 200, {0: 0})
-    assert first_foreign_offset(log, tier) == 150, "the last offset of one history is 149, in epoch 0"
+    assert first_foreign_offset(log, tier) == 150, "the common history ends at offset 149, in epoch 0"
     before = [record.value for record in read_all(log)]
     with pytest.raises(Conflict, match="another writer committed other records"):
         check_agreement(log, tier)
@@ -73,8 +74,8 @@ def test_case_10_after_an_unclean_election_the_histories_part_at_150_and_nothing
     check_agreement(log, tier_of(0, 149, {0: 0}))
 
 
-def test_case_10_a_writer_is_never_elected_over_offsets_that_another_has_committed() -> None:
-    """What makes such an election impossible: the old leader's next commit finds its name taken."""
+def test_case_10_old_writer_cannot_commit_after_a_takeover() -> None:
+    """The next commit of the old writer finds that its sequence number exists."""
     world = World()
     old = world.open()
     old.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -104,13 +105,13 @@ def leader() -> Log:
     [
         (15, 35, {1: 15, 2: 20, 3: 30}, None),
         (15, 19, {1: 15}, None),
-        (55, 85, {5: 55, 6: 60, 7: 70}, 60),  # epoch 6 is unknown here
-        (15, 45, {1: 15, 2: 20, 4: 40}, 30),  # epoch 3 is missing there
-        (15, 35, {1: 15, 2: 20}, 30),  # past where our next epoch begins
+        (55, 85, {5: 55, 6: 60, 7: 70}, 60),  # this log has no epoch 6
+        (15, 45, {1: 15, 2: 20, 4: 40}, 30),  # the manifest has no epoch 3
+        (15, 35, {1: 15, 2: 20}, 30),  # beyond the start of the next epoch of this log
     ],
     ids=["three epochs", "one epoch", "6 unknown", "3 missing", "past the next epoch's start"],
 )
-def test_case_11_a_segment_is_of_this_lineage_when_every_offset_has_the_same_epoch(
+def test_case_11_segment_is_in_the_lineage_if_every_offset_has_the_same_epoch(
     leader: Log, first: int, last: int, epochs: dict[int, int], parts_at: int | None
 ) -> None:
     tier = tier_of(first, last, epochs)
@@ -122,7 +123,7 @@ def test_case_11_a_segment_is_of_this_lineage_when_every_offset_has_the_same_epo
             check_agreement(leader, tier)
 
 
-def test_case_11_a_segment_that_ends_above_the_log_end_is_not_of_this_log(leader: Log) -> None:
+def test_case_11_segment_that_ends_above_the_log_end_offset_is_refused(leader: Log) -> None:
     with pytest.raises(Conflict, match="its log ends before the bucket"):
         check_agreement(leader, tier_of(85, 95, {7: 85}))
     check_agreement(leader, tier_of(85, 89, {7: 85}))
@@ -132,13 +133,13 @@ def test_case_11_a_segment_that_ends_above_the_log_end_is_not_of_this_log(leader
     ("first", "last", "epochs", "parts_at"),
     [
         (14, 150, {5: 14, 7: 15, 9: 100}, None),
-        (2, 70, {2: 2, 3: 4}, 51),  # epochs that this log has forgotten, at offsets that it retains
+        (2, 70, {2: 2, 3: 4}, 51),  # epochs that this log does not have any more, at offsets that it retains
         (15, 150, {7: 15, 9: 101}, 100),
         (99, 150, {9: 99}, 99),
     ],
     ids=["valid", "forgotten epochs", "9 begins later", "9 begins earlier"],
 )
-def test_case_12_after_trimming_only_what_is_retained_is_compared(
+def test_case_12_only_retained_epochs_are_compared_after_trimming(
     first: int, last: int, epochs: dict[int, int], parts_at: int | None
 ) -> None:
     log = log_of({2: 0, 3: 5, 5: 10, 7: 15, 9: 100}, 151)
@@ -147,13 +148,13 @@ def test_case_12_after_trimming_only_what_is_retained_is_compared(
     log.drop_before(51, now_ms=NOW, delay_ms=0, raises_log_start=False)
     first_kept = log.segments()[0].base_offset
     assert log.epochs.entries == ((7, first_kept), (9, 100))
-    log.restart_at(151, log.epochs.truncate_from_start(51), now_ms=NOW)  # the disk lets go of the rest, too
+    log.restart_at(151, log.epochs.truncate_from_start(51), now_ms=NOW)  # drops the other local segments too
     assert log.epochs.entries == ((7, 51), (9, 100))
     assert first_foreign_offset(log, tier_of(first, last, epochs, log_start_offset=51)) == parts_at
 
 
-def test_case_12_what_the_disk_has_let_go_of_is_compared_with_nothing_and_what_it_has_is() -> None:
-    """Below the log start, too: whoever has other records there wrote another history."""
+def test_case_12_local_segments_are_compared_and_dropped_ones_are_not() -> None:
+    """Local segments below the log start offset count too: other records there mean another history."""
     log = log_of({7: 0, 9: 100}, 151)
     log.roll(now_ms=NOW)
     log.raise_log_start(51)
@@ -167,7 +168,7 @@ def test_case_12_what_the_disk_has_let_go_of_is_compared_with_nothing_and_what_i
 # --- 13 to 15: retention --------------------------------------------------------------------------------------------
 
 
-def test_case_13_overlapping_rows_that_are_both_breached_both_go_and_the_log_starts_at_105() -> None:
+def test_case_13_expired_overlapping_entries_both_expire_and_the_log_starts_at_105() -> None:
     rules = PartitionRules(retention_ms=50, local_retention_ms=None)
     rows = policy_row(0, 100, ulid="S0"), policy_row(0, 105, ulid="S1")
     taken = snapshot(local(105, 110, age=0, active=True), remote=rows, rules=rules)
@@ -176,18 +177,18 @@ def test_case_13_overlapping_rows_that_are_both_breached_both_go_and_the_log_sta
     assert [each.offset for each in decided if isinstance(each, AdvanceLogStart)] == [105]
 
 
-def test_case_13_no_head_ever_holds_overlapping_rows() -> None:
+def test_case_13_manifest_refuses_overlapping_entries() -> None:
     first, second = row("S0", 0, 100), row("S1", 0, 105)
     with pytest.raises(InvalidRequest, match="its offsets are taken"):
         add_segments([second])(head(first))
     assert contradiction(head(first, second)) is not None
 
 
-def finished(count: int, first: int = 0) -> tuple[RemoteSegment, ...]:
+def finished(count: int, first: int = 0) -> tuple[SegmentEntry, ...]:
     return tuple(policy_row(at, at + 1) for at in range(first, first + count))
 
 
-def test_case_14_only_finished_segments_count_and_after_one_more_copy_exactly_those_above_the_limit_go() -> None:
+def test_case_14_size_retention_counts_only_finished_segments() -> None:
     limit = PartitionRules(retention_ms=None, retention_bytes=1000, local_retention_ms=None)
     others = [state for state in SegmentState if state is not FINISHED]
     stuck = tuple(policy_row(0, 1, state=state, ulid=state.name) for state in others)
@@ -200,7 +201,7 @@ def test_case_14_only_finished_segments_count_and_after_one_more_copy_exactly_th
     assert all(each.ulid not in {each.name for each in others} for each in expirations(taken))
 
 
-def test_case_14_an_unfinished_copy_in_the_bucket_is_never_counted_by_size_retention() -> None:
+def test_case_14_unfinished_copy_in_the_bucket_is_not_counted_by_size_retention() -> None:
     world = World()
     limited = {**TIERED, "remote.log.delete.grace.ms": "0"}
     with world.open() as manager:
@@ -211,7 +212,7 @@ def test_case_14_an_unfinished_copy_in_the_bucket_is_never_counted_by_size_reten
         rows = held.head().segments  # type: ignore[union-attr]
         kept = sum(each.size_bytes for each in rows[1:])
         stray = rows[-1].data_key.replace(rows[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
-        world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload ended, its commit never came
+        world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload has ended without a commit
         local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > rows[-1].next_offset)
         manager.alter_topic("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
         settle(manager)
@@ -219,7 +220,7 @@ def test_case_14_an_unfinished_copy_in_the_bucket_is_never_counted_by_size_reten
         assert world.store.get(held.prefix + stray)
 
 
-def test_case_15_neither_a_segment_being_copied_nor_anything_after_it_goes_in_that_run() -> None:
+def test_case_15_segment_that_is_copied_and_all_after_it_do_not_expire() -> None:
     rules = PartitionRules(retention_ms=50, local_retention_ms=50)
     closed = tuple(local(at, at + 1) for at in range(4))
     for copying, gone in ((2, [0, 1]), (0, []), (3, [0, 1, 2])):
@@ -231,12 +232,14 @@ def test_case_15_neither_a_segment_being_copied_nor_anything_after_it_goes_in_th
         assert not [each for each in decided if isinstance(each, CopySegment)]
 
 
-# --- 16: a copy that fails ------------------------------------------------------------------------------------------
+# --- 16: a failed copy ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["upload", "put"], ids=["the data", "the indexes"])
-def test_case_16_a_failed_copy_is_taken_back_in_the_same_attempt(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    """Kafka's other half, custom metadata above its limit, has nothing to stand on: a row is all there is."""
+def test_case_16_objects_of_a_failed_copy_are_deleted_in_the_same_attempt(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Kafka's other half, custom metadata above its limit, does not apply: an entry has no custom metadata."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -256,14 +259,16 @@ def test_case_16_a_failed_copy_is_taken_back_in_the_same_attempt(monkeypatch: py
             manager.tick(NOW)
         assert isinstance(manager.problems[NAME], LogError)
         assert names
-        assert not [info for info in world.store.list("") if "/data/" in info.key], "deleted in the same attempt"
+        assert not [info for info in world.store.list("") if "/data/" in info.key], (
+            "the objects must be deleted in the same attempt"
+        )
         settle(manager)
         again = {info.key for info in world.store.list("") if "/data/" in info.key}
         assert again
-        assert not again & set(names), "the next attempt has another id"
+        assert not again & set(names), "the next attempt must use another id"
 
 
-# --- 17 and 18: one segment in the place of another, late messages --------------------------------------------------
+# --- 17 and 18: replaced segments, late copies ----------------------------------------------------------------------
 
 
 def lookup(tier: Head, offset: int) -> str | None:
@@ -271,16 +276,16 @@ def lookup(tier: Head, offset: int) -> str | None:
     return found.ulid if found is not None else None
 
 
-def test_case_17_the_later_segment_of_the_same_offsets_is_found_and_the_earlier_one_is_still_listed() -> None:
+def test_case_17_replaced_segment_is_found_and_the_old_one_is_a_pending_delete() -> None:
     tier = head(row("S0", 0, 101), row("S2", 101, 201))
     with pytest.raises(InvalidRequest, match="its offsets are taken"):
-        add_segments([row("S1", 0, 201)])(tier)  # never beside it ...
-    after = replace_segments(row("S1", 0, 201), ["S0", "S2"])(tier)  # ... only in its place
+        add_segments([row("S1", 0, 201)])(tier)  # an overlapping entry cannot be added
+    after = replace_segments(row("S1", 0, 201), ["S0", "S2"])(tier)  # it can only replace the old entries
     assert [lookup(after, offset) for offset in (0, 50, 150)] == ["S1", "S1", "S1"]
     assert {each.key for each in after.unlinked} >= {"data/S0.log", "data/S2.log"}
 
 
-def test_case_17_what_partly_overlaps_is_found_by_the_segment_that_took_its_place() -> None:
+def test_case_17_lookup_of_partly_overlapping_offsets_finds_the_replacement() -> None:
     tier = head(row("old", 10, 91))
     for other in (row("S1", 5, 101), row("S2", 50, 101)):
         with pytest.raises(InvalidRequest, match="its offsets are taken"):
@@ -290,29 +295,29 @@ def test_case_17_what_partly_overlaps_is_found_by_the_segment_that_took_its_plac
     assert [lookup(tier, offset) for offset in (50, 95, 101)] == ["new", "S1", "S2"]
 
 
-def test_case_18_a_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
+def test_case_18_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
     late = row("S0", 0, 10)
     tier = head(late, row("S1", 10, 20))
     tier = expire_segments(["S0"], now_ms=NOW, log_start_offset=10)(tier)
-    assert add_segments([late])(tier) is tier, "its objects wait for their deletion"
-    tier = forget_unlinked([each.key for each in tier.unlinked])(tier)
+    assert add_segments([late])(tier) is tier, "its objects are pending deletes"
+    tier = remove_pending_deletes([each.key for each in tier.unlinked])(tier)
     after = add_segments([late])(tier)
     assert after.segments == tier.segments
     after = add_segments([late, row("S2", 20, 30)])(tier)
     assert [each.ulid for each in after.segments] == ["S1", "S2"]
     tier = expire_segments(["S1"], now_ms=NOW, log_start_offset=20)(tier)
-    tier = forget_unlinked([each.key for each in tier.unlinked])(tier)
-    assert add_segments([late])(tier).segments == (), "not even into an empty tier"
+    tier = remove_pending_deletes([each.key for each in tier.unlinked])(tier)
+    assert add_segments([late])(tier).segments == (), "a late copy must not be added to an empty tier either"
 
 
-def test_case_18_no_state_is_reached_by_a_jump() -> None:
+def test_case_18_segment_state_cannot_skip_a_state() -> None:
     for state, following in (("COPY_FINISHED", "DELETE_FINISHED"), ("DELETE_FINISHED", "COPY_FINISHED")):
         with pytest.raises(InvalidRequest, match="changing a remote segment's state"):
             row(state=SegmentState[state]).to(SegmentState[following])
-    assert row().to(FINISHED) == row(), "the same state again is no change"
+    assert row().to(FINISHED) == row(), "a transition to the same state is no change"
 
 
-# --- copy lag in the figures ----------------------------------------------------------------------------------------
+# --- copy lag -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,10 +325,10 @@ def test_case_18_no_state_is_reached_by_a_jump() -> None:
     [(KEEP, 0, 2), (KEEP, 2, 1), (replace(KEEP, copy_disabled=True), 0, 0)],
     ids=["all that is closed", "not what the log start passed", "none while copying is off"],
 )
-def test_the_lag_is_what_will_be_copied_and_zero_for_a_read_only_tier(
+def test_copy_lag_counts_segments_to_copy_and_is_zero_when_copying_is_off(
     rules: PartitionRules, start: int, segments: int
 ) -> None:
-    """KIP-950: lag metrics are zero then."""
+    """KIP-950: lag metrics are zero when copying is off."""
     told = partition_status(snapshot(*LOCAL, rules=rules, start=start))
     assert (told.lag_segments, told.lag_bytes) == (segments, 100 * segments)
-    assert told.at_risk_bytes == 300 - (100 if start else 0), "what retention took is no risk"
+    assert told.at_risk_bytes == 300 - (100 if start else 0), "expired records are not at risk"

@@ -1,8 +1,6 @@
-"""Kafka's tiering scenarios over a whole manager: the numbered cases of its tests, and those that are easy to miss.
-
-Leader epochs here are the epochs of the
-heads, so they begin at 1 where a broker's begin at 0. What concerns the cleaner is in `test_cleaner_scenarios`.
-"""
+"""Kafka's tiering scenarios with a whole manager: the numbered cases of its tests, and subtle ones.
+Leader epochs are the epochs of the manifests, which begin at 1. A broker's leader epochs begin at 0.
+The scenarios of the cleaner are in `test_cleaner_scenarios`."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ KEEP_ACTIVE = {
 
 
 class CountingStore:
-    """How often whole segments were asked for: a fetch of one remote segment is one call."""
+    """A store that counts reads of segment data. A fetch of one remote segment is one call."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
@@ -42,7 +40,7 @@ class CountingStore:
         return self.inner.get_ranges(key, ranges)  # type: ignore[arg-type]
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        """Of several reads at once those of data count; heads and indexes are no segments."""
+        """Of several reads at once only data reads count. Manifests and index bundles are not counted."""
         return read_each(self, asked)  # type: ignore[arg-type]
 
     def __getattr__(self, verb: str) -> object:
@@ -55,7 +53,7 @@ def world() -> World:
 
 
 def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -> None:
-    """Segments of so many batches, a record each with value ``k<offset>``; the last count stays in the active one."""
+    """Writes one segment per count with one batch per record, of value ``k<offset>``. The last one stays active."""
     offset = start
     for at, count in enumerate(counts):
         for _ in range(count):
@@ -82,14 +80,14 @@ def offset_of(manager: LogManager, spec: int) -> int | None:
 
 
 def read_cold(world: World, start: int) -> tuple[int, int]:
-    """(records, remote fetches) of a read by a manager that has nothing cached."""
+    """The number of records and of remote fetches of a read without a cache."""
     store = CountingStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         store.fetches = 0
         return len(values(manager.reader(), start)), store.fetches
 
 
-# --- 1 to 9: the harness's own stories ------------------------------------------------------------------------------
+# --- 1 to 9: the cases of Kafka's test harness ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def read_cold(world: World, start: int) -> tuple[int, int]:
     [((1, 1, 1), [0, 1], 2, 2, 1), ((2, 2, 1), [0, 2], 4, 4, 2)],
     ids=["a batch a segment", "two batches a segment"],
 )
-def test_case_1_what_is_tiered_is_read_after_a_restart_with_one_fetch_a_segment(
+def test_case_1_copied_segments_are_read_after_a_restart_with_one_fetch_each(
     world: World, counts: tuple[int, ...], remote: list[int], local_start: int, records: int, fetches: int
 ) -> None:
     with world.open() as manager:
@@ -126,11 +124,11 @@ def expire_all_but_the_active_one(world: World, limit: dict[str, str]) -> None:
     assert read_cold(world, 3) == (1, 0)
 
 
-def test_case_2_retention_by_size_ends_all_but_the_active_segment(world: World) -> None:
+def test_case_2_retention_by_size_expires_all_but_the_active_segment(world: World) -> None:
     expire_all_but_the_active_one(world, {"retention.bytes": "1"})
 
 
-def test_case_3_retention_by_time_ends_all_but_the_active_segment(world: World) -> None:
+def test_case_3_retention_by_time_expires_all_but_the_active_segment(world: World) -> None:
     expire_all_but_the_active_one(world, {"retention.ms": "1", "local.retention.ms": "-2"})
 
 
@@ -147,7 +145,7 @@ def deleted_upto_3(world: World) -> World:
     return world
 
 
-def test_case_4_delete_records_takes_whole_remote_segments_and_leaves_the_straddling_one(deleted_upto_3: World) -> None:
+def test_case_4_delete_records_unlinks_whole_segments_and_keeps_the_partial_one(deleted_upto_3: World) -> None:
     with deleted_upto_3.open() as manager:
         assert offset_of(manager, OffsetSpec.EARLIEST) == 3
         assert manager.partitions()[0].log.epochs.entries[0] == (1, 3)
@@ -156,7 +154,7 @@ def test_case_4_delete_records_takes_whole_remote_segments_and_leaves_the_stradd
     assert read_cold(deleted_upto_3, 3) == (2, 1)
 
 
-def test_case_5_after_a_leader_change_delete_records_takes_segments_of_both_epochs(deleted_upto_3: World) -> None:
+def test_case_5_delete_records_after_a_leader_change_unlinks_segments_of_both_epochs(deleted_upto_3: World) -> None:
     world = deleted_upto_3
     with world.open() as manager:  # another leader epoch
         write(manager, 1, 2, 2, start=5)
@@ -168,7 +166,7 @@ def test_case_5_after_a_leader_change_delete_records_takes_segments_of_both_epoc
     assert read_cold(world, 7) == (3, 1)
 
 
-def test_case_6_lost_checkpoints_lose_no_record_and_tiering_resumes_at_the_right_base(world: World) -> None:
+def test_case_6_lost_checkpoints_lose_no_record_and_copying_resumes(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1, 1)
@@ -183,7 +181,7 @@ def test_case_6_lost_checkpoints_lose_no_record_and_tiering_resumes_at_the_right
         assert bases(manager) == [0, 1, 2]
 
 
-def test_case_7_named_offsets_and_times_over_both_tiers(world: World) -> None:
+def test_case_7_list_offsets_answers_over_both_tiers(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 1)
@@ -201,13 +199,15 @@ def test_case_7_named_offsets_and_times_over_both_tiers(world: World) -> None:
         assert times == [0, 1, 3, 5, None]
         manager.delete_records({NAME: 4}, now_ms=NOW)
         assert offset_of(manager, OffsetSpec.EARLIEST) == offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
-        assert ask(manager, LATEST_TIERED) == FoundOffset(3, None, None), "passed, so its epoch is unknown"
+        assert ask(manager, LATEST_TIERED) == FoundOffset(3, None, None), (
+            "the offset has expired, so its epoch is unknown"
+        )
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 4
 
 
 @pytest.mark.parametrize("ends", ["delete-records", "retention"])
-def test_latest_tiered_stays_what_it_was_when_every_row_has_gone(world: World, ends: str) -> None:
-    """Over restarts, and on a machine that has only the bucket. Source: KIP-1005."""
+def test_latest_tiered_offset_is_unchanged_after_all_entries_have_expired(world: World, ends: str) -> None:
+    """Also after restarts and on a node that has only the bucket. Source: KIP-1005."""
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
@@ -219,7 +219,7 @@ def test_latest_tiered_stays_what_it_was_when_every_row_has_gone(world: World, e
             manager.delete_records({NAME: -1}, now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert bases(manager) == []
-        highest = 4 if ends == "retention" else 3  # retention rolls the active segment, and copies it first
+        highest = 4 if ends == "retention" else 3  # retention rolls and copies the active segment first
         assert ask(manager, LATEST_TIERED) == FoundOffset(highest, None, None)
     with world.open() as manager:
         assert offset_of(manager, LATEST_TIERED) == highest
@@ -233,7 +233,7 @@ def test_latest_tiered_stays_what_it_was_when_every_row_has_gone(world: World, e
         assert offset_of(manager, LATEST_TIERED) == 6
 
 
-def test_case_8_an_idle_active_segment_past_local_retention_is_rolled_and_uploaded(world: World) -> None:
+def test_case_8_idle_active_segment_beyond_local_retention_is_rolled_and_copied(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**KEEP_ACTIVE, "local.retention.ms": "1"}, now_ms=NOW)
         write(manager, 1, 1, 2)
@@ -243,7 +243,7 @@ def test_case_8_an_idle_active_segment_past_local_retention_is_rolled_and_upload
     assert read_cold(world, 0)[0] == 4
 
 
-def test_case_9_tiering_enabled_later_copies_from_the_log_start_and_a_read_only_tier_copies_nothing_more(
+def test_case_9_enabled_tier_copies_from_the_log_start_and_disabled_copying_stops(
     world: World,
 ) -> None:
     with world.open() as manager:
@@ -268,13 +268,13 @@ def test_case_9_tiering_enabled_later_copies_from_the_log_start_and_a_read_only_
             manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
 
 
-def test_case_9_disabled_with_deletion_the_bucket_is_emptied_and_what_is_on_the_disk_is_readable(world: World) -> None:
+def test_case_9_disabled_tier_with_deletion_is_emptied_and_the_disk_stays_readable(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
         assert bases(manager) == [0, 2]
-        write(manager, 1, 2, start=5)  # not copied yet: the next round finds it switched off
+        write(manager, 1, 2, start=5)  # not copied yet: the tier is disabled before the next maintenance
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true", "local.retention.bytes": "-2"}
         manager.alter_topic("t", off, now_ms=NOW)
         settle(manager)
@@ -289,18 +289,18 @@ def test_case_9_disabled_with_deletion_the_bucket_is_emptied_and_what_is_on_the_
         on = {"remote.storage.enable": "true", "local.retention.bytes": "1"}
         manager.alter_topic("t", on, now_ms=NOW)
         settle(manager)
-        assert bases(manager) == [4], "from the log start"
+        assert bases(manager) == [4], "copying starts at the log start offset"
         assert offset_of(manager, LATEST_TIERED) == 5
     assert read_cold(world, 4)[0] == 4
 
 
-# --- 14 to 16, 18: what is half done counts for nothing -------------------------------------------------------------
+# --- 14 to 16, 18: unfinished copies do not count -------------------------------------------------------------------
 
 
-def test_case_16_a_copy_that_fails_leaves_nothing_and_the_next_one_has_another_name(
+def test_case_16_failed_copy_leaves_no_object_and_the_next_one_has_another_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """half_copied_bytes_never_count, failed_upload_is_collected (KAFKA-17062, A#590)."""
+    """Kafka's half_copied_bytes_never_count and failed_upload_is_collected (KAFKA-17062, A#590)."""
     with world.open() as manager:
         manager.create_topic("t", 1, {**KEEP_ACTIVE, "retention.bytes": "150"}, now_ms=NOW)
         write(manager, 1, 1, 1)
@@ -316,7 +316,7 @@ def test_case_16_a_copy_that_fails_leaves_nothing_and_the_next_one_has_another_n
         assert NAME in manager.problems
         assert not [info for info in world.store.list("") if "/data/" in info.key]
         assert bases(manager) == []
-        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 0, "a copy that failed frees nothing"
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 0, "a failed copy must not allow a drop"
         monkeypatch.setattr(MemoryStore, "put", real)
         settle(manager)
         names = [info.key for info in world.store.list("") if info.key.endswith(".indexes")]
@@ -324,10 +324,10 @@ def test_case_16_a_copy_that_fails_leaves_nothing_and_the_next_one_has_another_n
         assert not set(names) & set(tried)
 
 
-# --- the ten that are easy to miss ----------------------------------------------------------------------------------
+# --- the subtle cases -----------------------------------------------------------------------------------------------
 
 
-def test_subtle_a_what_is_on_both_tiers_is_found_by_time_without_the_store(world: World) -> None:
+def test_subtle_a_timestamp_in_both_tiers_is_looked_up_without_the_store(world: World) -> None:
     both = {**KEEP_ACTIVE, "local.retention.bytes": "-2"}
     with world.open() as manager:
         manager.create_topic("t", 1, both, now_ms=NOW)
@@ -342,7 +342,7 @@ def test_subtle_a_what_is_on_both_tiers_is_found_by_time_without_the_store(world
         assert manager.request_counts() == before
 
 
-def test_subtle_b_a_segment_whose_tail_is_a_gap_is_let_go_of(world: World) -> None:
+def test_subtle_b_segment_that_ends_with_an_offset_gap_is_dropped(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**KEEP_ACTIVE, "cleanup.policy": "compact"}, now_ms=NOW)
         for at in range(6):
@@ -362,7 +362,7 @@ def test_subtle_c_a_log_start_past_what_was_never_uploaded_frees_it_and_copying_
         manager.create_topic("t", 1, {**KEEP_ACTIVE, **lag}, now_ms=NOW)
         write(manager, 2, 2, 2, 1)
         settle(manager, NOW + 60_000)
-        assert bases(manager) == [], "nothing is due yet"
+        assert bases(manager) == [], "no segment is due yet"
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 0
         assert offset_of(manager, LATEST_TIERED) is None
         manager.delete_records({NAME: 5}, now_ms=NOW)
@@ -375,7 +375,7 @@ def test_subtle_c_a_log_start_past_what_was_never_uploaded_frees_it_and_copying_
             values(manager.reader(), 4)
 
 
-def test_subtle_d_an_epoch_without_records_is_in_no_lineage(world: World) -> None:
+def test_subtle_d_epoch_without_records_is_in_no_lineage(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1)
@@ -391,7 +391,7 @@ def test_subtle_d_an_epoch_without_records_is_in_no_lineage(world: World) -> Non
         assert not manager.problems
 
 
-def test_subtle_i_a_lookup_by_time_scans_on_where_record_times_go_back(world: World) -> None:
+def test_subtle_i_timestamp_lookup_scans_on_when_record_times_decrease(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         for at, ms in enumerate((50, 10, 60, 20, 70)):
@@ -404,7 +404,7 @@ def test_subtle_i_a_lookup_by_time_scans_on_where_record_times_go_back(world: Wo
         assert found == [0, 0, 2, 4, None]
 
 
-def test_subtle_j_a_torn_tail_is_cut_on_the_disk_and_damage_in_the_bucket(world: World) -> None:
+def test_subtle_j_torn_tail_is_truncated_on_the_disk_and_corrupt_in_the_bucket(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 2)
@@ -414,7 +414,7 @@ def test_subtle_j_a_torn_tail_is_cut_on_the_disk_and_damage_in_the_bucket(world:
     for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
         world.disk.unlink(f"./data/{name}")
     with world.open() as manager:
-        assert manager.reader().offsets(NAME) == (0, 2), "the torn batch was cut off"
+        assert manager.reader().offsets(NAME) == (0, 2), "the torn batch must be truncated"
         assert len(values(manager.reader())) == 2
     (key,) = [info.key for info in world.store.list("") if info.key.endswith(".log")]
     whole = world.store.get(key)
@@ -430,6 +430,6 @@ def _tear(disk: ModelDisk, path: str) -> None:
     inode.sync()
 
 
-def test_a_topic_that_nobody_knows_has_no_offsets(world: World) -> None:
+def test_list_offsets_of_an_unknown_topic_is_refused(world: World) -> None:
     with world.open() as manager, pytest.raises(NotFound):
         ask(manager, OffsetSpec.LATEST)

@@ -1,4 +1,4 @@
-"""Who waits for the store does so without the locks that others need. Nothing sleeps."""
+"""Store calls are made without the locks that other callers need. No test sleeps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from local.errors import Unavailable
 from local.names import TopicPartition
 from policies.remote_retention import log_bytes
 from policies.snapshot import PartitionSnapshot
-from remote.keys import SPILLS
+from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.maintenance.apply import apply_in_task
 
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 
 
 class Hooked:
-    """A store before whose verbs `before(verb, key)` is called."""
+    """A store that calls `before(verb, key)` before every call."""
 
     def __init__(self, inner: object) -> None:
         self.inner = inner
@@ -45,24 +45,25 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_a_task_asks_for_pages_before_it_takes_the_lock_and_never_within(
+def test_task_fetches_manifest_pages_before_it_takes_the_lock(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
 ) -> None:
-    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
         all_bytes = log_bytes(manager.snapshots(NOW)[0])
-        manager.alter_topic("t", {"retention.bytes": str(all_bytes - 1500)}, now_ms=NOW)  # a part of the first page
+        # expires a part of the first page
+        manager.alter_topic("t", {"retention.bytes": str(all_bytes - 1500)}, now_ms=NOW)
     store = Hooked(world.store)
     asked: list[bool] = []
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         held = manager.partition(NAME)
 
         def before(verb: str, key: str) -> None:
-            if SPILLS in key:
+            if PAGES in key:
                 asked.append(held.lock._is_owned())  # type: ignore[attr-defined]
                 if is_away:
                     raise Unavailable("the store is down", key=key)
@@ -79,13 +80,13 @@ def test_a_task_asks_for_pages_before_it_takes_the_lock_and_never_within(
                 should_stop=lambda: False,
                 clock=lambda: 0.0,
             )
-        assert asked, "some may expire"
-        assert not any(asked), "inside the lock"
+        assert asked, "pages must be fetched"
+        assert not any(asked), "no page may be fetched under the lock"
         assert bool(seen[0].known_pages) is not is_away
 
 
 class Gate:
-    """Holds the first call that `is_it` until it is opened."""
+    """Blocks the first call for which `is_it` is true, until the gate is opened."""
 
     def __init__(self, is_it: Callable[[str, str], bool]) -> None:
         self._is_it, self._lock, self._is_taken = is_it, threading.Lock(), False
@@ -101,7 +102,7 @@ class Gate:
 
 
 def returns(deed: Callable[[], object]) -> bool:
-    """Whether `deed` comes back while the store hangs."""
+    """True if `deed` returns while the store hangs."""
     turn = threading.Thread(target=deed, daemon=True)
     turn.start()
     turn.join(LIMIT_S / 3)
@@ -109,7 +110,7 @@ def returns(deed: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("verb", ["list", "put_if_absent"])
-def test_a_topic_is_deleted_and_other_records_are_while_its_taking_up_hangs(world: World, verb: str) -> None:
+def test_topic_and_records_are_deleted_while_the_acquire_hangs(world: World, verb: str) -> None:
     store = Hooked(world.store)
     with world.open() as manager:
         for topic in ("t", "o"):
@@ -143,8 +144,8 @@ def test_a_topic_is_deleted_and_other_records_are_while_its_taking_up_hangs(worl
         assert not [info for info in world.store.list("t-") if "/data/" in info.key]
 
 
-def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_deleted(world: World) -> None:
-    """The removal finds nothing in the bucket and is through; then the taking up's first head arrives."""
+def test_first_manifest_after_the_deletion_of_its_topic_marks_the_deletion(world: World) -> None:
+    """The deletion finds nothing in the bucket and ends. Then the first manifest of the acquire arrives."""
     store = Hooked(world.store)
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -173,8 +174,8 @@ def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_delet
         assert manager.problems == {}
 
 
-def test_what_a_round_has_planned_to_expire_stays_where_its_topic_is_to_keep_it_by_then(world: World) -> None:
-    """A round plans for all topics, and is at the uploads of one when the other's records are to stay."""
+def test_planned_expiry_is_skipped_when_retention_was_raised_before_it(world: World) -> None:
+    """Maintenance plans all topics first. The retention of one topic is raised during the uploads of another."""
     store = Hooked(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         for topic, properties in (("t", TIERED), ("u", {"retention.ms": "1h"})):
@@ -188,15 +189,14 @@ def test_what_a_round_has_planned_to_expire_stays_where_its_topic_is_to_keep_it_
 
         store.before = before
         manager.tick(NOW)
-        assert altered, "nothing went up"
+        assert altered, "an upload must have started"
         settle(manager)
         assert manager.reader().offsets(TopicPartition("u", 0)) == (0, 100)
 
 
-def test_a_task_that_ends_after_its_manager_changes_nothing_of_who_came_after_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It finds that nothing is left of a deleted topic, and strikes it off a list of topics that is another's now."""
+def test_task_that_ends_after_its_manager_changes_no_topic_list(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task finds that nothing of a deleted topic remains.
+    It must not write the topic list, which belongs to the next manager."""
     first = world.open()
     first.create_topic("t", 1, {}, now_ms=NOW)
     first.delete_topic("t", now_ms=NOW)
