@@ -1,4 +1,4 @@
-"""A bucket whose policy refuses writes without server-side encryption: every write must request the encryption."""
+"""A bucket policy that refuses writes without server-side encryption: every write must request the encryption."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class TestFiles:
 @pytest.mark.server
 @pytest.mark.hdfs
 @pytest.mark.parametrize("verb", ["put", "put_if_absent"])
-def test_a_rename_whose_answer_was_lost_is_resolved_by_the_retry(hdfs_server, root, monkeypatch, verb):
+def test_a_rename_with_a_lost_answer_is_resolved_by_the_retry(hdfs_server, root, monkeypatch, verb):
     """The client repeats the call, and the source no longer exists."""
     store = open_store(hdfs_server.url + root, policy=TWICE)
     store.put("warm", b"x")

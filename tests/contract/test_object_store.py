@@ -110,7 +110,7 @@ class ObjectStoreContract:
             range(0, len(LARGE), 4096)
         )
 
-    def test_an_upload_whose_source_fails_stores_nothing_and_raises_the_sources_error(self, store):
+    def test_an_upload_from_a_failing_source_stores_nothing_and_raises_its_error(self, store):
         def read(start, length):
             if start:
                 raise NotFound("reading a local segment, there is none", path="/gone")

@@ -51,7 +51,7 @@ def test_a_refused_abort_is_retried(s3_endpoint, s3_bucket, client, refusals):
 
 
 @CLIENTS
-def test_an_abort_whose_answer_was_lost_counts_as_done(s3_endpoint, s3_bucket, client, caplog):
+def test_an_abort_with_a_lost_answer_counts_as_done(s3_endpoint, s3_bucket, client, caplog):
     answers = [(503, "SlowDown"), (404, "NoSuchUpload")]
     with BetweenServer(s3_endpoint.url, lambda asked: answers.pop(0) if asked.what == ABORT else None) as server:
         error = failed_upload(server, s3_bucket, client)
@@ -61,7 +61,7 @@ def test_an_abort_whose_answer_was_lost_counts_as_done(s3_endpoint, s3_bucket, c
 
 
 @CLIENTS
-def test_an_upload_whose_parts_are_refused_leaves_no_unfinished_upload(s3_endpoint, s3_bucket, client):
+def test_an_upload_with_refused_parts_leaves_no_unfinished_upload(s3_endpoint, s3_bucket, client):
     def refuse(asked):
         return (503, "SlowDown") if asked.what == PARTS and "partNumber=2" in asked.path else None
 
