@@ -1,4 +1,4 @@
-"""Two kinds of threads wait for the store: what hangs on uploads holds up no deletion, nor the other way round."""
+"""Two task pools wait for the store. A hanging upload does not delay deletions, and a hanging deletion no uploads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
 
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 OTHER = TopicPartition("o", 0)
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 
 
 class Selective:
-    """Some verbs hang for some topics until they are let go, others are refused."""
+    """A store that blocks some calls of some topics until they are released, and refuses others."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
@@ -57,13 +57,13 @@ class Selective:
         self._call("put_if_absent", key, key, body)
 
     def close(self) -> None:
-        """It outlives its managers."""
+        """The store is used by several managers, so it is not closed."""
 
     def __getattr__(self, verb: str) -> object:
         return getattr(self.inner, verb)
 
     def has(self, calls: list[tuple[str, str]], call: tuple[str, str], count: int = 1) -> bool:
-        """Whether it is among them, now or soon."""
+        """True if `calls` has the call `count` times, now or soon."""
         with self._changed:
             return self._changed.wait_for(lambda: calls.count(call) >= count, LIMIT_S / 2)
 
@@ -87,7 +87,8 @@ def store(world: World) -> Iterator[Selective]:
 
 
 def opened(world: World, store: Selective) -> LogManager:
-    """One thread of each kind; of "o" the first half is deleted, and its objects are due at NOW + 1 h."""
+    """A manager with one thread in each pool.
+    The first half of "o" is deleted, and its objects are due at NOW + 1 h."""
     one = {f"remote_log_manager_{kind}_thread_pool_size": "1" for kind in ("copier", "expiration")}
     manager = world.open(store=store, **one)  # type: ignore[arg-type]
     for topic in ("t", "o"):
@@ -122,7 +123,7 @@ def unlinked(manager: LogManager, name: TopicPartition) -> int:
 
 
 @pytest.mark.parametrize("has_copies", [False, True])
-def test_deletions_go_on_while_every_copier_hangs(world: World, store: Selective, *, has_copies: bool) -> None:
+def test_deletions_continue_while_every_copier_hangs(world: World, store: Selective, *, has_copies: bool) -> None:
     with opened(world, store) as manager:
         store.hanging.add(("upload", "t"))
         add(manager, "t", 1)
@@ -139,7 +140,7 @@ def test_deletions_go_on_while_every_copier_hangs(world: World, store: Selective
         assert (rows(manager, NAME), rows(manager, OTHER)) == (2, 1 + has_copies)
 
 
-def test_copies_go_on_while_every_deletion_hangs(world: World, store: Selective) -> None:
+def test_copies_continue_while_every_deletion_hangs(world: World, store: Selective) -> None:
     with opened(world, store) as manager:
         store.hanging.add(("delete", "o"))
         manager.tick(NOW + HOUR, waits=False)
@@ -156,15 +157,13 @@ def test_copies_go_on_while_every_deletion_hangs(world: World, store: Selective)
         settle(manager, NOW + HOUR)
 
 
-def test_a_partition_whose_uploads_fail_still_deletes_and_its_trouble_is_told_until_they_go(
-    world: World, store: Selective
-) -> None:
+def test_partition_with_failed_uploads_still_deletes_and_keeps_its_problem(world: World, store: Selective) -> None:
     with opened(world, store) as manager:
         store.refused.add(("upload", "o"))
         add(manager, "o", 1)
         manager.tick(NOW + HOUR, waits=False)
         assert manager.wait_for_tasks(LIMIT_S)
-        assert unlinked(manager, OTHER) == 0, "the objects that were due"
+        assert unlinked(manager, OTHER) == 0, "the due objects must be deleted"
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
             assert manager.wait_for_tasks(LIMIT_S)
@@ -173,21 +172,21 @@ def test_a_partition_whose_uploads_fail_still_deletes_and_its_trouble_is_told_un
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
             assert manager.wait_for_tasks(LIMIT_S)
-        assert rows(manager, OTHER) == 0, "expired as well"
+        assert rows(manager, OTHER) == 0, "the entries must expire too"
         assert isinstance(manager.problems[OTHER], Unavailable)
         store.let_go()
         settle(manager, NOW + HOUR)
         assert rows(manager, OTHER) == 1
 
 
-def test_a_partition_is_taken_up_while_every_copier_hangs_and_copies_when_it_is(world: World, store: Selective) -> None:
+def test_partition_is_acquired_and_then_copied_while_every_copier_hangs(world: World, store: Selective) -> None:
     with opened(world, store) as manager:
         for topic in ("t", "o"):
             add(manager, topic, 1)
     store.refused.add(("put_if_absent", "o"))
     one = {"remote_log_manager_copier_thread_pool_size": "1"}
     with world.open(store=store, **one) as manager:  # type: ignore[arg-type]
-        assert not manager.partition(OTHER).is_owned
+        assert not manager.partition(OTHER).is_writer
         store.hanging.add(("upload", "t"))
         manager.tick(NOW, waits=False)
         assert store.has(store.begun, ("upload", "t"))
@@ -198,20 +197,20 @@ def test_a_partition_is_taken_up_while_every_copier_hangs_and_copies_when_it_is(
         store.let_go()
         assert is_taken
         assert manager.wait_for_tasks(LIMIT_S)
-        assert manager.partition(OTHER).is_owned
-        assert rows(manager, OTHER) == 2, "its copies follow, without another round"
+        assert manager.partition(OTHER).is_writer
+        assert rows(manager, OTHER) == 2, "the copies must follow without another maintenance"
         settle(manager)
 
 
-def test_whoever_finds_the_other_at_work_leaves_nothing_undone(world: World, store: Selective) -> None:
-    """A copier whose partition an expirer is at has its turn when that is through."""
+def test_copier_that_finds_its_partition_busy_runs_later(world: World, store: Selective) -> None:
+    """The expirer works on the partition. The copier runs when the expirer has finished."""
     with opened(world, store) as manager:
         store.hanging.add(("delete", "o"))
         manager.tick(NOW + HOUR, waits=False)
         assert store.has(store.begun, ("delete", "o"))
         add(manager, "o", 1)
         manager.tick(NOW + HOUR, waits=False)
-        manager.wait_for_tasks(0.2)  # the copier finds it taken
+        manager.wait_for_tasks(0.2)  # the copier finds the partition busy
         assert ("upload", "o") not in store.begun
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
@@ -220,7 +219,7 @@ def test_whoever_finds_the_other_at_work_leaves_nothing_undone(world: World, sto
 
 
 def gauges(manager: LogManager, kind: str) -> dict[str, float]:
-    """The samples of one kind of threads, by their names without it; those with a label by that."""
+    """The metrics of one task pool, by name or state label."""
     found: dict[str, float] = {}
     for each in Metrics(manager, Observations()).samples(NOW):
         labels = dict(each.labels)
@@ -230,11 +229,11 @@ def gauges(manager: LogManager, kind: str) -> dict[str, float]:
     return found
 
 
-def test_a_pool_that_hangs_is_seen_in_its_own_gauges_alone(world: World, store: Selective) -> None:
+def test_hanging_pool_is_visible_only_in_its_own_metrics(world: World, store: Selective) -> None:
     with opened(world, store) as manager:
-        at_rest = {"queued": 0, "running": 0, "threads": 1, "oldest_wait_seconds": 0, "oldest_turn_seconds": 0}
-        at_rest["tiered_remote_log_manager_tasks_idle_ratio"] = 1
-        assert gauges(manager, "expirer") == gauges(manager, "copier") == at_rest
+        idle_gauges = {"queued": 0, "running": 0, "threads": 1, "oldest_wait_seconds": 0, "oldest_turn_seconds": 0}
+        idle_gauges["tiered_remote_log_manager_tasks_idle_ratio"] = 1
+        assert gauges(manager, "expirer") == gauges(manager, "copier") == idle_gauges
         store.hanging |= {("delete", "o"), ("delete", "t")}
         manager.tick(NOW + HOUR, waits=False)  # two partitions for one thread
         assert store.has(store.begun, ("delete", "o")) or store.has(store.begun, ("delete", "t"))
@@ -243,7 +242,7 @@ def test_a_pool_that_hangs_is_seen_in_its_own_gauges_alone(world: World, store: 
         assert busy["oldest_wait_seconds"] > 0
         assert busy["oldest_turn_seconds"] > 0
         assert busy["tiered_remote_log_manager_tasks_idle_ratio"] == 0
-        assert gauges(manager, "copier") == at_rest
+        assert gauges(manager, "copier") == idle_gauges
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
-        assert gauges(manager, "expirer") == at_rest
+        assert gauges(manager, "expirer") == idle_gauges

@@ -1,4 +1,4 @@
-"""The manager over both tiers, with a model disk and a memory store."""
+"""The manager over both tiers, with a simulated disk and a memory store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local.errors import Conflict, Corrupt, Fenced, NotFound, OffsetOutOfRange
 from local.format.record import Record
 from local.log import Log
 from local.names import TopicPartition
-from policies.decisions import CleanLog, CopySegment, DeleteUnlinked, ExpireRemote, Plan
+from policies.decisions import CleanLog, CopySegment, DeletePending, ExpireRemote, Plan
 from tiered.maintenance import apply
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import partition_status
@@ -23,7 +23,7 @@ def world() -> World:
     return World()
 
 
-def test_every_record_is_read_in_one_stream_over_both_tiers(world: World) -> None:
+def test_reader_returns_every_record_of_both_tiers_in_one_stream(world: World) -> None:
     with world.open() as manager:
         keep_some = {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}
         manager.create_topic("t", 1, keep_some, now_ms=NOW)
@@ -37,7 +37,7 @@ def test_every_record_is_read_in_one_stream_over_both_tiers(world: World) -> Non
         assert values(manager.reader(), 50, 60) == [(at, sent[at].value) for at in range(50, 60)]
 
 
-def test_an_offset_on_both_tiers_is_read_without_the_store(world: World) -> None:
+def test_offset_in_both_tiers_is_read_without_the_store(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
@@ -48,7 +48,7 @@ def test_an_offset_on_both_tiers_is_read_without_the_store(world: World) -> None
         assert manager.request_counts() == counts
 
 
-def test_an_idle_manager_sends_no_request(world: World) -> None:
+def test_idle_manager_sends_no_request(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 3, TIERED, now_ms=NOW)
         send(manager, 100)
@@ -59,7 +59,7 @@ def test_an_idle_manager_sends_no_request(world: World) -> None:
         assert manager.request_counts() == counts
 
 
-def test_time_is_searched_over_both_tiers(world: World) -> None:
+def test_timestamp_is_searched_in_both_tiers(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
@@ -70,7 +70,7 @@ def test_time_is_searched_over_both_tiers(world: World) -> None:
         assert manager.reader().offset_for_timestamp(NAME, NOW) is None
 
 
-def test_the_bucket_alone_gives_what_was_tiered(world: World) -> None:
+def test_bucket_alone_returns_the_copied_records(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         sent = send(manager, 300)
@@ -85,7 +85,7 @@ def test_the_bucket_alone_gives_what_was_tiered(world: World) -> None:
         bucket.partitions("u")
 
 
-def test_the_bucket_alone_answers_an_offset_out_of_range(world: World) -> None:
+def test_offset_beyond_the_bucket_is_out_of_range_for_a_bucket_reader(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
@@ -95,7 +95,7 @@ def test_the_bucket_alone_answers_an_offset_out_of_range(world: World) -> None:
         list(reader.batches(NAME, 101))
 
 
-def test_a_compacted_topic_is_cleaned_before_anything_of_it_is_uploaded(world: World) -> None:
+def test_compacted_topic_is_cleaned_before_its_first_upload(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         sent = send(manager, 300, keys=9)
@@ -111,7 +111,7 @@ def test_a_compacted_topic_is_cleaned_before_anything_of_it_is_uploaded(world: W
         assert {r.key: (r.offset, r.value) for r in manager.reader().records(NAME, 0)} == newest
 
 
-def test_rounds_of_a_compacted_topic_never_lose_the_newest_record(world: World) -> None:
+def test_maintenance_of_a_compacted_topic_keeps_the_newest_records(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         sent: list[Record] = []
@@ -123,7 +123,7 @@ def test_rounds_of_a_compacted_topic_never_lose_the_newest_record(world: World) 
             assert {r.key: r.value for r in manager.reader().records(NAME, 0)} == newest
 
 
-def test_remote_retention_expires_rows_then_deletes_bytes_after_the_grace_time(world: World) -> None:
+def test_remote_retention_expires_entries_and_deletes_objects_after_the_grace_period(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
@@ -139,12 +139,12 @@ def test_remote_retention_expires_rows_then_deletes_bytes_after_the_grace_time(w
         with pytest.raises(OffsetOutOfRange):
             list(manager.reader().batches(NAME, 0))
         assert not manager.tick(later + HOUR - 1)
-        assert any(isinstance(d, DeleteUnlinked) for d in manager.plan(later + HOUR).decisions[NAME])
+        assert any(isinstance(d, DeletePending) for d in manager.plan(later + HOUR).decisions[NAME])
         settle(manager, later + HOUR)
         assert [info.key for info in world.store.list("") if "/data/" in info.key] == []
 
 
-def test_a_view_with_an_older_head_reads_on_through_an_expiry_and_then_says_out_of_range(world: World) -> None:
+def test_reader_with_an_old_manifest_reads_on_until_the_grace_period_ends(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         sent = send(manager, 300)
@@ -160,7 +160,7 @@ def test_a_view_with_an_older_head_reads_on_through_an_expiry_and_then_says_out_
 
 
 @pytest.mark.damages_bucket
-def test_a_lost_object_that_a_head_still_names_is_damage(world: World) -> None:
+def test_lost_object_that_a_manifest_names_is_corrupt(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -172,7 +172,7 @@ def test_a_lost_object_that_a_head_still_names_is_damage(world: World) -> None:
 
 
 @pytest.mark.damages_bucket
-def test_a_flipped_bit_in_the_bucket_is_reported_and_not_returned(world: World) -> None:
+def test_flipped_bit_in_the_bucket_raises_corrupt(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -185,7 +185,7 @@ def test_a_flipped_bit_in_the_bucket_is_reported_and_not_returned(world: World) 
         values(RemoteLog(world.store).reader())
 
 
-def test_a_corrupt_local_segment_is_never_tiered_and_the_others_go_on(world: World) -> None:
+def test_corrupt_local_segment_is_never_copied_and_other_partitions_are(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("u", 1, TIERED, now_ms=NOW)
@@ -204,7 +204,7 @@ def test_a_corrupt_local_segment_is_never_tiered_and_the_others_go_on(world: Wor
         assert statuses["u"].remote_segments > 0
 
 
-def test_a_second_manager_on_the_directory_is_refused_and_the_first_goes_on(world: World) -> None:
+def test_second_manager_on_a_directory_is_refused_and_the_first_continues(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         with pytest.raises(Conflict, match=r"another manager has it open: .*directory=\./data"):
@@ -213,7 +213,7 @@ def test_a_second_manager_on_the_directory_is_refused_and_the_first_goes_on(worl
         settle(manager)
 
 
-def test_a_second_manager_on_the_bucket_fences_the_first_which_loses_nothing(world: World) -> None:
+def test_second_manager_on_a_bucket_fences_the_first_which_loses_no_record(world: World) -> None:
     with world.open() as first:
         first.create_topic("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
@@ -238,11 +238,11 @@ def values_of_local(manager: LogManager) -> list[tuple[int, bytes | None]]:
     return [(r.offset, r.value) for r in manager.reader().records(NAME, start)]
 
 
-def test_a_copy_that_is_overtaken_leaves_no_hole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cleaning merges two segments that were to be copied; a third one after them waits for them.
-
-    No plan says so any more and a check refuses it; apply does not rely on either.
-    """
+def test_copy_of_segments_that_cleaning_merged_leaves_no_offset_gap(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleaning merges two segments that were to be copied. The third segment must wait for them.
+    No plan contains such a copy any more, and a check refuses it. `apply` relies on neither."""
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
     settings = {**COMPACTED, "remote.copy.lag.ms": "1h", "local.retention.ms": "2h"}
     with world.open() as manager:
@@ -266,13 +266,13 @@ def test_a_copy_that_is_overtaken_leaves_no_hole(world: World, monkeypatch: pyte
         assert [(each.base_offset, each.next_offset) for each in copies] == [(0, 8), (8, 16), (16, 25)]
         applied = manager.apply(Plan(now_ms=later, decisions={NAME: [clean, *copies]}))[NAME]
         assert (applied.done, applied.skipped) == ((clean,), tuple(copies))
-        assert manager.snapshots(later)[0].remote == (), "the first row begins behind a hole"
+        assert manager.snapshots(later)[0].remote == (), "the first entry would begin after an offset gap"
         settle(manager, later + 1000 * HOUR)
         mine = values(manager.reader())
     assert values(RemoteLog(world.store).reader()) == mine
 
 
-def test_a_segment_is_not_copied_past_another_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_is_not_copied_before_the_segments_below_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -287,7 +287,9 @@ def test_a_segment_is_not_copied_past_another_one(world: World, monkeypatch: pyt
         assert len(values(manager.reader())) == 300
 
 
-def test_time_is_found_although_the_local_tier_lets_go_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timestamp_is_found_when_its_segment_is_dropped_during_the_lookup(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
         send(manager, 300)

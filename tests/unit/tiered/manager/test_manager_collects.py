@@ -1,4 +1,4 @@
-"""A manager's rounds collect old heads of the index, and leave what a reader pinned."""
+"""Maintenance of a manager collects old manifests and keeps pinned ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settl
 
 from local.errors import OffsetOutOfRange
 from policies import invariants, manifest_collection
-from policies.decisions import CollectHeads
+from policies.decisions import CollectManifests
 from policies.invariants import violations
 from remote.gc import pin_watch
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.pins import list_pins, pin_newest, release
 from remote.keys import HEADS
 from remote.manifest import commit_protocol
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import index_copies
+from remote.manifest.disk_cache_of_manifests import manifest_disk_cache
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.read.bucket_reader import RemoteLog
 
 DAY = 24 * HOUR
@@ -27,9 +27,9 @@ DAY = 24 * HOUR
 
 @pytest.fixture(autouse=True)
 def few_heads(monkeypatch):
-    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 3)
-    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 2)
-    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 2)
+    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 3)
 
 
 def heads(world):
@@ -37,7 +37,7 @@ def heads(world):
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED])
-def test_rounds_leave_few_heads_and_all_the_records(settings):
+def test_maintenance_keeps_few_manifests_and_all_records(settings):
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)
@@ -54,21 +54,21 @@ def test_rounds_leave_few_heads_and_all_the_records(settings):
         assert values(bucket.reader()) == expected[: len(values(bucket.reader()))]
 
 
-def test_a_collection_is_planned_with_its_reason_and_one_that_leaves_too_few_heads_is_refused():
+def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
         snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, heads_void_upto=3)
-        (decision,) = manifest_collection.head_collections(snapshot)
-        assert decision == CollectHeads(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
+        (decision,) = manifest_collection.manifest_collections(snapshot)
+        assert decision == CollectManifests(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
         assert violations(snapshot, [decision]) == []
-        assert manifest_collection.head_collections(replace(snapshot, heads_void_upto=5)) == []
+        assert manifest_collection.manifest_collections(replace(snapshot, heads_void_upto=5)) == []
         assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]
 
 
-def test_what_a_pinned_head_names_outlives_the_grace_time():
+def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
@@ -88,7 +88,7 @@ def test_what_a_pinned_head_names_outlives_the_grace_time():
         assert not named & {info.key for info in world.store.list("")}
 
 
-def test_a_view_lets_go_of_its_pins_when_it_is_closed():
+def test_closed_bucket_reader_releases_its_pins():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -101,14 +101,14 @@ def test_a_view_lets_go_of_its_pins_when_it_is_closed():
     assert list_pins(world.store, prefix) == []
 
 
-def test_a_cache_directory_keeps_the_index_over_restarts(tmp_path):
+def test_cache_directory_keeps_the_manifest_over_a_restart(tmp_path):
     world = World()
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         newest = manager._partition(NAME).head()
-    kept = index_copies(str(tmp_path)).head(manager._partition(NAME).prefix)
+    kept = manifest_disk_cache(str(tmp_path)).head(manager._partition(NAME).prefix)
     assert kept is not None
     assert kept[0] == newest
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:
@@ -116,14 +116,13 @@ def test_a_cache_directory_keeps_the_index_over_restarts(tmp_path):
 
 
 @pytest.mark.parametrize("in_pages", [False, True], ids=["a segment is gone", "a page is gone"])
-def test_a_reader_that_slept_while_its_head_was_collected_is_told_the_truth(
-    monkeypatch: pytest.MonkeyPatch, in_pages: bool
-) -> None:
-    """What follows its head is gone as well, so a 404 there does not say that its head is the newest."""
+def test_reader_with_a_collected_manifest_gets_out_of_range(monkeypatch: pytest.MonkeyPatch, in_pages: bool) -> None:
+    """The manifests after the reader's own are deleted too.
+    A 404 of the next manifest therefore does not prove that its own is the newest."""
     world = World()
     if in_pages:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
         send(manager, 300)
@@ -135,6 +134,6 @@ def test_a_reader_that_slept_while_its_head_was_collected_is_told_the_truth(
         held = manager.partitions()[0]
         assert held.metadata is not None
         head = held.metadata.commit(set_properties({"some": "news"}), NOW)
-        collect_heads(world.store, held.prefix, held.metadata, head.sequence - 1, now_ms=NOW)
+        collect_manifests(world.store, held.prefix, held.metadata, head.sequence - 1, now_ms=NOW)
         with pytest.raises(OffsetOutOfRange):
             values(asleep.reader(), 100, 200)

@@ -1,4 +1,5 @@
-"""A manager given columns: records go where tuples would, all or none; old messages stay where they are, told."""
+"""Appends of columns: partitioned as tuples are, all or none. Segments of old formats are not copied before
+cleaning."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
-def test_columns_go_where_tuples_go(partitions: int) -> None:
+def test_columns_are_partitioned_as_tuples_are(partitions: int) -> None:
     tuples = Partitioner().split(RECORDS, partitions)
     chunks = record_columns(TABLE.to_batches(max_chunksize=100)[0], now_ms=0) + record_columns(TABLE[100:], now_ms=0)
     columns = Partitioner().split_columns(chunks, partitions)
@@ -44,7 +45,7 @@ def test_columns_go_where_tuples_go(partitions: int) -> None:
         assert values == [record.value for record in tuples[number]]
 
 
-def test_what_was_appended_as_columns_is_read_as_records(world: World) -> None:
+def test_appended_columns_are_read_as_records(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 3, now_ms=NOW)
         given = manager.append_columns("t", TABLE, now_ms=NOW)
@@ -55,7 +56,7 @@ def test_what_was_appended_as_columns_is_read_as_records(world: World) -> None:
         )
 
 
-def test_columns_of_a_reader_go_into_another_topic(world: World) -> None:
+def test_columns_of_a_reader_are_appended_to_another_topic(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
             manager.create_topic(topic, 1, now_ms=NOW)
@@ -66,7 +67,7 @@ def test_columns_of_a_reader_go_into_another_topic(world: World) -> None:
         assert [Record(r.key, r.value, r.timestamp_ms) for r in copied] == RECORDS
 
 
-def test_nothing_is_appended_anywhere_when_one_share_is_refused(world: World) -> None:
+def test_columns_are_appended_to_no_partition_if_one_refuses_its_part(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 3, {"cleanup.policy": "compact"}, now_ms=NOW)
         with pytest.raises(InvalidRequest, match="without key"):
@@ -76,7 +77,7 @@ def test_nothing_is_appended_anywhere_when_one_share_is_refused(world: World) ->
             manager.append_columns("t", RECORDS, now_ms=NOW)
 
 
-def test_an_old_brokers_segment_is_not_tiered_and_the_partition_says_so_and_goes_on(world: World) -> None:
+def test_segment_of_an_old_format_is_not_copied_and_a_problem_names_it(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("u", 1, TIERED, now_ms=NOW)
@@ -100,7 +101,7 @@ def test_an_old_brokers_segment_is_not_tiered_and_the_partition_says_so_and_goes
         assert manager.reader().offsets(TopicPartition("u", 0))[1] == 500
 
 
-def test_an_old_brokers_compacted_log_is_tiered_once_it_was_cleaned(world: World) -> None:
+def test_compacted_log_of_an_old_format_is_copied_after_its_cleaning(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
     del world.disk.names["./data/.kafka_cleanshutdown"]

@@ -1,4 +1,4 @@
-"""A manager over several disks: topics outlive any one of them, and a lost disk stops its own partitions only."""
+"""A manager with several disks: the topic list survives the loss of a disk, and only its partitions stop."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def on(manager: LogManager, root: str) -> list[TopicPartition]:
     return manager._directory.partitions_of(root)
 
 
-def test_partitions_go_to_both_disks_and_come_back(disks: Disks) -> None:
+def test_partitions_are_placed_on_both_disks_and_found_after_a_restart(disks: Disks) -> None:
     with disks.open() as manager:
         assert (len(on(manager, A)), len(on(manager, B))) == (2, 2)
         assert [manager.reader().offsets(TopicPartition("t", at)) for at in range(4)] == [(0, 5)] * 4
         assert manager.problems == {}
 
 
-def test_a_failed_disk_stops_its_partitions_and_nothing_else(disks: Disks) -> None:
+def test_failed_disk_stops_only_its_partitions(disks: Disks) -> None:
     manager = disks.open()
     lost, good = on(manager, A), on(manager, B)
     for name in lost:
@@ -96,7 +96,7 @@ def test_a_failed_disk_stops_its_partitions_and_nothing_else(disks: Disks) -> No
         assert [manager.reader().offsets(name)[1] for name in (*lost, *good)] == [6, 6, 6, 6]
 
 
-def test_a_disk_that_is_gone_at_the_start_leaves_its_partitions_in_trouble(disks: Disks) -> None:
+def test_partitions_of_a_disk_that_is_missing_at_start_have_a_problem(disks: Disks) -> None:
     with disks.open() as manager:
         lost = on(manager, A)
     disks.disk.broken[A] = "eio"
@@ -111,7 +111,7 @@ def test_a_disk_that_is_gone_at_the_start_leaves_its_partitions_in_trouble(disks
 
 
 @pytest.mark.parametrize("lost", [A, B])
-def test_no_lost_disk_takes_the_topics_along(disks: Disks, lost: str) -> None:
+def test_topic_list_survives_the_loss_of_one_disk(disks: Disks, lost: str) -> None:
     with disks.open() as manager:
         manager.create_topic("late", now_ms=NOW)
     disks.disk.broken[lost] = "eio"
@@ -125,7 +125,7 @@ def test_no_lost_disk_takes_the_topics_along(disks: Disks, lost: str) -> None:
     assert bodies[0] == bodies[1]
 
 
-def test_topics_that_cannot_be_looked_for_are_not_taken_for_none() -> None:
+def test_unreadable_topic_list_is_an_error_and_not_an_empty_list() -> None:
     disk = BrokenDisk()
     disk.inner.make_directory(A)
     disk.inner.make_directory(B)
@@ -136,8 +136,8 @@ def test_topics_that_cannot_be_looked_for_are_not_taken_for_none() -> None:
     assert TopicRegistry([(disk, A), (disk, B)]).all() == []
 
 
-def test_a_change_nobody_was_told_of_does_not_win_over_what_came_after(disks: Disks) -> None:
-    """Disk A has a change that a crash cut off; it is away while others are made on B, and comes back."""
+def test_incomplete_topic_change_is_overruled_by_a_later_change(disks: Disks) -> None:
+    """A crash leaves a topic change on disk A only. Disk A is offline during a later change, and then returns."""
     disk = disks.disk
     before = {root: disk.inner.read(f"{root}/topics.json") for root in (A, B)}
     with disks.open() as manager:
@@ -151,7 +151,7 @@ def test_a_change_nobody_was_told_of_does_not_win_over_what_came_after(disks: Di
         assert [topic.name for topic in manager.topics()] == ["t", "told"]
 
 
-def test_what_an_empty_directory_in_a_disks_place_takes_along_is_said(disks: Disks, caplog) -> None:
+def test_partitions_lost_with_a_replaced_disk_are_named_in_the_log(disks: Disks, caplog) -> None:
     with disks.open() as manager:
         lost = on(manager, B)
         assert "begun anew" not in caplog.text
@@ -169,7 +169,7 @@ def test_what_an_empty_directory_in_a_disks_place_takes_along_is_said(disks: Dis
         ]
 
 
-def test_a_new_disk_gets_a_copy_of_the_topics_at_the_next_start() -> None:
+def test_new_disk_gets_a_copy_of_the_topic_list_at_the_next_start() -> None:
     disk = ModelDisk()
     loaded = Config.load(None, {}, {}, local_dir="data")
     with LogManager.open(replace(loaded, data_dir=A), now_ms=NOW, storage=disk) as manager:
@@ -179,7 +179,7 @@ def test_a_new_disk_gets_a_copy_of_the_topics_at_the_next_start() -> None:
     assert disk.read(f"{B}/topics.json") == disk.read(f"{A}/topics.json")
 
 
-def test_without_room_a_topic_is_refused_before_it_is_written_down(disks: Disks) -> None:
+def test_topic_creation_without_free_space_is_refused_before_any_write(disks: Disks) -> None:
     disks.disk.spaces = {A: Space(10, 100), B: Space(20, 100)}
     with disks.open(log_dir_free_bytes_min="30") as manager:
         with pytest.raises(DiskFailed, match=r"\./a: 10 bytes free, fewer than 30; \./b: 20 bytes"):
@@ -197,7 +197,7 @@ def test_only_the_directory_of_an_unopened_partition_is_not_marked_clean(disks: 
     assert disks.disk.inner.exists(f"{B}/.kafka_cleanshutdown")
 
 
-def test_the_status_command_tells_of_a_disk_that_is_gone(tmp_path: Path, capfd) -> None:
+def test_status_command_reports_an_offline_directory(tmp_path: Path, capfd) -> None:
     (tmp_path / "tiered.toml").write_text('[local]\ndirs = ["one", "two"]\n')
     at = ["-C", str(tmp_path)]
     assert invoke([*at, "topic", "create", "t", "-p", "2"]) == 0
@@ -210,7 +210,7 @@ def test_the_status_command_tells_of_a_disk_that_is_gone(tmp_path: Path, capfd) 
     assert invoke([*at, "topic", "list"]) == 0
 
 
-def test_a_partition_moves_between_disks_and_the_manager_goes_on_with_it(disks: Disks) -> None:
+def test_partition_moves_between_disks_and_maintenance_continues_there(disks: Disks) -> None:
     with disks.open(file_delete_delay_ms="1000", local_retention_ms="1ms", retention_ms="-1") as manager:
         manager.create_topic("tiered", properties={"remote.storage.enable": "true"}, now_ms=NOW)
         name = TopicPartition("tiered", 0)
@@ -227,7 +227,7 @@ def test_a_partition_moves_between_disks_and_the_manager_goes_on_with_it(disks: 
             pass
         assert manager.problems == {}
         assert manager.snapshots(NOW, ["tiered"])[0].segments[0].base_offset == 15, (
-            "copied, then dropped, on the new disk"
+            "the segments must be copied and dropped on the new disk"
         )
         assert len(list(manager.reader().records(name, 0))) == 20
         assert [each for each in disks.disk.list(root) if each.endswith("-delete")]

@@ -1,4 +1,4 @@
-"""What a manager does when it opens: restarts, other machines, damage, settings that were changed."""
+"""Opening a manager: restarts, other machines, damage and changed settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def world() -> World:
     return World()
 
 
-def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
+def test_manager_on_an_empty_disk_continues_at_the_end_of_the_bucket(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
@@ -42,10 +42,10 @@ def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
     ("taken", "restarts"),
     [(0, False), (0, True), (1, False), (1, True), (400, False), (400, True)],
 )
-def test_a_disk_put_back_from_an_old_copy_goes_on_only_where_it_has_what_the_bucket_has(
+def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
     world: World, taken: int, *, restarts: bool
 ) -> None:
-    """It takes records while the bucket is away, in the very epoch in which the bucket has others at these offsets."""
+    """It appends while the bucket is away, in an epoch in which the bucket has other records at these offsets."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
@@ -68,14 +68,17 @@ def test_a_disk_put_back_from_an_old_copy_goes_on_only_where_it_has_what_the_buc
         if taken:
             assert isinstance(manager.problems[NAME], Conflict)
             assert [record.value for record in log.records(20)] == [b"value %d" % (1000 + at) for at in range(taken)]
-            assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, "nobody is fenced"
+            assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, (
+                "no writer may be fenced"
+            )
         else:
             assert manager.problems == {}
             assert log.next_offset == 320
 
 
-def test_a_disk_put_back_from_an_old_copy_is_not_compared_where_a_pass_has_been(world: World) -> None:
-    """It took nothing that the bucket has not: what the pass left of its last batch is not the bucket's."""
+def test_old_copy_of_a_disk_is_not_compared_where_the_cleaner_has_been(world: World) -> None:
+    """The old copy has no record that the bucket lacks.
+    Its last batch was cleaned, so it differs from the batch in the bucket."""
     with world.open() as manager:
         keeps = {"local.retention.ms": "-1", "remote.recompaction.min.saved.bytes": "1000000"}
         manager.create_topic("t", 1, {**TIERED, **keeps, "min.cleanable.dirty.ratio": "0"}, now_ms=NOW)
@@ -100,10 +103,10 @@ def test_a_disk_put_back_from_an_old_copy_is_not_compared_where_a_pass_has_been(
         assert manager.partition(NAME).log.next_offset == 320
 
 
-def test_a_log_that_gets_a_record_while_it_is_about_to_start_over_keeps_it_and_says_so(
+def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An append that was let in before the bucket was seen: nobody looked at it, and it was acknowledged."""
+    """The append was admitted before the bucket was read. It was acknowledged without a comparison."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
@@ -126,7 +129,7 @@ def test_a_log_that_gets_a_record_while_it_is_about_to_start_over_keeps_it_and_s
         assert [record.value for record in log.records(20)] == [b"late"]
 
 
-def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_keeps_them(world: World) -> None:
+def test_returning_writer_with_contradicting_records_is_refused_and_keeps_them(world: World) -> None:
     first = world.open()
     first.create_topic("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
@@ -145,12 +148,14 @@ def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_
             with pytest.raises(Conflict, match="another writer committed other records"):
                 use()
         manager.tick(NOW)
-    assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, "it fenced the other writer"
+    assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, (
+        "the other writer must not be fenced"
+    )
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == mine
 
 
-def test_records_of_an_older_epoch_in_the_bucket_contradict_ours_of_a_newer_one(world: World) -> None:
-    """A person makes the first writer the writer again, after a second one got records for the same offsets."""
+def test_older_epoch_in_the_bucket_contradicts_a_newer_local_epoch(world: World) -> None:
+    """A takeover makes the first writer the writer again, after the second one appended at the same offsets."""
     first = world.open()
     first.create_topic("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
@@ -171,7 +176,7 @@ def test_records_of_an_older_epoch_in_the_bucket_contradict_ours_of_a_newer_one(
         assert [(at, record.value) for at, record in enumerate(held.records(end), start=end)] == own
 
 
-def test_everything_is_there_after_a_clean_restart(world: World) -> None:
+def test_all_records_are_readable_after_a_clean_restart(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
@@ -181,7 +186,7 @@ def test_everything_is_there_after_a_clean_restart(world: World) -> None:
         assert manager.topic("t").properties == TIERED
 
 
-def test_a_read_only_manager_writes_nothing_anywhere(world: World) -> None:
+def test_read_only_manager_writes_nothing(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -200,7 +205,7 @@ def test_a_read_only_manager_writes_nothing_anywhere(world: World) -> None:
         assert (world.disk.effects, len(list(world.store.list("")))) == (effects, objects)
 
 
-# -- one bad partition ----------------------------------------------------------------------------------------------
+# -- one damaged partition -----------------------------------------------------------------------------------------
 
 
 def _damage(world: World, path: str) -> None:
@@ -208,7 +213,7 @@ def _damage(world: World, path: str) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_partition_stops_nothing_but_itself(world: World, read_only: bool) -> None:
+def test_damaged_partition_does_not_affect_other_partitions(world: World, read_only: bool) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
             manager.create_topic(topic, 1, {}, now_ms=NOW)
@@ -232,7 +237,7 @@ def test_a_damaged_partition_stops_nothing_but_itself(world: World, read_only: b
             assert list(manager.problems) == [NAME]
 
 
-def test_a_partition_that_did_not_open_keeps_the_directory_from_being_marked_clean(world: World) -> None:
+def test_directory_with_an_unopened_partition_is_not_marked_clean(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
             manager.create_topic(topic, 1, {}, now_ms=NOW)
@@ -241,7 +246,7 @@ def test_a_partition_that_did_not_open_keeps_the_directory_from_being_marked_cle
     assert marker in world.disk.names
     _damage(world, "./data/t-0/leader-epoch-checkpoint")
     world.open().close()
-    assert marker not in world.disk.names, "its torn tail would be trusted by the next start"
+    assert marker not in world.disk.names, "the next start would trust its torn tail"
     world.disk.unlink("./data/t-0/leader-epoch-checkpoint")
     with world.open() as manager:
         assert manager.problems == {}
@@ -249,7 +254,7 @@ def test_a_partition_that_did_not_open_keeps_the_directory_from_being_marked_cle
 
 
 @pytest.mark.damages_bucket
-def test_a_damaged_head_stops_nothing_but_its_partition(world: World) -> None:
+def test_damaged_manifest_affects_only_its_partition(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
             manager.create_topic(topic, 1, TIERED, now_ms=NOW)
@@ -268,7 +273,7 @@ def test_a_damaged_head_stops_nothing_but_its_partition(world: World) -> None:
         assert len(list(manager.reader().records(TopicPartition("u", 0), 0))) == 200
 
 
-# -- the tier switched off and on ---------------------------------------------------------------------------------
+# -- the tier disabled and enabled again ------------------------------------------------------------------------
 
 
 def _write_and_tier(world: World, **settings: str) -> list[tuple[int, bytes | None]]:
@@ -281,12 +286,12 @@ def _write_and_tier(world: World, **settings: str) -> list[tuple[int, bytes | No
         return values(manager.reader())
 
 
-def test_the_tier_switched_off_and_on_again_loses_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "tiered")  # a command that ran in this process may have quietened it
+def test_tier_disabled_and_enabled_again_loses_no_record(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tiered")  # an earlier command in this process may have disabled the logger
     all_of_it = _write_and_tier(world)
     for _ in range(2):
         with world.open(remote_storage_enable="false") as manager:
-            assert "remote.log.copy.disable" in caplog.text, "it was not said"
+            assert "remote.log.copy.disable" in caplog.text, "a warning must name the setting"
             assert manager.topic("t").was_tiered
             assert manager.reader().offsets(NAME)[0] == 0
             assert values(manager.reader())[:300] == all_of_it
@@ -294,7 +299,9 @@ def test_the_tier_switched_off_and_on_again_loses_nothing(world: World, caplog: 
             manager.roll("t", now_ms=NOW)
             copied = manager.snapshots(NOW)[0].remote_next_offset
             settle(manager)
-            assert manager.snapshots(NOW)[0].remote_next_offset == copied, "copied although switched off"
+            assert manager.snapshots(NOW)[0].remote_next_offset == copied, (
+                "nothing may be copied while the tier is disabled"
+            )
         with world.open(remote_storage_enable="false", read_only=True) as manager:
             assert values(manager.reader())[:300] == all_of_it
     with world.open() as manager:
@@ -304,8 +311,8 @@ def test_the_tier_switched_off_and_on_again_loses_nothing(world: World, caplog: 
         assert manager.snapshots(NOW)[0].remote_next_offset == 500
 
 
-def test_a_log_start_that_was_raised_on_the_disk_alone_expires_nothing_in_the_bucket(world: World) -> None:
-    """What an older version did to a topic whose tier was switched off for a while."""
+def test_log_start_offset_raised_only_on_the_disk_expires_nothing_in_the_bucket(world: World) -> None:
+    """An older version left this state after the tier had been disabled for a while."""
     all_of_it = _write_and_tier(world)
     world.disk.names["./data/log-start-offset-checkpoint"].data[:] = b"0\n1\nt 0 300\n"
     with world.open() as manager:
@@ -314,7 +321,7 @@ def test_a_log_start_that_was_raised_on_the_disk_alone_expires_nothing_in_the_bu
         assert values(manager.reader()) == all_of_it
 
 
-def test_a_topic_is_known_as_tiered_before_anything_of_it_is_in_the_bucket(world: World) -> None:
+def test_topic_is_recorded_as_tiered_before_its_first_remote_object(world: World) -> None:
     before = SwitchableStore(world.store, is_down=False)
     with world.open(store=before) as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
@@ -329,7 +336,7 @@ def test_a_topic_is_known_as_tiered_before_anything_of_it_is_in_the_bucket(world
         assert manager.topic("t").was_tiered
 
 
-def test_topics_written_by_an_older_version_are_read(world: World) -> None:
+def test_topic_list_of_an_older_version_is_read(world: World) -> None:
     _write_and_tier(world)
     file = world.disk.names["./data/topics.json"]
     before = bytes(file.data)
@@ -344,7 +351,7 @@ def test_topics_written_by_an_older_version_are_read(world: World) -> None:
         assert len(values(manager.reader())) == 300
 
 
-def test_the_log_start_of_a_topic_that_becomes_tiered_goes_into_its_head(world: World) -> None:
+def test_log_start_offset_of_a_newly_tiered_topic_is_in_its_manifest(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)
@@ -358,8 +365,8 @@ def test_the_log_start_of_a_topic_that_becomes_tiered_goes_into_its_head(world: 
             values(manager.reader(), 0)
 
 
-def test_local_records_that_no_row_covers_are_not_forgotten(world: World) -> None:
-    """The bucket of an older version has a hole; this disk, which lost its tail, has the records."""
+def test_local_records_that_no_entry_covers_are_kept_and_a_conflict(world: World) -> None:
+    """The bucket of an older version has an offset gap. This disk lost its tail but has the missing records."""
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
@@ -382,8 +389,8 @@ def test_local_records_that_no_row_covers_are_not_forgotten(world: World) -> Non
     assert len([info for info in world.store.list("") if "/head/" in info.key]) == heads
 
 
-def test_leader_epochs_never_go_back_where_a_log_had_many_of_them_before_it_had_a_bucket(world: World) -> None:
-    """As one that a Kafka broker wrote; the next machine knows the bucket's epoch alone."""
+def test_leader_epochs_never_decrease_after_tiering_a_log_with_many_epochs(world: World) -> None:
+    """The log is like one of a Kafka broker. The next machine knows only the epoch in the bucket."""
     with world.open() as first:
         first.create_topic("t", 1, {}, now_ms=NOW)
         first.partition(NAME).log.begin_epoch(37)
@@ -404,12 +411,13 @@ def test_leader_epochs_never_go_back_where_a_log_had_many_of_them_before_it_had_
         epochs = [epoch for epoch, _ in head.lineage]
         assert epochs == sorted(epochs)
     with world.open() as first:
-        assert isinstance(first.problems[NAME], Conflict), "its last records are others"
+        assert isinstance(first.problems[NAME], Conflict), "its last records must contradict the bucket"
 
 
 @pytest.mark.parametrize("count", [0, 40])
-def test_a_look_at_a_disk_that_ends_before_the_bucket_reads_the_bucket(count):
-    """An empty disk with its topics written down, or an old copy of one: nothing was told of the rest, with exit 0."""
+def test_read_only_open_of_a_disk_that_ends_before_the_bucket_reads_the_bucket(count):
+    """The disk has only its topic list, or is an old copy.
+    A regression: the remaining records were left out without an error."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)

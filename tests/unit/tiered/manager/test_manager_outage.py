@@ -1,4 +1,4 @@
-"""The bucket is out of reach when a manager opens: nothing is concluded about what only the bucket knows."""
+"""The bucket is unavailable when a manager opens: no decision needs unknown remote state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEEP_SOME = {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "250
 
 @pytest.fixture
 def world() -> World:
-    """Its topic ``t`` has 300 records, the first of them in the bucket only."""
+    """The topic ``t`` has 300 records, the first of them only in the bucket."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_SOME, now_ms=NOW)
@@ -45,7 +45,7 @@ def store(world: World) -> SwitchableStore:
     ],
     ids=["all", "the first", "time", "offsets"],
 )
-def test_what_only_the_bucket_knows_is_unavailable_and_there_again_with_the_bucket(
+def test_records_only_in_the_bucket_are_unavailable_until_the_bucket_is_back(
     world: World, store: SwitchableStore, read: Callable[[LogManager], object], read_only: bool
 ) -> None:
     with world.open() as manager:
@@ -59,7 +59,7 @@ def test_what_only_the_bucket_knows_is_unavailable_and_there_again_with_the_buck
         assert read(manager) == expected
 
 
-def test_what_is_on_the_disk_is_read_and_written_without_the_bucket(world: World, store: SwitchableStore) -> None:
+def test_local_records_are_read_and_appended_without_the_bucket(world: World, store: SwitchableStore) -> None:
     with world.open(store=store) as manager:
         start = manager.snapshots(NOW)[0].segments[0].base_offset
         assert start > 0
@@ -67,14 +67,14 @@ def test_what_is_on_the_disk_is_read_and_written_without_the_bucket(world: World
         send(manager, 10, start=300)
         assert [at for at, _ in values(manager.reader(), 299)] == list(range(299, 310))
         assert values(manager.reader(), 310) == []
-        assert manager.plan(NOW).is_empty, "planned without knowing the remote tier"
+        assert manager.plan(NOW).is_empty, "nothing may be planned without the remote state"
         assert not manager.tick(NOW)
         store.is_down = False
         settle(manager)
         assert [at for at, _ in values(manager.reader())] == list(range(310))
 
 
-def test_a_problem_is_gone_once_the_bucket_is_back(world: World, store: SwitchableStore) -> None:
+def test_problem_is_removed_when_the_bucket_is_back(world: World, store: SwitchableStore) -> None:
     with world.open(store=store) as manager:
         assert NAME in manager.problems
         store.is_down = False
@@ -87,7 +87,8 @@ def _without_its_log(world: World) -> ModelDisk:
 
 
 def _without_its_segments(world: World) -> ModelDisk:
-    """The files of the log are lost, the directory's checkpoints are not: the log begins again at its log start."""
+    """Deletes the files of the log but not the checkpoints of the directory.
+    The log starts empty at its log start offset."""
     with world.open() as manager:
         manager.alter_topic("t", {"retention.ms": "1d"}, now_ms=NOW)
         settle(manager, NOW + DAY // 2)
@@ -97,7 +98,7 @@ def _without_its_segments(world: World) -> ModelDisk:
 
 
 @pytest.mark.parametrize("lose", [_without_its_log, _without_its_segments])
-def test_a_log_without_any_record_takes_none_before_the_bucket_was_seen(
+def test_log_without_records_refuses_appends_until_the_bucket_was_read(
     world: World, store: SwitchableStore, lose: Callable[[World], ModelDisk]
 ) -> None:
     with world.open(store=store, disk=lose(world)) as manager:
@@ -117,8 +118,8 @@ def test_a_log_without_any_record_takes_none_before_the_bucket_was_seen(
         assert manager.reader().offsets(NAME)[1] == end + 1
 
 
-def test_a_log_below_the_bucket_takes_no_record_before_it_was_reconciled(world: World, store: SwitchableStore) -> None:
-    """The head is seen, but it cannot be ours yet, so the log has not started over at its end."""
+def test_log_below_the_bucket_refuses_appends_until_it_is_reconciled(world: World, store: SwitchableStore) -> None:
+    """The manifest is readable, but the acquire fails. So the log has not started over at the end of the bucket."""
     store.is_readable = True
     with world.open(store=store, disk=world.other_disk()) as manager:
         assert isinstance(manager.problems[NAME], Unavailable)
@@ -126,11 +127,13 @@ def test_a_log_below_the_bucket_takes_no_record_before_it_was_reconciled(world: 
             send(manager, 1)
 
 
-def test_a_record_that_comes_when_a_log_has_just_started_over_at_the_buckets_end_is_of_the_new_epoch(
+def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
     world: World, store: SwitchableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older copy of the disk, of which the bucket holds every record. Who appends has asked whether he may before
-    the bucket's end was seen. Of an older epoch his record would look like another writer's, at the next start."""
+    """An older copy of the disk, and the bucket has all its records.
+    1. The append is admitted before the end of the bucket is read.
+    2. The log starts over at that end.
+    3. The record is appended. In an older epoch it would look like a record of another writer at the next start."""
     with world.open() as manager:
         manager.roll("t", now_ms=NOW)
         settle(manager)
@@ -161,7 +164,7 @@ def test_a_record_that_comes_when_a_log_has_just_started_over_at_the_buckets_end
         assert values(manager.reader(), 400) == [(400, b"late")]
 
 
-def test_a_bucket_without_a_head_is_no_reason_to_skip_records(world: World) -> None:
+def test_bucket_without_a_manifest_is_reported_as_lost(world: World) -> None:
     with (
         world.open(store=MemoryStore("memory://another"), read_only=True) as manager,
         pytest.raises(RemoteLost),
@@ -169,7 +172,7 @@ def test_a_bucket_without_a_head_is_no_reason_to_skip_records(world: World) -> N
         values(manager.reader())
 
 
-def test_a_store_that_is_no_longer_configured_is_asked_for(world: World) -> None:
+def test_missing_store_configuration_of_a_tiered_topic_is_an_error(world: World) -> None:
     from dataclasses import replace
 
     with LogManager.open(replace(world.config, remote_url=None), now_ms=NOW, storage=world.disk) as manager:
@@ -181,7 +184,7 @@ def test_a_store_that_is_no_longer_configured_is_asked_for(world: World) -> None
         assert not manager.tick(NOW + 99 * DAY)
 
 
-def test_a_store_is_let_go_of_however_a_manager_ends(world: World, store: SwitchableStore) -> None:
+def test_store_is_closed_after_close_abandon_and_a_failed_open(world: World, store: SwitchableStore) -> None:
     store.is_down = False
     world.open(store=store).close()
     assert store.closed == 1
@@ -193,8 +196,8 @@ def test_a_store_is_let_go_of_however_a_manager_ends(world: World, store: Switch
     assert store.closed == 3
 
 
-def test_a_log_without_records_takes_none_before_it_is_ours_in_the_bucket() -> None:
-    """Two machines that both wrote to it would have records of the same leader epoch, which nobody can tell apart."""
+def test_log_without_records_refuses_appends_until_it_is_the_writer() -> None:
+    """Otherwise two machines could append records in the same leader epoch, which cannot be distinguished later."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""Rounds that are stopped, stores that do not answer, buckets that are another's, appends that fail half way."""
+"""Maintenance that is cancelled, stores that do not answer, wrong buckets, and appends that fail in part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from local.errors import AccessDenied, Conflict, DiskFailed, Fenced, InvalidRequ
 from local.format.record import Record
 from local.log.producer_state import Producer
 from local.names import TopicPartition
-from policies.decisions import DeleteUnlinked, Plan
+from policies.decisions import DeletePending, Plan
 from remote.store.memory_store import MemoryStore
 from tiered.maintenance import apply
 from tiered.manager.manager import LogManager
@@ -25,7 +25,7 @@ def world() -> World:
     return World()
 
 
-def test_a_round_stops_between_two_decisions_when_asked(world: World) -> None:
+def test_cancelled_maintenance_stops_between_two_decisions(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -38,7 +38,7 @@ def test_a_round_stops_between_two_decisions_when_asked(world: World) -> None:
         assert len(values(manager.reader())) == 300
 
 
-def test_a_store_that_does_not_answer_is_asked_for_one_partition_a_round(world: World) -> None:
+def test_unavailable_store_is_asked_for_one_partition_per_maintenance(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 4, TIERED, now_ms=NOW)
         for number in range(4):
@@ -58,7 +58,7 @@ def test_a_store_that_does_not_answer_is_asked_for_one_partition_a_round(world: 
         assert sum(len(each.remote) for each in manager.snapshots(NOW)) >= 4
 
 
-def test_another_bucket_under_an_existing_directory_is_refused_and_gets_no_head(world: World) -> None:
+def test_wrong_bucket_is_refused_and_gets_no_manifest(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
@@ -77,7 +77,7 @@ def test_another_bucket_under_an_existing_directory_is_refused_and_gets_no_head(
         assert len(values(manager.reader())) == 300
 
 
-def test_wrong_records_for_one_partition_are_refused_before_any_other_gets_its_share(world: World) -> None:
+def test_append_with_an_invalid_record_is_refused_before_any_partition_is_written(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 4, {}, now_ms=NOW)
         records = [Record(b"k%d" % at, b"v", NOW) for at in range(50)] + [Record(b"big", b"x" * (3 << 20), NOW)]
@@ -86,7 +86,7 @@ def test_wrong_records_for_one_partition_are_refused_before_any_other_gets_its_s
         assert all(manager.reader().offsets(each)[1] == 0 for each in manager.topic("t").partitions())
 
 
-def test_an_append_that_fails_half_way_tells_what_is_in_the_log(world: World) -> None:
+def test_append_that_fails_in_part_names_the_appended_offsets(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 3, {}, now_ms=NOW)
         real = ModelDisk._effect
@@ -103,7 +103,7 @@ def test_an_append_that_fails_half_way_tells_what_is_in_the_log(world: World) ->
         assert manager.reader().offsets(TopicPartition("t", 0))[1] > 0
 
 
-def test_a_reader_beside_a_manager_that_drops_and_cleans_reads_on(world: World) -> None:
+def test_read_only_reader_continues_while_a_manager_drops_segments(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         sent = send(manager, 300)
@@ -118,7 +118,7 @@ def test_a_reader_beside_a_manager_that_drops_and_cleans_reads_on(world: World) 
             assert [record.value for record in rest] == [record.value for record in sent]
 
 
-def test_a_lookup_by_time_beside_a_manager_that_drops_finds_what_went_into_the_bucket(world: World) -> None:
+def test_timestamp_lookup_continues_while_a_manager_drops_segments(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
@@ -135,7 +135,7 @@ def test_a_lookup_by_time_beside_a_manager_that_drops_finds_what_went_into_the_b
 
 
 def _expired(world: World) -> tuple[LogManager, int]:
-    """A manager whose bucket holds expired objects that are due for deletion at the time given back."""
+    """A manager with expired objects in its bucket, and the time at which their deletion is due."""
     manager = world.open()
     manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
     send(manager, 300)
@@ -149,10 +149,10 @@ def _data(world: World) -> list[str]:
     return [info.key for info in world.store.list("") if "/data/" in info.key]
 
 
-def test_a_manager_that_lost_its_epoch_deletes_nothing(world: World) -> None:
+def test_fenced_manager_deletes_nothing(world: World) -> None:
     manager, due_ms = _expired(world)
     plan = manager.plan(due_ms)
-    assert any(isinstance(decision, DeleteUnlinked) for decision in plan.decisions[NAME])
+    assert any(isinstance(decision, DeletePending) for decision in plan.decisions[NAME])
     objects = _data(world)
     with world.open(disk=world.other_disk()):
         manager.apply(plan)
@@ -160,13 +160,11 @@ def test_a_manager_that_lost_its_epoch_deletes_nothing(world: World) -> None:
     assert _data(world) == objects
 
 
-def test_an_object_that_is_not_on_the_list_is_not_deleted_whatever_a_plan_says(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_that_is_no_pending_delete_is_never_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, due_ms = _expired(world)
     stranger = _data(world)[0].rpartition("/data/")[0] + "/data/stranger.log"
     world.store.put(stranger, b"nobody's")
-    decision = DeleteUnlinked(key="data/stranger.log", size_bytes=8, reason="a mistake")
+    decision = DeletePending(key="data/stranger.log", size_bytes=8, reason="a mistake")
     with pytest.raises(InvalidRequest, match="not an unlinked object"):
         raise_problem(manager, Plan(now_ms=due_ms, decisions={NAME: [decision]}))
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
@@ -180,13 +178,13 @@ def raise_problem(manager: LogManager, plan: Plan) -> None:
 
 
 class OverwritingStore(MemoryStore):
-    """Takes a conditional create and overwrites all the same, as some servers do."""
+    """A store whose conditional create overwrites an existing object, as some servers do."""
 
     def put_if_absent(self, key: str, body: bytes) -> None:
         self.put(key, body)
 
 
-def test_a_store_that_overwrites_is_refused_unless_declared_to_have_one_writer(world: World) -> None:
+def test_store_that_overwrites_is_refused_unless_a_single_writer_is_declared(world: World) -> None:
     world.store = OverwritingStore("memory://careless")
     refused = pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=memory://careless")
     with world.open() as manager, refused:
@@ -197,7 +195,7 @@ def test_a_store_that_overwrites_is_refused_unless_declared_to_have_one_writer(w
         send(manager, 100)
 
 
-def test_the_store_is_asked_once_for_a_directory(world: World) -> None:
+def test_store_is_probed_once_per_directory(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
     with world.open() as manager:
@@ -206,11 +204,11 @@ def test_the_store_is_asked_once_for_a_directory(world: World) -> None:
         assert counts.deletes == 0
 
 
-def test_each_topics_dropped_files_wait_as_long_as_it_says_and_a_start_removes_what_is_left(world: World) -> None:
+def test_dropped_files_wait_for_the_delay_of_their_topic_or_the_next_start(world: World) -> None:
     def waiting(topic: str) -> bool:
         return any(f"/{topic}-0/" in name and name.endswith(".deleted") for name in world.disk.names)
 
-    # What is set for the whole run wins over a topic.
+    # Overrides outrank the settings of a topic.
     overrides = {key: value for key, value in world.config.overrides.items() if key != "file.delete.delay.ms"}
     world.config = replace(world.config, overrides=overrides)
     with world.open() as manager:
@@ -228,12 +226,12 @@ def test_each_topics_dropped_files_wait_as_long_as_it_says_and_a_start_removes_w
         assert (waiting("soon"), waiting("late")) == (False, True)
         manager.alter_topic("late", {"file.delete.delay.ms": "0"}, now_ms=later)
         manager.tick(later + 1001)
-        assert waiting("late"), "the delay at the drop counts"
+        assert waiting("late"), "the delay at the time of the drop counts"
     with world.open():
         assert not waiting("late")
 
 
-def test_silent_producers_are_forgotten_by_a_round_without_any_append(world: World) -> None:
+def test_expired_producers_are_removed_by_maintenance_without_an_append(world: World) -> None:
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
@@ -246,7 +244,7 @@ def test_silent_producers_are_forgotten_by_a_round_without_any_append(world: Wor
 
 
 class Unreadable:
-    """A disk that does not give some files."""
+    """A disk that refuses to read some files."""
 
     def __init__(self, disk: ModelDisk) -> None:
         self.disk = disk
@@ -261,7 +259,7 @@ class Unreadable:
         return call
 
 
-def test_a_partition_that_cannot_be_looked_at_holds_up_no_other(world: World) -> None:
+def test_unreadable_partition_does_not_delay_other_partitions(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, {"retention.ms": "1d"}, now_ms=NOW)
         send(manager, 200)
@@ -274,14 +272,14 @@ def test_a_partition_that_cannot_be_looked_at_holds_up_no_other(world: World) ->
         assert isinstance(manager.problems[NAME], AccessDenied)
         (seen,) = manager.snapshots(NOW + 2 * DAY)
         assert seen.partition.partition == 1
-        assert seen.log_start_offset > 0, "retention went on there"
+        assert seen.log_start_offset > 0, "retention must continue for the other partition"
         disk.beginning = "nothing"
         manager.tick(NOW + 2 * DAY)
         assert manager.problems == {}
         assert all(each.log_start_offset > 0 for each in manager.snapshots(NOW + 2 * DAY))
 
 
-def test_a_looker_sees_partitions_of_which_nothing_is_there_as_empty(world: World) -> None:
+def test_read_only_open_shows_missing_partitions_as_empty(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, now_ms=NOW)
         send(manager, 200)
@@ -290,7 +288,7 @@ def test_a_looker_sees_partitions_of_which_nothing_is_there_as_empty(world: Worl
         assert manager.problems == {}
 
 
-def test_a_checkpoint_that_may_not_be_written_is_told_and_rounds_go_on(
+def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as manager:
@@ -313,4 +311,4 @@ def test_a_checkpoint_that_may_not_be_written_is_told_and_rounds_go_on(
         assert (worker.trouble, worker.troubles(), worker.failures) == (None, [], 2)
         head = manager.partition(NAME).head()
         assert head is not None
-        assert head.has_rows, "uploads went on"
+        assert head.has_entries, "uploads must continue"

@@ -1,4 +1,4 @@
-"""Topics, their settings and where records go; retention and compaction on one tier."""
+"""Topics, their settings and partitioning; retention and compaction in one tier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def world() -> World:
     return World()
 
 
-def test_records_go_to_the_partition_of_their_key(world: World) -> None:
+def test_records_are_partitioned_by_their_key(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 4, {}, now_ms=NOW)
         manager.append("t", [Record(b"k%d" % at, b"v", 0) for at in range(100)], now_ms=NOW)
@@ -44,7 +44,7 @@ def test_records_go_to_the_partition_of_their_key(world: World) -> None:
             assert sorted(keys[: len(keys) // 2]) == sorted(keys[len(keys) // 2 :])
 
 
-def test_an_untiered_topic_expires_locally(world: World) -> None:
+def test_untiered_topic_expires_local_segments(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)
@@ -57,7 +57,7 @@ def test_an_untiered_topic_expires_locally(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 250])
-def test_a_bad_topic_name_leaves_nothing_behind(world: World, name: str) -> None:
+def test_invalid_topic_name_is_refused_and_writes_nothing(world: World, name: str) -> None:
     with world.open() as manager:
         effects = world.disk.effects
         with pytest.raises(InvalidRequest, match="not a legal name"):
@@ -65,21 +65,21 @@ def test_a_bad_topic_name_leaves_nothing_behind(world: World, name: str) -> None
         assert world.disk.effects == effects
 
 
-def test_a_topic_is_created_once(world: World) -> None:
+def test_existing_topic_cannot_be_created_again(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", now_ms=NOW)
         with pytest.raises(InvalidRequest, match=r"it exists: .*topic=t"):
             manager.create_topic("t", now_ms=NOW)
 
 
-def test_settings_that_contradict_each_other_are_refused_before_anything_is_written(world: World) -> None:
+def test_contradictory_settings_are_refused_before_any_write(world: World) -> None:
     with world.open() as manager:
         with pytest.raises(InvalidRequest, match=r"local\.retention\.ms"):
             manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
         assert manager.topics() == []
 
 
-def test_altered_settings_hold_at_once_and_after_a_restart(world: World) -> None:
+def test_altered_settings_apply_at_once_and_after_a_restart(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         send(manager, 100)
@@ -92,7 +92,7 @@ def test_altered_settings_hold_at_once_and_after_a_restart(world: World) -> None
         assert len(values(manager.reader())) == 100
 
 
-def test_an_unknown_topic_or_partition_is_named(world: World) -> None:
+def test_unknown_topic_or_partition_is_named(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, {}, now_ms=NOW)
         with pytest.raises(NotFound, match="topic=u there_are=t"):
@@ -101,7 +101,7 @@ def test_an_unknown_topic_or_partition_is_named(world: World) -> None:
             manager.append("t", [Record(None, b"v", 0)], 7, now_ms=NOW, durability=Durability.FLUSHED)
 
 
-def test_a_record_younger_than_the_compaction_lag_is_not_compacted_away(world: World) -> None:
+def test_records_younger_than_the_compaction_lag_are_not_removed(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {"cleanup.policy": "compact", "min.compaction.lag.ms": "1h"}, now_ms=NOW)
         for turn, age_ms in enumerate((3 * HOUR, 2 * HOUR, HOUR // 2, 0)):
@@ -111,7 +111,7 @@ def test_a_record_younger_than_the_compaction_lag_is_not_compacted_away(world: W
         assert values(manager.reader()) == [(1, b"1"), (2, b"2"), (3, b"3")]
 
 
-def test_many_segments_are_read_without_holding_a_descriptor_each(tmp_path: Path) -> None:
+def test_many_segments_are_read_without_one_file_descriptor_each(tmp_path: Path) -> None:
     small = {"segment.bytes": "1024", "append.batch.bytes": "1024"}
     with LogManager.open(Config.load(None, small, {}, local_dir=str(tmp_path)), now_ms=NOW) as manager:
         manager.create_topic("t", now_ms=NOW)
@@ -122,7 +122,7 @@ def test_many_segments_are_read_without_holding_a_descriptor_each(tmp_path: Path
         assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_topic_that_was_tiered_is_not_switched_off(world: World) -> None:
+def test_tiered_topic_cannot_be_untiered_without_deletion(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         for off in ({"remote.storage.enable": "false"}, {"remote.storage.enable": ""}):
@@ -148,7 +148,7 @@ class _FullDisk(ModelDisk):
         return super().create(path)
 
 
-def test_what_is_not_written_down_has_not_changed(world: World) -> None:
+def test_topic_change_that_cannot_be_written_has_no_effect(world: World) -> None:
     world.disk = _FullDisk()
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
@@ -164,7 +164,7 @@ def test_what_is_not_written_down_has_not_changed(world: World) -> None:
         send(manager, 1, topic="u")
 
 
-def test_the_log_start_is_on_the_disk_before_readers_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_start_offset_is_durable_before_readers_see_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
 
     def raise_log_start(log: Log, offset: int) -> None:
@@ -181,8 +181,8 @@ def test_the_log_start_is_on_the_disk_before_readers_are_told(world: World, monk
     assert [offset for offset, _ in told] == [written for _, written in told]
 
 
-def test_topics_are_created_beside_rounds_appends_and_looks(world: World, tmp_path: Path) -> None:
-    """Threads on one manager: nothing is lost, and no dictionary changes while another thread goes through it."""
+def test_topics_are_created_while_threads_append_read_status_and_run_maintenance(world: World, tmp_path: Path) -> None:
+    """Several threads use one manager. No record is lost, and no dictionary changes during an iteration."""
     failures: list[BaseException] = []
     config = replace(world.config, data_dir=str(tmp_path))
     with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
@@ -225,7 +225,7 @@ def test_topics_are_created_beside_rounds_appends_and_looks(world: World, tmp_pa
         assert len(values(manager.reader())) == 200
 
 
-def test_an_altered_setting_reaches_the_bucket_with_the_next_round(world: World) -> None:
+def test_altered_setting_is_in_the_manifest_after_the_next_maintenance(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, TIERED, now_ms=NOW)
         (other, _) = [MetadataLog(world.store, held.prefix) for held in manager.partitions()]
@@ -235,15 +235,17 @@ def test_an_altered_setting_reaches_the_bucket_with_the_next_round(world: World)
         for held in manager.partitions():
             assert MetadataLog(world.store, held.prefix).refresh().properties["retention.ms"] == "1h"
         head = other.refresh()
-        assert head.properties == {**TIERED, "retention.ms": "1h"}, "a reader that knew the head before sees it, too"
+        assert head.properties == {**TIERED, "retention.ms": "1h"}, (
+            "a reader with the previous manifest must see the change"
+        )
         settle(manager, NOW + HOUR)
-        assert other.refresh() == head, "told once"
+        assert other.refresh() == head, "the change must be committed once"
         manager.alter_topic("t", {"retention.ms": "2h"}, now_ms=NOW)
     with world.open():
         assert other.refresh().properties["retention.ms"] == "2h"
 
 
-def test_a_bucket_that_is_away_hears_of_an_altered_setting_later(world: World) -> None:
+def test_altered_setting_is_committed_when_an_unavailable_bucket_is_back(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -256,8 +258,8 @@ def test_a_bucket_that_is_away_hears_of_an_altered_setting_later(world: World) -
         assert MetadataLog(world.store, manager.partition(NAME).prefix).refresh().properties["retention.ms"] == "1h"
 
 
-def test_many_new_topics_ask_the_bucket_at_once(world: World) -> None:
-    """Eight at a time: fewer would wait for ever at the barrier."""
+def test_new_topics_are_checked_in_the_bucket_in_parallel(world: World) -> None:
+    """Eight requests at once. With fewer, the barrier would time out."""
     met = threading.Barrier(8)
 
     class Meeting(MemoryStore):

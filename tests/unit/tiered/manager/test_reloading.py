@@ -1,4 +1,4 @@
-"""Settings taken anew while a manager is at work: at once for topics, told for what has to wait, never by half."""
+"""Reload of settings by a running manager: at once for topics, reported if a restart is needed, all or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def world() -> World:
     return World()
 
 
-def test_topics_follow_the_file_at_once(world: World) -> None:
+def test_reloaded_settings_apply_to_topics_at_once(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {"remote.storage.enable": "true"}, now_ms=NOW)
         manager.create_topic("u", 1, {"retention.ms": "1d"}, now_ms=NOW)
@@ -35,7 +35,7 @@ def test_topics_follow_the_file_at_once(world: World) -> None:
         assert same.topics == ()
 
 
-def test_what_one_topic_contradicts_changes_nothing_for_any(world: World) -> None:
+def test_reload_that_contradicts_one_topic_changes_no_topic(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("u", 1, {"local.retention.ms": "5d", "remote.storage.enable": "true"}, now_ms=NOW)
@@ -46,10 +46,10 @@ def test_what_one_topic_contradicts_changes_nothing_for_any(world: World) -> Non
         assert manager.partition(NAME).rules.retention_ms is None
         manager.alter_topic("t", {"retention.ms": "2d"}, now_ms=NOW)
         assert manager.partition(NAME).rules.retention_ms == 2 * DAY
-        manager.alter_topic("u", {"segment.ms": "1d"}, now_ms=NOW)  # refused by what was not taken
+        manager.alter_topic("u", {"segment.ms": "1d"}, now_ms=NOW)  # the refused reload would contradict this setting
 
 
-def test_from_which_room_on_segments_leave_early_holds_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reloaded_disk_relief_threshold_applies_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 200)
@@ -62,7 +62,7 @@ def test_from_which_room_on_segments_leave_early_holds_at_once(world: World, mon
         assert relief.relieve(NOW) > 0
 
 
-def test_a_status_looks_where_the_manager_is_and_not_where_the_next_one_will_be(world: World) -> None:
+def test_status_reads_the_directory_of_the_running_manager_after_a_reload(world: World) -> None:
     with world.open() as manager:
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         worker.round(NOW)
@@ -72,7 +72,7 @@ def test_a_status_looks_where_the_manager_is_and_not_where_the_next_one_will_be(
         assert (report.work, report.holder) == (worker.report, 4711)
 
 
-def test_what_concerns_the_manager_is_told_and_waits(world: World) -> None:
+def test_reloaded_manager_settings_are_reported_as_waiting_for_a_restart(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         other = replace(
@@ -88,7 +88,7 @@ def test_what_concerns_the_manager_is_told_and_waits(world: World) -> None:
     assert world.store.list("t-")
 
 
-def test_a_topic_may_become_tiered_by_the_file(world: World) -> None:
+def test_reload_can_make_a_topic_tiered(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         send(manager, 200)

@@ -1,4 +1,4 @@
-"""Appends acknowledged by the bucket: none before a committed head holds it, and none is there twice."""
+"""Appends acknowledged by the bucket: only after a commit contains them, and never twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
 
 
 class Clock:
-    """Moves when somebody pauses."""
+    """A clock that moves when its caller pauses."""
 
     def __init__(self) -> None:
         self.now_ms = NOW
@@ -42,17 +42,17 @@ def wait(manager: LogManager, end: int, clock: Clock | None = None, **more: obje
 
 
 def held_remotely(world: World) -> list[bytes | None]:
-    """What another machine reads from the bucket alone."""
+    """The records that another machine reads from the bucket alone."""
     with world.open(disk=world.other_disk(), read_only=True) as other:
         return [value for _, value in values(other.reader())]
 
 
-def test_what_was_waited_for_is_read_by_another_machine_though_no_roll_and_no_lag_was_due(world: World) -> None:
+def test_acknowledged_records_are_in_the_bucket_before_roll_and_copy_lag_are_due(world: World) -> None:
     with world.open() as manager:
         check_remote_acks(manager, [NAME], now_ms=NOW)
         send(manager, 70)
         manager.tick(NOW)
-        assert held_upto(manager, NAME) == 0, "by itself nothing goes"
+        assert held_upto(manager, NAME) == 0, "nothing is due without the wait"
         acked = wait(manager, 70)
         assert acked is not None
         assert acked.held_upto == {NAME: 70}  # type: ignore[attr-defined]
@@ -60,15 +60,15 @@ def test_what_was_waited_for_is_read_by_another_machine_though_no_roll_and_no_la
         assert held_remotely(world) == [b"value %d" % at for at in range(70)]
         sequence = manager.partition(NAME).head().sequence
         assert wait(manager, 70) is not None
-        assert manager.partition(NAME).head().sequence == sequence, "what is there is not sent again"
+        assert manager.partition(NAME).head().sequence == sequence, "records in the bucket must not be sent again"
         send(manager, 50, start=70)
         manager.roll("t", now_ms=NOW)
         send(manager, 3, start=120)
         assert wait(manager, 120) is not None
-        assert held_upto(manager, NAME) == 120, "what nobody asked for stays"
+        assert held_upto(manager, NAME) == 120, "records beyond the requested offset are not copied"
 
 
-def test_only_the_partitions_asked_for_are_sealed(world: World) -> None:
+def test_remote_ack_rolls_only_the_requested_partitions(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("u", 2, SETTINGS, now_ms=NOW)
         first, second = TopicPartition("u", 0), TopicPartition("u", 1)
@@ -80,7 +80,7 @@ def test_only_the_partitions_asked_for_are_sealed(world: World) -> None:
         assert [len(each.closed) for each in manager.snapshots(NOW, ["u"])] == [1, 0]
 
 
-def test_while_the_bucket_is_down_it_is_tried_until_the_time_is_over_and_nothing_is_lost_or_doubled(
+def test_remote_ack_retries_until_its_timeout_and_loses_or_doubles_no_record(
     world: World,
 ) -> None:
     store, clock = SwitchableStore(world.store, is_down=False), Clock()
@@ -99,7 +99,7 @@ def test_while_the_bucket_is_down_it_is_tried_until_the_time_is_over_and_nothing
     assert held_remotely(world) == [b"value %d" % at for at in range(70)]
 
 
-def test_a_bucket_that_comes_back_is_a_success_of_several_tries(world: World) -> None:
+def test_remote_ack_succeeds_when_the_bucket_is_back_after_several_tries(world: World) -> None:
     store, clock = SwitchableStore(world.store, is_down=False), Clock()
 
     def back(names: object, problem: LogError | None) -> None:
@@ -116,20 +116,21 @@ def test_a_bucket_that_comes_back_is_a_success_of_several_tries(world: World) ->
     assert held_remotely(world) == [b"value %d" % at for at in range(20)]
 
 
-def test_it_lets_go_when_told_to_stop_and_another_writer_ends_it_at_once(world: World) -> None:
+def test_remote_ack_ends_when_cancelled_or_after_a_takeover(world: World) -> None:
     with world.open() as manager:
         send(manager, 20)
         assert wait(manager, 20, should_stop=lambda: True) is None
         with world.open(disk=world.other_disk()) as other:
-            assert other.partition(NAME).is_owned
+            assert other.partition(NAME).is_writer
         with pytest.raises(Conflict):
             wait(manager, 20)
         with pytest.raises(Conflict):
             check_remote_acks(manager, [NAME], now_ms=NOW)
 
 
-def test_what_another_writer_has_in_the_bucket_at_these_offsets_acknowledges_nothing(world: World) -> None:
-    """A reader, or a task, may meet that one's head first, and it reaches as far as ours would."""
+def test_remote_ack_is_not_given_for_the_records_of_another_writer(world: World) -> None:
+    """A reader or a task may load the manifest of the other writer first.
+    That manifest covers the offsets of this log."""
     with world.open() as manager:
         send(manager, 20)
         with world.open(disk=world.other_disk()) as other:
@@ -152,7 +153,7 @@ def test_what_another_writer_has_in_the_bucket_at_these_offsets_acknowledges_not
         ({**SETTINGS, "cleanup.policy": "compact"}, "once it is cleaned: say local"),
     ],
 )
-def test_a_topic_whose_records_would_not_get_there_is_refused_before_the_append(
+def test_remote_ack_of_a_topic_that_is_not_copied_is_refused_before_the_append(
     world: World, settings: dict[str, str], told: str
 ) -> None:
     with world.open() as manager:
@@ -161,7 +162,7 @@ def test_a_topic_whose_records_would_not_get_there_is_refused_before_the_append(
             check_remote_acks(manager, [TopicPartition("u", 0)], now_ms=NOW)
 
 
-def test_a_pause_is_refused_before_the_append_and_ends_the_wait_for_one_that_came_later(world: World) -> None:
+def test_pause_refuses_remote_acks_and_ends_a_running_wait_at_its_timeout(world: World) -> None:
     with world.open() as manager:
         places = manager._directory.places()
         send(manager, 20)
@@ -172,7 +173,7 @@ def test_a_pause_is_refused_before_the_append_and_ends_the_wait_for_one_that_cam
             check_remote_acks(manager, [NAME], now_ms=NOW)
 
 
-def test_a_bucket_out_of_reach_from_the_beginning_is_told_before_the_append(world: World) -> None:
+def test_remote_ack_with_an_unavailable_bucket_is_refused_before_the_append(world: World) -> None:
     store = SwitchableStore(world.store)
     with world.open(store=store) as manager, pytest.raises(Unavailable):  # type: ignore[arg-type]
         check_remote_acks(manager, [NAME], now_ms=NOW)
