@@ -17,13 +17,13 @@ A log is eligible when one of these holds:
   its range (`PartitionSnapshot.clean_cut`).
 
 **Order.** Kafka always cleans the filthiest log first, so a log of medium dirt can wait forever among busy logs. Here
-each maintenance pass that skips an eligible log raises its rank by ``1 / PATIENCE_ROUNDS`` of a ratio.
+each maintenance pass that skips an eligible log raises its rank by ``1 / AGING_ROUNDS`` of a ratio.
 
 Bound: with n eligible logs and k cleaned per maintenance pass, each log is cleaned within
-``PATIENCE_ROUNDS + (n - 1) // k`` maintenance passes, for any appends.
+``AGING_ROUNDS + (n - 1) // k`` maintenance passes, for any appends.
 
 1. A dirty ratio is above 0 and at most 1.
-2. So a log cleaned in maintenance pass PATIENCE_ROUNDS or later cannot rank above a log that has waited since an
+2. So a log cleaned in maintenance pass AGING_ROUNDS or later cannot rank above a log that has waited since an
    earlier one.
 3. So each of the other logs is cleaned at most once before the waiting log is.
 """
@@ -41,7 +41,7 @@ from policies.formatting import format_ms
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.tombstone_bound import tombstone_bound
 
-PATIENCE_ROUNDS = 10
+AGING_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,13 +191,13 @@ def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> i
     return tombstone_bound(snapshot.committed_parts, snapshot.all_views, snapshot.log_start_offset)
 
 
-def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
+def by_priority(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
     """Return the eligible logs in cleaning order: filthiest first, raised by waiting (module text)."""
     eligible = [log for log in logs if log.is_eligible]
 
     def rank(log: LogToClean) -> tuple[float, int, TopicPartition]:
         waited = waited_rounds.get(log.partition, 0)
-        return -(log.dirty_ratio + waited / PATIENCE_ROUNDS), -waited, log.partition
+        return -(log.dirty_ratio + waited / AGING_ROUNDS), -waited, log.partition
 
     return sorted(eligible, key=rank)
 

@@ -72,7 +72,7 @@ class ReplaceRemote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaiseCleaned:
+class AdvanceCleanedOffset:
     """Record that entries which a later pass left unchanged are clean through `cleaned_through`.
 
     No bytes are copied.
@@ -125,7 +125,7 @@ class AdvanceLogStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUpRemote:
+class DisableTier:
     """Raise the log start to `offset`, the start of the local log, and void the remote tier (KIP-950)."""
 
     offset: int
@@ -164,7 +164,7 @@ class ExpirePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteUnlinked:
+class DeletePending:
     """Delete one object that no entry has named for the grace period.
 
     The writer proves its epoch first.
@@ -188,7 +188,7 @@ class DeletePage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectHeads:
+class CollectManifests:
     """Delete old manifests, up to and including this sequence; the newest and pinned ones stay."""
 
     upto_sequence: int
@@ -201,16 +201,16 @@ Decision = (
     | CleanLog
     | CopySegment
     | ReplaceRemote
-    | RaiseCleaned
+    | AdvanceCleanedOffset
     | DropLocal
     | BuildView
     | AdvanceLogStart
-    | GiveUpRemote
+    | DisableTier
     | ExpireRemote
     | ExpirePage
-    | DeleteUnlinked
+    | DeletePending
     | DeletePage
-    | CollectHeads
+    | CollectManifests
 )
 
 

@@ -16,28 +16,28 @@ from operator import attrgetter, itemgetter
 
 from local.segment.segment_info import SegmentInfo
 from policies.decisions import (
+    AdvanceCleanedOffset,
     AdvanceLogStart,
     BuildView,
     CleanLog,
-    CollectHeads,
+    CollectManifests,
     CopySegment,
     Decision,
     DeletePage,
-    DeleteUnlinked,
+    DeletePending,
+    DisableTier,
     DropLocal,
     ExpirePage,
     ExpireRemote,
-    GiveUpRemote,
-    RaiseCleaned,
     ReplaceRemote,
     RollActive,
 )
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.view import DEFAULT_VIEW
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 _Gap = tuple[int, int]  # half open; the last gap has no end
-HEADS_KEPT_MIN = 100  # manifests below the newest, for readers that are about to read one
+MANIFESTS_KEPT_MIN = 100  # manifests below the newest, for readers that are about to read one
 _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 
@@ -62,7 +62,7 @@ class _World:
 
     snapshot: PartitionSnapshot
     log_start_offset: int
-    rows: OrderedDict[str, RemoteSegment]
+    rows: OrderedDict[str, SegmentEntry]
     unknown: list[tuple[int, int]]
     local: OrderedDict[int, SegmentInfo]
     closed: dict[int, SegmentInfo]
@@ -126,7 +126,7 @@ def _world(snapshot: PartitionSnapshot) -> _World:
     )
 
 
-def _ranges(rows: Iterable[RemoteSegment]) -> Iterable[tuple[int, int]]:
+def _ranges(rows: Iterable[SegmentEntry]) -> Iterable[tuple[int, int]]:
     return ((row.base_offset, row.next_offset) for row in rows)
 
 
@@ -159,7 +159,7 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_clean(world, decision)
         case CopySegment():
             return _check_copy(world, decision)
-        case ReplaceRemote() | RaiseCleaned():
+        case ReplaceRemote() | AdvanceCleanedOffset():
             return _check_replace(world, decision)
         case DropLocal():
             return _check_drop(world, decision)
@@ -167,17 +167,17 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_view(world, decision)
         case AdvanceLogStart():
             return _check_advance(world, decision)
-        case GiveUpRemote():
+        case DisableTier():
             return _check_give_up(world, decision)
-        case ExpireRemote() | ExpirePage() if _was_given_up(world.snapshot, decision):
+        case ExpireRemote() | ExpirePage() if _was_tier_disabled(world.snapshot, decision):
             return []
         case ExpireRemote():
             return _check_expire(world, decision)
         case ExpirePage():
             return _check_expire_page(world, decision)
-        case DeleteUnlinked() | DeletePage():
+        case DeletePending() | DeletePage():
             return _check_delete(world, decision)
-        case CollectHeads():
+        case CollectManifests():
             return _check_collect(world.snapshot, decision)
 
 
@@ -238,7 +238,7 @@ def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
     ]
 
 
-def _check_replace(world: _World, decision: ReplaceRemote | RaiseCleaned) -> list[str]:
+def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset) -> list[str]:
     """Check that a local segment tiles the entries exactly, and is clean up to the store's end."""
     snapshot, cut = world.snapshot, world.snapshot.clean_cut
     broken = []
@@ -248,7 +248,7 @@ def _check_replace(world: _World, decision: ReplaceRemote | RaiseCleaned) -> lis
         broken.append("stands behind a cleaning, which may replace the segment")
     if world.closed_segment(decision.base_offset, decision.next_offset) is None:
         broken.append("not a closed local segment")
-    if decision.next_offset > cut or (isinstance(decision, RaiseCleaned) and decision.cleaned_through > cut):
+    if decision.next_offset > cut or (isinstance(decision, AdvanceCleanedOffset) and decision.cleaned_through > cut):
         broken.append(f"not wholly below the cleaner checkpoint {cut} (I5)")
     if any(not world.holds(each.base_offset, each.next_offset) for each in world.copyable if each.next_offset <= cut):
         broken.append("the store does not hold all that is clean (I4)")
@@ -306,7 +306,7 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
     return broken
 
 
-def _check_give_up(world: _World, decision: GiveUpRemote) -> list[str]:
+def _check_give_up(world: _World, decision: DisableTier) -> list[str]:
     """Check that the disk holds all records that the log retains afterwards."""
     snapshot = world.snapshot
     broken = []
@@ -323,9 +323,9 @@ def _check_give_up(world: _World, decision: GiveUpRemote) -> list[str]:
     return broken
 
 
-def _was_given_up(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
+def _was_tier_disabled(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
     name = decision.ulid if isinstance(decision, ExpireRemote) else decision.key
-    return any(name == (part.ulid if isinstance(part, RemoteSegment) else part.key) for part in snapshot.given_up)
+    return any(name == (part.ulid if isinstance(part, SegmentEntry) else part.key) for part in snapshot.given_up)
 
 
 def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
@@ -363,7 +363,7 @@ def _check_expire_page(world: _World, decision: ExpirePage) -> list[str]:
     return broken
 
 
-def _check_delete(world: _World, decision: DeleteUnlinked | DeletePage) -> list[str]:
+def _check_delete(world: _World, decision: DeletePending | DeletePage) -> list[str]:
     snapshot = world.snapshot
     unlinked_ms = world.unlinked_ms.get(decision.key)
     if unlinked_ms is None:
@@ -376,9 +376,9 @@ def _check_delete(world: _World, decision: DeleteUnlinked | DeletePage) -> list[
     return broken
 
 
-def _check_collect(snapshot: PartitionSnapshot, decision: CollectHeads) -> list[str]:
-    if snapshot.head_sequence - decision.upto_sequence < HEADS_KEPT_MIN:
-        return [f"leaves fewer than {HEADS_KEPT_MIN} heads below the newest"]
+def _check_collect(snapshot: PartitionSnapshot, decision: CollectManifests) -> list[str]:
+    if snapshot.head_sequence - decision.upto_sequence < MANIFESTS_KEPT_MIN:
+        return [f"leaves fewer than {MANIFESTS_KEPT_MIN} heads below the newest"]
     return []
 
 
@@ -390,11 +390,11 @@ def _where(decision: Decision) -> str:
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
         case BuildView():
             return f"[{decision.from_offset}, {decision.upto_offset})"
-        case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote() | ExpirePage():
+        case CopySegment() | ReplaceRemote() | AdvanceCleanedOffset() | DropLocal() | ExpireRemote() | ExpirePage():
             return f"[{decision.base_offset}, {decision.next_offset})"
-        case AdvanceLogStart() | GiveUpRemote():
+        case AdvanceLogStart() | DisableTier():
             return f"to {decision.offset}"
-        case DeleteUnlinked() | DeletePage():
+        case DeletePending() | DeletePage():
             return decision.key
-        case CollectHeads():
+        case CollectManifests():
             return f"up to {decision.upto_sequence}"

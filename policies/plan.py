@@ -25,23 +25,23 @@ from local.segment.segment_info import SegmentInfo
 from policies.compacted_view import held_back, view_builds
 from policies.compaction import cleaning_deferrals, cleanings
 from policies.decisions import (
+    AdvanceCleanedOffset,
     AdvanceLogStart,
     CleanLog,
     Decision,
     DropLocal,
     ExpireRemote,
     Plan,
-    RaiseCleaned,
     ReplaceRemote,
     RollActive,
 )
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import drop_deferrals, local_drops, local_expirations
-from policies.manifest_collection import head_collections
+from policies.manifest_collection import manifest_collections
 from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations, leaving
 from policies.snapshot import PartitionSnapshot
-from policies.tier_disabled import give_ups, leaving_for_good
+from policies.tier_disabled import disablings, leaving_for_good
 from policies.tiering import copies, copy_deferrals, rolls
 
 
@@ -51,7 +51,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     A decision refers to the segments of the snapshot. A cleaning earlier in the list changes sizes and ranges, so
     `apply` checks again: a decision about a range that no longer exists is left to the next plan.
     """
-    if given_up := give_ups(snapshot):
+    if given_up := disablings(snapshot):
         return [*given_up]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
     ended = local_expirations(snapshot, dropped, wanted)
@@ -76,7 +76,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
         *leaving(snapshot, expired),
         *leaving_for_good(snapshot),
         *deletions(snapshot),
-        *head_collections(snapshot),
+        *manifest_collections(snapshot),
     ]
 
 
@@ -120,15 +120,17 @@ def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
 
 
 def _without_uploads(
-    replaced: Sequence[ReplaceRemote | RaiseCleaned], dropped: Sequence[DropLocal]
-) -> tuple[list[ReplaceRemote | RaiseCleaned], list[DropLocal]]:
+    replaced: Sequence[ReplaceRemote | AdvanceCleanedOffset], dropped: Sequence[DropLocal]
+) -> tuple[list[ReplaceRemote | AdvanceCleanedOffset], list[DropLocal]]:
     """Remove the replacements, which wait while uploads are paused.
 
-    Drops of their segments, and of all later segments, are removed too. `RaiseCleaned` decisions stay, because they
-    upload nothing.
+    Drops of their segments, and of all later segments, are removed too. `AdvanceCleanedOffset` decisions stay, because
+    they upload nothing.
     """
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
-    raised: list[ReplaceRemote | RaiseCleaned] = [each for each in replaced if not isinstance(each, ReplaceRemote)]
+    raised: list[ReplaceRemote | AdvanceCleanedOffset] = [
+        each for each in replaced if not isinstance(each, ReplaceRemote)
+    ]
     return raised, [each for each in dropped if first is None or each.next_offset <= first]
 
 

@@ -11,7 +11,7 @@ offset of the last one, without a gap.
 |---|---|
 | lost enough | `ReplaceRemote`: it is uploaded, and one entry replaces the entries it tiles |
 | lost less | none; entries and tombstones stay until it has lost enough, or retention expires the entries |
-| lost no record | `RaiseCleaned`: the entries are as clean as the disk, one commit records it |
+| lost no record | `AdvanceCleanedOffset`: the entries are as clean as the disk, one commit records it |
 | lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
 
 "Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. For a segment
@@ -37,14 +37,14 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from local.segment.segment_info import SegmentInfo
-from policies.decisions import RaiseCleaned, ReplaceRemote
+from policies.decisions import AdvanceCleanedOffset, ReplaceRemote
 from policies.snapshot import PartitionSnapshot
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 
 def replacements(
     snapshot: PartitionSnapshot, *, going: AbstractSet[str] = frozenset()
-) -> list[ReplaceRemote | RaiseCleaned]:
+) -> list[ReplaceRemote | AdvanceCleanedOffset]:
     """Return the decisions about entries that a local segment tiles, in offset order.
 
     `going` are the ulids of entries that the same plan expires; these are skipped.
@@ -52,7 +52,7 @@ def replacements(
     cut = snapshot.clean_cut
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on or cut == 0 or not _holds_all(snapshot, cut):
         return []
-    found: list[ReplaceRemote | RaiseCleaned] = []
+    found: list[ReplaceRemote | AdvanceCleanedOffset] = []
     for segment in snapshot.closed:
         if segment.next_offset > cut or segment.is_empty or segment.base_offset in snapshot.copying:
             continue
@@ -62,13 +62,13 @@ def replacements(
     return found
 
 
-def tiled(rows: Sequence[RemoteSegment], base_offset: int, next_offset: int) -> tuple[RemoteSegment, ...]:
+def tiled(rows: Sequence[SegmentEntry], base_offset: int, next_offset: int) -> tuple[SegmentEntry, ...]:
     """Return the entries that tile ``[base_offset, next_offset)`` exactly, else none.
 
     Each entry begins at the next offset of the one before. `rows` ascend and do not overlap.
     """
     first = bisect_left(rows, base_offset, key=attrgetter("base_offset"))
-    found: list[RemoteSegment] = []
+    found: list[SegmentEntry] = []
     reached = base_offset
     while reached < next_offset and first + len(found) < len(rows):
         row = rows[first + len(found)]
@@ -85,8 +85,8 @@ def _holds_all(snapshot: PartitionSnapshot, cut: int) -> bool:
 
 
 def _decided(
-    snapshot: PartitionSnapshot, segment: SegmentInfo, rows: Sequence[RemoteSegment], cut: int
-) -> list[ReplaceRemote | RaiseCleaned]:
+    snapshot: PartitionSnapshot, segment: SegmentInfo, rows: Sequence[SegmentEntry], cut: int
+) -> list[ReplaceRemote | AdvanceCleanedOffset]:
     if min(row.cleaned_through or 0 for row in rows) >= cut:
         return []
     remote_bytes = sum(row.size_bytes for row in rows)
@@ -107,7 +107,7 @@ def _decided(
     if segment.base_offset in snapshot.shrunk or any(row.made_by is not None for row in rows):
         return []
     return [
-        RaiseCleaned(
+        AdvanceCleanedOffset(
             base_offset=segment.base_offset,
             next_offset=segment.next_offset,
             ulids=ulids,

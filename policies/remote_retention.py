@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
+from policies.decisions import DeletePage, DeletePending, ExpirePage, ExpireRemote
 from policies.formatting import format_ms
 from policies.rules import deletion_due_ms
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import SpillRow
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 
 UNLINKED_MAX = 4096  # objects that a manifest lists one by one: 20 bytes each, a third of a manifest's limit
 PAGES_DELETED_MAX = 2  # per plan; some 16,000 objects
@@ -47,7 +47,7 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
             break
         if row.next_offset > snapshot.log_start_offset:
             kept_bytes -= row.size_bytes
-        expired.append(expire_row(row, reason))
+        expired.append(expire_entry(row, reason))
     return expired
 
 
@@ -63,16 +63,16 @@ def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> lis
     return [
         *(expire_page(page, f"all below the log start {snapshot.log_start_offset}") for page in snapshot.dead_pages),
         *(expire_page(page, f"all its rows, the last one: {expired[-1].reason}") for page in whole),
-        *singles[: room_for_rows(snapshot)],
+        *singles[: room_for_entries(snapshot)],
     ]
 
 
-def room_for_rows(snapshot: PartitionSnapshot) -> int:
+def room_for_entries(snapshot: PartitionSnapshot) -> int:
     """The number of entries that can be unlinked one by one: each lists two objects."""
     return max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
 
 
-def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
+def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
     """Return the objects whose grace period has passed and that no entry names, then the due pages.
 
     Entries of the log and of views both count.
@@ -85,7 +85,7 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
         return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace {format_ms(grace_ms)}"
 
     objects = [
-        DeleteUnlinked(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
+        DeletePending(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
         for unlinked in due
         if unlinked.key not in live
     ]
@@ -97,7 +97,7 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
     return [*objects, *pages[:PAGES_DELETED_MAX]]
 
 
-def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
+def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
     """Return the oldest page whose entries must be read, because some may expire; None without one.
 
     Called again with the fuller snapshot, it may return the next page.
@@ -124,11 +124,11 @@ def log_bytes(snapshot: PartitionSnapshot) -> int:
     return remote_bytes + local_bytes
 
 
-def _below_log_start(row: RemoteSegment, log_start_offset: int) -> str | None:
+def _below_log_start(row: SegmentEntry, log_start_offset: int) -> str | None:
     return f"below the log start {log_start_offset}" if row.next_offset <= log_start_offset else None
 
 
-def _too_old(row: RemoteSegment, now_ms: int, limit: int | None) -> str | None:
+def _too_old(row: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
     """Compare the newest record's age with the limit.
 
     Without a timestamp the commit time counts, as the file's mtime does on disk.
@@ -146,14 +146,14 @@ def _too_old(row: RemoteSegment, now_ms: int, limit: int | None) -> str | None:
     return f"newest record {format_ms(age_ms)} old, retention.ms={format_ms(limit)}" if age_ms >= limit else None
 
 
-def _too_large(row: RemoteSegment, kept_bytes: int, limit: int | None) -> str | None:
+def _too_large(row: SegmentEntry, kept_bytes: int, limit: int | None) -> str | None:
     """Expire an entry only if the log without it still reaches the limit."""
     if limit is None or kept_bytes - row.size_bytes < limit:
         return None
     return f"{kept_bytes} bytes kept, retention.bytes={limit}"
 
 
-def expire_row(row: RemoteSegment, reason: str) -> ExpireRemote:
+def expire_entry(row: SegmentEntry, reason: str) -> ExpireRemote:
     return ExpireRemote(
         ulid=row.ulid,
         base_offset=row.base_offset,
@@ -165,7 +165,7 @@ def expire_row(row: RemoteSegment, reason: str) -> ExpireRemote:
     )
 
 
-def expire_page(page: SpillRow, reason: str) -> ExpirePage:
+def expire_page(page: PageEntry, reason: str) -> ExpirePage:
     return ExpirePage(
         key=page.key,
         base_offset=page.base_offset,

@@ -15,10 +15,10 @@ from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import SpillRow, UnlinkedObject, UnlinkedPage
+    from remote.manifest.manifest import PageEntry, PendingDelete, PendingPageDelete
     from remote.manifest.view import CompactedView
 
 
@@ -56,15 +56,15 @@ class PartitionSnapshot:
     stable_offset: int
     segments: tuple[SegmentInfo, ...]
     is_tiered: bool = False
-    remote: tuple[RemoteSegment, ...] = ()
-    spills: tuple[SpillRow, ...] = ()
-    known_pages: tuple[SpillRow, ...] = ()
-    unlinked: tuple[UnlinkedObject, ...] = ()
-    unlinked_pages: tuple[UnlinkedPage, ...] = ()
+    remote: tuple[SegmentEntry, ...] = ()
+    spills: tuple[PageEntry, ...] = ()
+    known_pages: tuple[PageEntry, ...] = ()
+    unlinked: tuple[PendingDelete, ...] = ()
+    unlinked_pages: tuple[PendingPageDelete, ...] = ()
     views: tuple[CompactedView, ...] = ()
     local_views: tuple[CompactedView, ...] = ()
     keeps_views_on_disk: bool = False
-    given_up: tuple[SpillRow | RemoteSegment, ...] = ()
+    given_up: tuple[PageEntry | SegmentEntry, ...] = ()
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
     copying: frozenset[int] = field(default_factory=frozenset)
@@ -104,7 +104,7 @@ class PartitionSnapshot:
         return self.segments[:-1]
 
     @cached_property
-    def committed(self) -> tuple[RemoteSegment, ...]:
+    def committed(self) -> tuple[SegmentEntry, ...]:
         """The known entries that readers see.
 
         Half-copied and half-deleted entries count nowhere (KIP-405).
@@ -112,7 +112,7 @@ class PartitionSnapshot:
         return tuple(row for row in self.remote if row.state is SegmentState.COPY_FINISHED)
 
     @property
-    def committed_parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
+    def committed_parts(self) -> tuple[PageEntry | SegmentEntry, ...]:
         """All entries that readers see, in no order; entries that are not known are given as pages."""
         return (*self.spills, *self.committed)
 
@@ -127,16 +127,16 @@ class PartitionSnapshot:
         return sum(each.size_bytes for each in self.committed_parts)
 
     @property
-    def dead_pages(self) -> tuple[SpillRow, ...]:
+    def dead_pages(self) -> tuple[PageEntry, ...]:
         """The pages of `spills` wholly below the log start: none of their entries needs to be read."""
         return tuple(spill for spill in self.spills if spill.next_offset <= self.log_start_offset)
 
     @property
-    def oldest_unknown(self) -> SpillRow | None:
+    def oldest_unknown(self) -> PageEntry | None:
         """The first page that reaches above the log start and whose entries are not known."""
         return next((spill for spill in self.spills if spill.next_offset > self.log_start_offset), None)
 
-    def known_oldest(self) -> tuple[RemoteSegment, ...]:
+    def known_oldest(self) -> tuple[SegmentEntry, ...]:
         """The committed entries below the first unknown page, ascending.
 
         Pages wholly below the log start are ignored.

@@ -13,15 +13,15 @@ without entries.
 
 from __future__ import annotations
 
-from policies.decisions import ExpirePage, ExpireRemote, GiveUpRemote
-from policies.remote_retention import expire_page, expire_row, room_for_rows
+from policies.decisions import DisableTier, ExpirePage, ExpireRemote
+from policies.remote_retention import expire_entry, expire_page, room_for_entries
 from policies.snapshot import PartitionSnapshot
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 _REASON = "the tier was given up"
 
 
-def give_ups(snapshot: PartitionSnapshot) -> list[GiveUpRemote]:
+def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
     """Return at most one decision.
 
     It exists if the bucket holds entries or views that count, or if the log begins below the disk.
@@ -33,7 +33,7 @@ def give_ups(snapshot: PartitionSnapshot) -> list[GiveUpRemote]:
     if not holds_something and snapshot.log_start_offset >= starts_at:
         return []
     return [
-        GiveUpRemote(
+        DisableTier(
             offset=max(starts_at, snapshot.log_start_offset),
             size_bytes=snapshot.committed_bytes,
             reason="remote.storage.enable=false, remote.log.delete.on.disable=true",
@@ -46,9 +46,9 @@ def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRem
 
     Both are oldest first.
     """
-    rows = [part for part in snapshot.given_up if isinstance(part, RemoteSegment)]
-    pages = [part for part in snapshot.given_up if not isinstance(part, RemoteSegment)]
+    rows = [part for part in snapshot.given_up if isinstance(part, SegmentEntry)]
+    pages = [part for part in snapshot.given_up if not isinstance(part, SegmentEntry)]
     return [
         *(expire_page(page, _REASON) for page in pages),
-        *(expire_row(row, _REASON) for row in rows[: room_for_rows(snapshot)]),
+        *(expire_entry(row, _REASON) for row in rows[: room_for_entries(snapshot)]),
     ]

@@ -89,13 +89,13 @@ class RemoteTier:
     | field | meaning |
     |---|---|
     | `entries`, `expired` | ranges that the bucket holds, and held; both ascend and are disjoint |
-    | `taken_upto` | no log may assign an offset below it again |
+    | `allocated_end_offset` | no log may assign an offset below it again |
     | `counts` | False if the tier was disabled, so that its entries count for nothing |
     | `is_other_writer` | another node has a log of this partition and was the last writer |
     """
 
     log_start_offset: int
-    taken_upto: int
+    allocated_end_offset: int
     entries: tuple[EpochRange, ...] = ()
     expired: tuple[EpochRange, ...] = ()
     counts: bool = True
@@ -124,8 +124,10 @@ class TierVerdict:
 
 def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
     """Return the verdict. `remote` None: no manifest was ever committed."""
-    if local.has_dropped and (remote is None or remote.taken_upto < local.local_start_offset):
-        from_offset = local.log_start_offset if remote is None else max(local.log_start_offset, remote.taken_upto)
+    if local.has_dropped and (remote is None or remote.allocated_end_offset < local.local_start_offset):
+        from_offset = (
+            local.log_start_offset if remote is None else max(local.log_start_offset, remote.allocated_end_offset)
+        )
         return TierVerdict(relation=Relation.LOST, from_offset=from_offset)
     if remote is None:
         return TierVerdict(relation=Relation.UNCOMMITTED)
@@ -137,7 +139,7 @@ def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
     if not local.held:
         return TierVerdict(relation=Relation.EMPTY)
     only_here = _only_here(local, _proof(remote))
-    is_behind = local.next_offset < remote.taken_upto
+    is_behind = local.next_offset < remote.allocated_end_offset
     if only_here and (is_behind or (remote.is_other_writer and only_here[0][0] < remote.log_start_offset)):
         return TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
     if only_here and remote.is_other_writer:

@@ -34,7 +34,7 @@ from local.errors import InvalidRequest
 from local.names import PARTITION_MAX, TopicPartition, check_topic, check_topic_id
 
 HEADS = "meta/head/"
-SPILLS = "meta/spill/"
+PAGES = "meta/spill/"
 DATA = "data/"
 VIEWS = "view/"
 BOUNDARIES = "meta/gc/boundary/"
@@ -50,12 +50,12 @@ _STEM = r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log(?:\
 _DATA_KEY = re.compile(r"data/" + _STEM, re.ASCII)
 _VIEW = r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"
 _VIEW_KEY = re.compile(rf"view/({_VIEW})/{_STEM}", re.ASCII)
-_SPILL_KEY = re.compile(
+_PAGE_KEY = re.compile(
     r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
 )
 _BOUNDARY_KEY = re.compile(r"meta/gc/boundary/([0-9]{20})", re.ASCII)
 _PIN_KEY = re.compile(r"meta/pin/([0-9A-HJKMNP-TV-Z]{26})\.json", re.ASCII)
-_HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
+_MANIFEST_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class DataKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpillKey:
+class PageKey:
     """The fields in the name of a manifest page. Offsets are half open."""
 
     base_offset: int
@@ -181,23 +181,23 @@ def check_view(name: str) -> str:
     return name
 
 
-def spill_key(base_offset: int, next_offset: int, times: tuple[int | None, int | None], epoch: int, ulid: str) -> str:
+def page_key(base_offset: int, next_offset: int, times: tuple[int | None, int | None], epoch: int, ulid: str) -> str:
     """Return the key of a manifest page; `times` are its smallest and largest, in ms."""
     low, high = (max(0, each or 0) for each in times)
-    return f"{SPILLS}{base_offset:020d}-{next_offset:020d}-{low:020d}-{high:020d}-{epoch:010d}-{ulid}.parquet"
+    return f"{PAGES}{base_offset:020d}-{next_offset:020d}-{low:020d}-{high:020d}-{epoch:010d}-{ulid}.parquet"
 
 
-def parse_spill_key(key: str) -> SpillKey | None:
-    """Return the inverse of `spill_key`, without the times; None for anything else."""
-    found = _SPILL_KEY.fullmatch(key)
+def parse_page_key(key: str) -> PageKey | None:
+    """Return the inverse of `page_key`, without the times; None for anything else."""
+    found = _PAGE_KEY.fullmatch(key)
     if found is None:
         return None
-    return SpillKey(base_offset=int(found[1]), next_offset=int(found[2]), epoch=int(found[3]), ulid=found[4])
+    return PageKey(base_offset=int(found[1]), next_offset=int(found[2]), epoch=int(found[3]), ulid=found[4])
 
 
 def parse_epoch(key: str) -> int | None:
     """Return the epoch in the name of a segment, indexes or page object; None for anything else."""
-    parsed = parse_data_key(key) or parse_view_key(key) or parse_spill_key(key)
+    parsed = parse_data_key(key) or parse_view_key(key) or parse_page_key(key)
     return parsed.epoch if parsed is not None else None
 
 
@@ -221,23 +221,23 @@ def object_identity(prefix: str, key: str) -> str:
     It does not depend on the root of the bucket. Encryption and authentication bind objects to it
     (`remote.segments.encryption`, `remote.manifest.sealing`). `key` is as in an entry.
     """
-    home, own = (home_of(key), own_part(key)) if is_foreign(key) else (prefix, key)
+    home, own = (home_of(key), own_part(key)) if is_in_other_topic(key) else (prefix, key)
     return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own
 
 
-def foreign_key(prefix: str, key: str) -> str:
+def key_in_other_topic(prefix: str, key: str) -> str:
     """Return the key by which another partition's entry names the object `key` of `prefix`."""
     return key if key.startswith("/") else f"/{prefix}{key}"
 
 
-def is_foreign(key: str) -> bool:
+def is_in_other_topic(key: str) -> bool:
     """Whether the object belongs to another partition; this partition must never delete it."""
     return key.startswith("/")
 
 
 def own_part(key: str) -> str:
     """Return the key relative to the prefix of the partition that the object belongs to."""
-    return key.split("/", 3)[3] if is_foreign(key) and key.count("/") > 3 else key
+    return key.split("/", 3)[3] if is_in_other_topic(key) and key.count("/") > 3 else key
 
 
 def home_of(key: str) -> str:
@@ -245,13 +245,13 @@ def home_of(key: str) -> str:
     return "/".join(key.split("/", 3)[1:3]) + "/"
 
 
-def head_key(sequence: int) -> str:
+def manifest_key(sequence: int) -> str:
     return f"{HEADS}{sequence:020d}"
 
 
-def parse_head_key(key: str) -> int | None:
+def parse_manifest_key(key: str) -> int | None:
     """Return the sequence of a manifest's key; None for anything else."""
-    found = _HEAD_KEY.fullmatch(key)
+    found = _MANIFEST_KEY.fullmatch(key)
     return int(found[1]) if found else None
 
 

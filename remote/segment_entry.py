@@ -46,7 +46,7 @@ class IndexRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteSegment:
+class SegmentEntry:
     """A segment entry. Offsets half open; sizes in bytes; timestamps in ms.
 
     | field | meaning |
@@ -117,7 +117,7 @@ class RemoteSegment:
         """Size of the transaction index; 0 without abort markers (KIP-405's ``txnIndexEmpty``)."""
         return self.indexes["txn"].length if "txn" in self.indexes else 0
 
-    def to(self, state: SegmentState) -> RemoteSegment:
+    def to(self, state: SegmentState) -> SegmentEntry:
         """Return this entry in a later state; the same state is no change.
 
         Raises InvalidRequest for a transition that is not allowed.

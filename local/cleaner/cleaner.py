@@ -40,9 +40,9 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaner_history import CleaningFigures
-from local.cleaner.cleaner_io import Pace
-from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, find_newest, find_newest_in_part
-from local.cleaner.record_retention import Circumstances, Judge, SegmentVerdict
+from local.cleaner.cleaner_io import CleanerThrottle
+from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, build_offset_map, build_offset_map_of_part
+from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
 from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.index.index_building import IndexRows
@@ -95,7 +95,7 @@ class _Work:
 
     log: Log
     storage: Storage
-    pace: Pace
+    pace: CleanerThrottle
     tally: _Tally
     now_ms: int
     delay_ms: int
@@ -150,8 +150,8 @@ def clean(
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)
         return None
     between = (sealed[0].base_offset, upto)
-    facts = _circumstances(log, between, first_dirty, now_ms, delete_retention_ms, tombstones_below)
-    pace = Pace(log.partition, should_stop, throttle, clock)
+    facts = _clean_context(log, between, first_dirty, now_ms, delete_retention_ms, tombstones_below)
+    pace = CleanerThrottle(log.partition, should_stop, throttle, clock)
     began = clock()
     found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
     if found.reach_offset > log.cleaner_reach:
@@ -171,16 +171,16 @@ def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
     return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
 
 
-def _circumstances(
+def _clean_context(
     log: Log,
     between: tuple[int, int],
     first_dirty: int,
     now_ms: int,
     delete_retention_ms: int,
     tombstones_below: int | None,
-) -> Circumstances:
+) -> CleanContext:
     """The facts for the decisions on the offsets of `between`."""
-    return Circumstances(
+    return CleanContext(
         now_ms=now_ms,
         delete_retention_ms=delete_retention_ms,
         tombstones_below=tombstones_below,
@@ -197,9 +197,9 @@ def _judge(
     storage: Storage,
     sealed: Sequence[SegmentInfo],
     dirty: Sequence[SegmentInfo],
-    facts: Circumstances,
+    facts: CleanContext,
     buffer: Buffer,
-    pace: Pace,
+    pace: CleanerThrottle,
 ) -> _Found:
     """Run pass one and the decisions of pass two.
 
@@ -208,18 +208,18 @@ def _judge(
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
-    newest, fitting = find_newest(storage, segments, dirty[-1].next_offset, aborted, buffer, pace, **where)
+    newest, fitting = build_offset_map(storage, segments, dirty[-1].next_offset, aborted, buffer, pace, **where)
     is_cut = fitting < min(len(dirty), SEGMENTS_MAX)
     reach_offset = upto_offset = facts.upto_offset
     if fitting == 0:
         end = dirty[0].next_offset
-        newest, upto_offset = find_newest_in_part(storage, segments[0], end, aborted, buffer, pace, **where)
+        newest, upto_offset = build_offset_map_of_part(storage, segments[0], end, aborted, buffer, pace, **where)
         reach_offset, facts = upto_offset, replace(facts, upto_offset=end)
     elif fitting < len(dirty):
         reach_offset, upto_offset = dirty[fitting].next_offset, dirty[fitting].base_offset
         facts = replace(facts, upto_offset=upto_offset)
     indexed, indexed_bytes = pace.clock(), pace.bytes_read
-    judge = Judge(facts, newest, aborted)
+    judge = RecordFilter(facts, newest, aborted)
     judged = [
         judge.segment(storage, log.segment(info.base_offset), info.next_offset, pace)
         for info in sealed
@@ -277,7 +277,7 @@ def _result(
     )
 
 
-def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: Circumstances) -> str:
+def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: CleanContext) -> str:
     """The line that Kafka's log cleaner logs before it rewrites segments, plus the tombstone bound.
 
     The first time is the last modification of the last segment. Tombstones of formats 0 and 1 are removed from segments

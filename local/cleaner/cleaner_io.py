@@ -19,7 +19,7 @@ from local.storage import Storage
 
 
 @dataclass(slots=True)
-class Pace:
+class CleanerThrottle:
     """`throttle` gets the bytes just read or written, and may block. `clock` is in seconds."""
 
     partition: TopicPartition

@@ -24,8 +24,8 @@ or has no room for copies, restarts in the next way.
 
 If the next segment does not fit, the pass ends before it. Its records may already have cleared the bits of older
 records. The bits stay cleared: the newer record is below the last stable offset and stays, so the newest record of the
-key remains (I4). If the first segment does not fit, `find_newest_in_part` enters its records in order up to the first
-record without room, as in Kafka; all records from there on stay.
+key remains (I4). If the first segment does not fit, `build_offset_map_of_part` enters its records in order up to the
+first record without room, as in Kafka; all records from there on stay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import Pace
+from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.key_digests import SECRET_BYTES, digest_keys
 from local.cleaner.record_bits import Bits, joined, packed
 from local.errors import Corrupt, InvalidRequest
@@ -92,8 +92,8 @@ class Buffer:
     load_factor: float = 0.9
 
 
-class NewestRecords:
-    """See the module text. Created by `find_newest`; not thread safe."""
+class OffsetMap:
+    """See the module text. Created by `build_offset_map`; not thread safe."""
 
     def __init__(self, keys: Keys, records: int, buffer: Buffer, *, from_offset: int = 0) -> None:
         """`records` is the maximum number of records. Records below `from_offset` are not entered."""
@@ -137,7 +137,9 @@ class NewestRecords:
         """The bytes of a segment whose keys were entered; None for any other."""
         return self._mapped.get(base_offset)
 
-    def add(self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: Pace) -> Added:
+    def add(
+        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: CleanerThrottle
+    ) -> Added:
         """Enter all of a segment, or nothing that counts. Raises Corrupt, InvalidRequest, CleaningAborted."""
         mapped = pace.mapped(storage, segment)
         self._held = self.keys.hold(mapped)
@@ -162,7 +164,7 @@ class NewestRecords:
         return Added.WHOLE
 
     def add_in_part(
-        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: Pace
+        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: CleanerThrottle
     ) -> Added:
         """Enter a segment up to the first record without room (`end_offset`). All records from there on stay."""
         self._is_in_part = True
@@ -256,16 +258,16 @@ class NewestRecords:
             self._tombstones = np.concatenate((self._tombstones, np.zeros(more, np.uint8)))
 
 
-def find_newest(
+def build_offset_map(
     storage: Storage,
     segments: Sequence[Segment],
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
     buffer: Buffer,
-    pace: Pace,
+    pace: CleanerThrottle,
     *,
     from_offset: int = 0,
-) -> tuple[NewestRecords, int]:
+) -> tuple[OffsetMap, int]:
     """Run pass one over the dirty `segments` up to `next_offset`; also returns how many fitted.
 
     No segment may be empty; perhaps none fits. Records below `from_offset` are clean and are not entered.
@@ -273,7 +275,7 @@ def find_newest(
     """
     records = _records(storage, segments, next_offset, buffer)
     for keys in _ways(records, buffer):
-        newest = NewestRecords(keys, records, buffer, from_offset=from_offset)
+        newest = OffsetMap(keys, records, buffer, from_offset=from_offset)
         done, added = 0, Added.WHOLE
         for segment in segments[:SEGMENTS_MAX]:
             added = newest.add(storage, segment, aborted, pace)
@@ -286,16 +288,16 @@ def find_newest(
     return newest, done
 
 
-def find_newest_in_part(
+def build_offset_map_of_part(
     storage: Storage,
     segment: Segment,
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
     buffer: Buffer,
-    pace: Pace,
+    pace: CleanerThrottle,
     *,
     from_offset: int = 0,
-) -> tuple[NewestRecords, int]:
+) -> tuple[OffsetMap, int]:
     """Run pass one over as many records of one segment as fit.
 
     Also returns the offset of the first record that was not entered.
@@ -303,7 +305,7 @@ def find_newest_in_part(
     Raises Corrupt, CleaningAborted, and InvalidRequest if not one key fits the buffer.
     """
     for keys in (Keys.IN_PLACE, Keys.DIGESTED):
-        newest = NewestRecords(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
+        newest = OffsetMap(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
         if newest.add_in_part(storage, segment, aborted, pace) is not Added.PACKED:
             break
     end = next_offset if newest.end_offset is None else newest.end_offset

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaned_transactions import CleanedTransactions
-from local.cleaner.cleaner_io import Pace
+from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.offset_map import Flags, check_whole
 from local.cleaner.record_bits import Bits, clear, packed
 from local.format.batch_header import (
@@ -72,7 +72,7 @@ _REBASED_GROWTH = 6  # approximate growth of a record in bytes when its timestam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class CleanContext:
     """The constants of one pass. Times in ms; `upto_offset` is the exclusive end of the pass.
 
     `dirty_from` is the first offset of pass one. It may be inside a segment: records below it are treated as records of
@@ -131,7 +131,7 @@ class SegmentVerdict:
     has_legacy: bool = False
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
-    def measure(self, storage: Storage, pace: Pace) -> None:
+    def measure(self, storage: Storage, pace: CleanerThrottle) -> None:
         """Set both bounds to the exact value; reads the lengths of all records.
 
         Raises CleaningAborted, Corrupt, DiskFailed.
@@ -178,19 +178,19 @@ class Newest(Protocol):
         ...
 
 
-class Judge:
+class RecordFilter:
     """Decides on the segments of one pass, each once and in order.
 
     Transactions continue from one segment to the next.
     """
 
-    def __init__(self, circumstances: Circumstances, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
+    def __init__(self, clean_context: CleanContext, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
-        self._facts = circumstances
+        self._facts = clean_context
         self._newest = newest
         self._aborted = aborted
-        self._last_data = np.array(sorted(each.last_offset for each in circumstances.producers.values()), np.int64)
-        self._transactions = CleanedTransactions(aborted, tombstones_below=circumstances.tombstones_below)
+        self._last_data = np.array(sorted(each.last_offset for each in clean_context.producers.values()), np.int64)
+        self._transactions = CleanedTransactions(aborted, tombstones_below=clean_context.tombstones_below)
 
     def begin(self, producer_ids: Iterable[int], offset: int) -> None:
         """Assume data of these producers' open transactions below `offset`, the first segment's start.
@@ -200,7 +200,7 @@ class Judge:
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
 
-    def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
+    def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: CleanerThrottle) -> SegmentVerdict:
         """Decide on one segment. Raises Corrupt, CleaningAborted."""
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import Pace
+from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.record_retention import SegmentVerdict
 from local.index import offset_index, time_index
 from local.index.index_building import IndexRows
@@ -23,7 +23,12 @@ POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 
 
 def grouped(
-    judged: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace, *, apart_at: int = 0
+    judged: Sequence[SegmentVerdict],
+    settings: LogSettings,
+    storage: Storage,
+    pace: CleanerThrottle,
+    *,
+    apart_at: int = 0,
 ) -> list[list[SegmentVerdict]]:
     """Merge neighbours whose remaining records fit one segment; every other segment stays alone.
 
@@ -43,7 +48,7 @@ def grouped(
 def survivors(
     group: Sequence[SegmentVerdict],
     storage: Storage,
-    pace: Pace,
+    pace: CleanerThrottle,
     rows: IndexRows,
     horizon_ms: int,
     out: NDArray[np.uint8],
@@ -67,7 +72,7 @@ def survivors(
                 yield part
 
 
-def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: Pace) -> bool:
+def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: CleanerThrottle) -> bool:
     """Whether the remains of `group` form a legal segment.
 
     Records are measured only if the bounds do not decide.

@@ -161,7 +161,7 @@ class ShrinkableLog(ReadableLog):
             if cut is None or cut.next_offset < self.log_start_offset:
                 self.restart_at(offset, self.epochs.truncate_from_end(offset), now_ms=now_ms)
                 return offset
-            self._vouch_no_further_than(cut.next_offset)
+            self._certify_no_further_than(cut.next_offset)
             with self._failing():
                 interval_bytes = self.settings.index_interval_bytes
                 last = truncation.make(self._storage, self.directory, cut, interval_bytes=interval_bytes)
@@ -217,7 +217,7 @@ class ShrinkableLog(ReadableLog):
                 raise Conflict("starting a log over, it got records meanwhile", **facts)
             start = self.log_start_offset
             self.before_cut(offset, now_ms)
-            self._vouch_no_further_than(offset)
+            self._certify_no_further_than(offset)
             with self._failing():
                 loading.discard(self._storage, self.directory, self._view.segments)
                 self._snapshots.remove_all()
@@ -392,7 +392,7 @@ class ShrinkableLog(ReadableLog):
                 self.recovery_point = max(self.recovery_point, next_offset)
         return written
 
-    def _vouch_no_further_than(self, offset: int) -> None:
+    def _certify_no_further_than(self, offset: int) -> None:
         """Lower the offsets trusted at start-up, in memory and in the checkpoints, before records are removed.
 
         If the checkpoints cannot be written, the values in memory are restored, so that the next try writes them.

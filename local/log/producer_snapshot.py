@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
-HEAD_BYTES, ENTRY_BYTES = _HEAD.size, _ENTRY.size
+MANIFEST_BYTES, ENTRY_BYTES = _HEAD.size, _ENTRY.size
 _CRC_START = 6
 
 
@@ -71,7 +71,7 @@ def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
     Raises Corrupt, naming `path`, for another version, a wrong checksum or a wrong size.
     """
     view = memoryview(data).cast("B")
-    if len(view) < HEAD_BYTES:
+    if len(view) < MANIFEST_BYTES:
         raise Corrupt("reading a producer snapshot, shorter than its head", path=path, size_bytes=len(view))
     version, crc, count = _HEAD.unpack_from(view)
     if version != VERSION:
@@ -81,11 +81,11 @@ def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
         raise Corrupt(
             "reading a producer snapshot, crc differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
         )
-    if count < 0 or len(view) != HEAD_BYTES + count * ENTRY_BYTES:
+    if count < 0 or len(view) != MANIFEST_BYTES + count * ENTRY_BYTES:
         raise Corrupt(
             "reading a producer snapshot, size and count differ", path=path, size_bytes=len(view), count=count
         )
-    return [_entry(fields) for fields in _ENTRY.iter_unpack(view[HEAD_BYTES:])]
+    return [_entry(fields) for fields in _ENTRY.iter_unpack(view[MANIFEST_BYTES:])]
 
 
 def _entry(fields: tuple[int, ...]) -> ProducerEntry:

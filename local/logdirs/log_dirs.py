@@ -32,7 +32,7 @@ from local.log.checkpoints import MetaProperties
 from local.logdirs.log_dir import LogDirectory
 from local.logdirs.log_dir_info import LogDirFacts
 from local.logdirs.log_moves import Progress, move_log, remove_tree, rename_deleted
-from local.logdirs.move_recovery import Leftover, find_leftovers, settle
+from local.logdirs.move_recovery import IncompleteMove, find_incomplete_moves, settle
 from local.logdirs.offline_detection import WatchedStorage, offline
 from local.names import TopicPartition
 from local.settings import LogSettings
@@ -78,7 +78,7 @@ class LogDirectories:
         self.cordoned = frozenset(cordoned)
         self.on_offline: OnOffline = lambda root, error: None
         self._is_closed = False
-        self._leftovers: list[Leftover] = []
+        self._leftovers: list[IncompleteMove] = []
         self._doomed: list[_Doomed] = []
         self._changing = threading.Lock()
         self._offline: dict[str, LogError] = {}
@@ -295,7 +295,7 @@ class LogDirectories:
             self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed, topic_id))
         directory.try_checkpoints()
 
-    def remove_leftovers(self, topic: str, topic_id: str) -> None:
+    def remove_incomplete_moves(self, topic: str, topic_id: str) -> None:
         """At the start: delete the ``-delete`` directories of a deleted topic. Other topics' directories stay."""
         for each in [each for each in self._leftovers if each.is_deleted_topics(topic, topic_id)]:
             remove_tree(each.storage, each.root, each.path)
@@ -485,8 +485,8 @@ class LogDirectories:
     def _take(self, root: str, like: MetaProperties | None) -> LogDirectory:
         return LogDirectory(self._storages[root], root, read_only=self.read_only, like=like)
 
-    def _find_leftovers(self, root: str) -> list[Leftover]:
-        return find_leftovers(self._storages[root], root) if self._is_there(root) else []
+    def _find_leftovers(self, root: str) -> list[IncompleteMove]:
+        return find_incomplete_moves(self._storages[root], root) if self._is_there(root) else []
 
     def _list(self, root: str) -> list[TopicPartition]:
         if self.read_only and len(self.roots) == 1 and not self._is_there(root):

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class IncompleteMove:
     """A ``-future`` or ``-delete`` directory.
 
     Of a ``-delete`` with a shortened topic name, only `mark` identifies the move that it belongs to.
@@ -55,7 +55,7 @@ class Leftover:
         return found == topic_id or (found is None and self.partition.topic == topic)
 
 
-def find_leftovers(storage: Storage, root: str) -> list[Leftover]:
+def find_incomplete_moves(storage: Storage, root: str) -> list[IncompleteMove]:
     """The leftovers of one directory, ordered by name."""
     found = []
     for name in storage.list(root):
@@ -64,14 +64,16 @@ def find_leftovers(storage: Storage, root: str) -> list[Leftover]:
             partition, mark, suffix = parsed
             is_future = suffix == names.FUTURE_DIRECTORY
             found.append(
-                Leftover(storage=storage, root=root, name=name, partition=partition, mark=mark, is_future=is_future)
+                IncompleteMove(
+                    storage=storage, root=root, name=name, partition=partition, mark=mark, is_future=is_future
+                )
             )
     return found
 
 
 def settle(
-    leftovers: Sequence[Leftover], where: dict[TopicPartition, tuple[str, ...]], storages: Mapping[str, Storage]
-) -> list[Leftover]:
+    leftovers: Sequence[IncompleteMove], where: dict[TopicPartition, tuple[str, ...]], storages: Mapping[str, Storage]
+) -> list[IncompleteMove]:
     """Finish or undo moves; return the leftovers that stay.
 
     `where` maps each log to its roots; a log whose move is finished here is added. If a disk fails, its leftovers stay.
@@ -92,7 +94,7 @@ def settle(
     return alone
 
 
-def _finish_switch(source: Leftover, future: Leftover) -> None:
+def _finish_switch(source: IncompleteMove, future: IncompleteMove) -> None:
     """Step 5 of a move.
 
     The ``-delete`` name is made durable first: otherwise a power failure could restore the old name as a second live
@@ -105,7 +107,7 @@ def _finish_switch(source: Leftover, future: Leftover) -> None:
 
 
 def _discard(
-    leftover: Leftover, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
+    leftover: IncompleteMove, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
 ) -> bool:
     """Delete a leftover if the log itself is in exactly one directory. Returns False if it stays.
 
@@ -123,7 +125,7 @@ def _discard(
     return True
 
 
-def _is_copy_of(leftover: Leftover, storage: Storage, path: str) -> bool:
+def _is_copy_of(leftover: IncompleteMove, storage: Storage, path: str) -> bool:
     """Whether both hold the same topic id.
 
     A leftover without a topic id is partly deleted and counts as a copy.

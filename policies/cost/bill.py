@@ -30,7 +30,7 @@ from policies.cost.storage_cost import (
     monthly_storage,
     request_cost,
 )
-from policies.cost.storage_usage import KeepingDollars, Lying, Stored, beside
+from policies.cost.storage_usage import StorageDollars, StorageUsage, Stored, beside
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
@@ -66,7 +66,7 @@ class TopicFacts:
     """
 
     topic: str
-    lying: Lying = field(default_factory=Lying)
+    lying: StorageUsage = field(default_factory=StorageUsage)
     local_bytes: int = 0
     both_bytes: int = 0
     segments: int = 0
@@ -118,7 +118,7 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
     return [_bill(each, kept_for, prices) for each, kept_for in everything]
 
 
-def _bill(of: TopicFacts, kept: KeepingDollars, prices: PriceTable) -> TopicBill:
+def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill:
     month = of.requests.scaled(_to_month(of.period_ms)) if of.requests is not None else Requests()
     requests, retrieval = request_dollars(month, of.lying.data, prices)
     disk = prices.disk_per_gb_month / GIB

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from policies.cost.prices import STANDARD, Prices, PriceTable
-from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.scenarios import Scenario, Stream, cost_of
 from policies.cost.simulation import RANGE_BYTES
 from policies.cost.storage_cost import (
     DAY_MS,
@@ -134,7 +134,7 @@ def advise_costs(
 
 
 def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
-    today = cost_of([stream], Variant(), prices)
+    today = cost_of([stream], Scenario(), prices)
     found = []
     for variant, key, value, reason in _candidates(stream):
         then = cost_of([stream], variant, prices)
@@ -153,24 +153,24 @@ def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
     return found
 
 
-def _candidates(stream: Stream) -> list[tuple[Variant, str, str, str]]:
+def _candidates(stream: Stream) -> list[tuple[Scenario, str, str, str]]:
     """Return (variant, property, value, reason) for each change worth a simulation."""
     found = []
     size = stream.workload.segment_bytes
     if size * 4 <= SEGMENT_BYTES_MAX:
         larger = size * 4
         why = f"requests are per segment, and segments are {size >> 10} KiB at most"
-        found.append((Variant(segment_bytes=larger), "segment.bytes", str(larger), why))
+        found.append((Scenario(segment_bytes=larger), "segment.bytes", str(larger), why))
     share = stream.zstd_share
     if share is not None and share < ZSTD_PAYS_BELOW and stream.workload.stored_share > share:
         why = f"samples shrink to {share:.0%} in the bucket"
-        found.append((Variant(compression="zstd"), "remote.compression", "zstd", why))
+        found.append((Scenario(compression="zstd"), "remote.compression", "zstd", why))
     kept = stream.rules.local_limits.ms
     for choice in LOCAL_CHOICES_MS:
         if kept is None or choice < kept:
             hours = choice // (DAY_MS // 24)
             why = "what is in the bucket is kept on the disk as well"
-            found.append((Variant(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
+            found.append((Scenario(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
     return found
 
 

@@ -15,14 +15,22 @@ from dataclasses import dataclass
 
 from local.names import TopicPartition
 from policies.cost.prices import STANDARD, PriceTable
-from policies.cost.storage_usage import KeepingDollars, Lying, Stored, keeping_dollars, of_page, stored_of, together
+from policies.cost.storage_usage import (
+    StorageDollars,
+    StorageUsage,
+    Stored,
+    of_page,
+    storage_dollars,
+    stored_of,
+    together,
+)
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import SpillRow
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class PageEstimate:
     """Assumptions about a page's objects where the manifest does not describe them.
 
     See `policies.cost.storage_usage.of_page`. `storage_class` is the class of the newest entry. `indexes_share` is the
@@ -33,41 +41,41 @@ class Alike:
     indexes_share: float
 
 
-def alike(snapshot: PartitionSnapshot) -> Alike:
+def alike(snapshot: PartitionSnapshot) -> PageEstimate:
     """Return the assumptions from the known entries.
 
     Entries of a disabled tier have the lower offsets, so the last known entry is the newest.
     """
-    known = [*(each for each in snapshot.given_up if isinstance(each, RemoteSegment)), *snapshot.remote]
+    known = [*(each for each in snapshot.given_up if isinstance(each, SegmentEntry)), *snapshot.remote]
     size = sum(row.size_bytes for row in known)
-    return Alike(
+    return PageEstimate(
         storage_class=(known[-1].storage_class if known else None) or STANDARD,
         indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.0,
     )
 
 
-def lying_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> Lying:
+def usage_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> StorageUsage:
     """Return the snapshot's bytes in the bucket, without manifests, pages and views."""
     to = alike(snapshot)
     parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.given_up)]
     waiting = sum(each.size_bytes for each in snapshot.unlinked)
     waiting += sum(each.size_bytes for each in snapshot.unlinked_pages)
-    return together([*parts, Lying(waiting_bytes=waiting)])
+    return together([*parts, StorageUsage(waiting_bytes=waiting)])
 
 
-def of_part(part: SpillRow | RemoteSegment, to: Alike, prices: PriceTable) -> Lying:
+def of_part(part: PageEntry | SegmentEntry, to: PageEstimate, prices: PriceTable) -> StorageUsage:
     """Return the objects of an entry, or of all entries of a page."""
-    if isinstance(part, RemoteSegment):
+    if isinstance(part, SegmentEntry):
         data = {part.storage_class or STANDARD: stored_of([part.stored_bytes], prices)}
-        return Lying(data=data, small_bytes=part.indexes_bytes)
+        return StorageUsage(data=data, small_bytes=part.indexes_bytes)
     return of_page(part, to.storage_class, to.indexes_share)
 
 
-def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:
+def gone(parts: Iterable[StorageUsage], prices: PriceTable) -> StorageUsage:
     """Return the parts as negative amounts, to be added to the stored bytes."""
     whole = together(parts)
     floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
-    return Lying(
+    return StorageUsage(
         data={
             name: Stored(
                 objects=-each.objects,
@@ -83,19 +91,19 @@ def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:
 
 
 def bill_of(
-    lying: Mapping[TopicPartition, Lying], names: Iterable[TopicPartition], prices: PriceTable
-) -> KeepingDollars:
+    lying: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
+) -> StorageDollars:
     """Return the share of the whole bill that these partitions pay."""
-    shares = dict(zip(lying, keeping_dollars(list(lying.values()), prices), strict=True))
+    shares = dict(zip(lying, storage_dollars(list(lying.values()), prices), strict=True))
     ours = [shares[name] for name in names if name in shares]
-    return KeepingDollars(
+    return StorageDollars(
         storage=sum(each.storage for each in ours),
         index=sum(each.index for each in ours),
         waiting=sum(each.waiting for each in ours),
     )
 
 
-def bill_changes(lying: Iterable[Lying], changes: Iterable[Lying], prices: PriceTable) -> Iterator[float]:
+def bill_changes(lying: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
     """Yield the dollars a month that each of `changes` adds, one after the other, to all of `lying`.
 
     An estimate can remove more than is stored. The remainder is then 0, not a debt that later changes would pay.
@@ -111,8 +119,8 @@ def bill_changes(lying: Iterable[Lying], changes: Iterable[Lying], prices: Price
         yield dollars - before
 
 
-def _left(whole: Lying) -> Lying:
-    return Lying(
+def _left(whole: StorageUsage) -> StorageUsage:
+    return StorageUsage(
         data={name: each for name, each in whole.data.items() if each.objects > 0 and each.size_bytes > 0},
         small_bytes=max(0, whole.small_bytes),
         index_bytes=max(0, whole.index_bytes),
@@ -120,5 +128,5 @@ def _left(whole: Lying) -> Lying:
     )
 
 
-def _dollars(whole: Lying, prices: PriceTable) -> float:
-    return keeping_dollars([whole], prices)[0].total
+def _dollars(whole: StorageUsage, prices: PriceTable) -> float:
+    return storage_dollars([whole], prices)[0].total

@@ -13,31 +13,31 @@ from itertools import groupby
 from math import ceil, nan
 
 from local.names import TopicPartition
-from policies.cost.plan_bill import Alike, alike, bill_changes, bill_of, gone, lying_of_snapshot, of_part
+from policies.cost.plan_bill import PageEstimate, alike, bill_changes, bill_of, gone, of_part, usage_of_snapshot
 from policies.cost.prices import STANDARD, Prices, PriceTable
 from policies.cost.simulation import RANGE_BYTES
 from policies.cost.storage_cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
-from policies.cost.storage_usage import KeepingDollars, Lying, stored_of, together
+from policies.cost.storage_usage import StorageDollars, StorageUsage, stored_of, together
 from policies.decisions import (
+    AdvanceCleanedOffset,
     AdvanceLogStart,
     BuildView,
-    CollectHeads,
+    CollectManifests,
     CopySegment,
     Decision,
     DeletePage,
-    DeleteUnlinked,
+    DeletePending,
+    DisableTier,
     DropLocal,
     ExpirePage,
     ExpireRemote,
-    GiveUpRemote,
     Plan,
-    RaiseCleaned,
     ReplaceRemote,
 )
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import commits_of
-from remote.manifest.manifest import SpillRow
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 from remote.store.middleware.metered_store import LIST_PAGE
 
 
@@ -76,7 +76,7 @@ class PlanCost:
     """
 
     lines: tuple[DecisionCost, ...]
-    now: KeepingDollars
+    now: StorageDollars
     now_bytes: int
     then_bytes: int
     now_disk_bytes: int
@@ -97,7 +97,7 @@ class PlanCost:
 
     def without_dollars(self) -> PlanCost:
         """Return the same cost where prices are unknown: all dollars are NaN."""
-        nothing = KeepingDollars(storage=nan, index=nan, waiting=nan)
+        nothing = StorageDollars(storage=nan, index=nan, waiting=nan)
         lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
         return replace(self, lines=lines, now=nothing)
 
@@ -116,9 +116,9 @@ class _Place:
     small: Prices
     stored_share: float
     indexes_share: float
-    alike: Alike
-    rows: Mapping[str, RemoteSegment] = field(default_factory=dict)
-    pages: Mapping[str, SpillRow] = field(default_factory=dict)
+    alike: PageEstimate
+    rows: Mapping[str, SegmentEntry] = field(default_factory=dict)
+    pages: Mapping[str, PageEntry] = field(default_factory=dict)
 
     @property
     def new(self) -> Prices:
@@ -130,7 +130,7 @@ def plan_cost(
     plan: Plan,
     snapshots: Sequence[PartitionSnapshot],
     prices: PriceTable,
-    lying: Mapping[TopicPartition, Lying] | None = None,
+    lying: Mapping[TopicPartition, StorageUsage] | None = None,
     *,
     new_class: str = STANDARD,
 ) -> PlanCost:
@@ -145,7 +145,7 @@ def plan_cost(
         for _, run in groupby(decisions, key=type):
             lines += _priced_run(places[name], list(run))
     if lying is None:
-        lying = {each.partition: lying_of_snapshot(each, prices) for each in snapshots}
+        lying = {each.partition: usage_of_snapshot(each, prices) for each in snapshots}
     changes = bill_changes(lying.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
     lines = [replace(line, monthly_dollars=change) for line, change in zip(lines, changes, strict=True)]
     stored = sum(map(_stored, places.values()))
@@ -161,28 +161,28 @@ def plan_cost(
     )
 
 
-def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
+def _change(place: _Place, decision: Decision, prices: PriceTable) -> StorageUsage:
     """Return the change of stored bytes by a decision; negative for unlinked bytes."""
-    went: Iterable[SpillRow | RemoteSegment | None] = ()
-    come = Lying()
+    went: Iterable[PageEntry | SegmentEntry | None] = ()
+    come = StorageUsage()
     match decision:
         case CopySegment() | ReplaceRemote():
             data = round(decision.size_bytes * place.stored_share)
             small = _uploaded(place, decision.size_bytes) - data
-            come = Lying(data={place.new_class: stored_of([data], prices)}, small_bytes=small)
+            come = StorageUsage(data={place.new_class: stored_of([data], prices)}, small_bytes=small)
             went = _counted(place, decision.ulids if isinstance(decision, ReplaceRemote) else ())
-        case GiveUpRemote():
+        case DisableTier():
             went = place.snapshot.committed_parts
         case ExpireRemote():
             went = _counted(place, [decision.ulid])
         case ExpirePage():
             went = [place.pages.get(decision.key)]
-        case DeleteUnlinked() | DeletePage():
-            return Lying(waiting_bytes=-decision.size_bytes)
+        case DeletePending() | DeletePage():
+            return StorageUsage(waiting_bytes=-decision.size_bytes)
     return together([come, gone([of_part(each, place.alike, prices) for each in went if each is not None], prices)])
 
 
-def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
+def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[SegmentEntry]:
     """Yield the entries as the bill counts them.
 
     An entry of a page without recorded classes counts in the class assumed for such pages.
@@ -209,8 +209,8 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _
         stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
         indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
         alike=alike(snapshot),
-        rows={row.ulid: row for row in parts if isinstance(row, RemoteSegment)},
-        pages={page.key: page for page in parts if isinstance(page, SpillRow)},
+        rows={row.ulid: row for row in parts if isinstance(row, SegmentEntry)},
+        pages={page.key: page for page in parts if isinstance(page, PageEntry)},
     )
 
 
@@ -228,7 +228,7 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
         case ReplaceRemote():
             gone = [place.rows[ulid] for ulid in decision.ulids if ulid in place.rows]
             return _uploaded(place, decision.size_bytes) - sum(row.stored_bytes + row.indexes_bytes for row in gone)
-        case GiveUpRemote():
+        case DisableTier():
             return -_stored(place)
         case ExpireRemote() | ExpirePage() if place.snapshot.given_up:
             return 0  # the tier was disabled: it counts for nothing already
@@ -242,7 +242,7 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
             return 0
 
 
-def _page_bytes(place: _Place, spill: SpillRow) -> int:
+def _page_bytes(place: _Place, spill: PageEntry) -> int:
     """Return the data and index bytes of a page's entries.
 
     Where the manifest does not record the index bytes, the share of known entries is used.
@@ -281,7 +281,7 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
             return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
         case BuildView():
             return replace(line, gets=ceil(decision.size_bytes / RANGE_BYTES))
-        case GiveUpRemote():
+        case DisableTier():
             return replace(line, puts=1, gets=1)
         case AdvanceLogStart():
             return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
@@ -289,7 +289,7 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
             pages = [each for each in place.snapshot.unlinked_pages if each.spill.key == decision.key]
             objects = sum(2 * each.spill.segment_count for each in pages)
             return replace(line, gets=1, deletes=ceil(objects / LIST_PAGE) + 1)
-        case CollectHeads():
+        case CollectManifests():
             return replace(line, puts=1, gets=3, lists=2, deletes=1)
         case _:
             return line
@@ -300,11 +300,11 @@ def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
         case CopySegment():
             commits = 1 if run[0].is_indivisible else commits_of(each.size_bytes for each in run)
             return {"puts": commits, "gets": commits}
-        case ExpireRemote() | ExpirePage() | RaiseCleaned():
+        case ExpireRemote() | ExpirePage() | AdvanceCleanedOffset():
             return {"puts": 1, "gets": 1}
         case DeletePage():
             return {"puts": 1, "gets": 3, "lists": 1}
-        case DeleteUnlinked():
+        case DeletePending():
             return {"puts": 1, "gets": 3, "lists": 1, "deletes": ceil(len(run) / LIST_PAGE)}
         case _:
             return {}
@@ -338,7 +338,7 @@ def _early(place: _Place, decision: Decision) -> float:
     return dollars
 
 
-def _leaving(place: _Place, decision: Decision) -> Iterable[RemoteSegment]:
+def _leaving(place: _Place, decision: Decision) -> Iterable[SegmentEntry]:
     """Return the known entries that a decision removes from the manifest."""
     match decision:
         case ExpireRemote():

@@ -1,6 +1,6 @@
 """The cost of other settings: each variant simulated, priced and compared with today. Pure.
 
-The simulation is `policies.cost.simulation`. A `Stream` is a topic as measured. A `Variant` is a set of changed
+The simulation is `policies.cost.simulation`. A `Stream` is a topic as measured. A `Scenario` is a set of changed
 settings; None leaves a setting as it is. The two largest levers are the single changes, among the requested values,
 that save most.
 """
@@ -51,7 +51,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Scenario:
     """Settings to simulate; None leaves a setting as it is.
 
     Times in ms (-1 for no limit), sizes in bytes.
@@ -72,14 +72,14 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantCost:
+class ScenarioCost:
     """Dollars a month of all streams under one variant.
 
     `early_deletion` pays for the rest of minimum durations. `double` is the part of `disk` that is in the bucket too.
     Counts are requests a month.
     """
 
-    variant: Variant
+    variant: Scenario
     storage: float
     index: float
     waiting: float
@@ -117,7 +117,7 @@ class BreakEven:
     verdict: str
 
 
-def changed(stream: Stream, variant: Variant) -> Stream:
+def changed(stream: Stream, variant: Scenario) -> Stream:
     """Return the stream under other settings.
 
     As with real settings, local retention never exceeds the whole retention.
@@ -197,7 +197,7 @@ def _reads(month: Simulated, stream: Stream) -> Counts:
     )
 
 
-def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> VariantCost:
+def cost_of(streams: Sequence[Stream], variant: Scenario, prices: PriceTable) -> ScenarioCost:
     """Return the dollars a month of all streams under a variant."""
     months = [(stream, month_of(stream, prices)) for stream in (changed(each, variant) for each in streams)]
     standard = prices.of(STANDARD)
@@ -218,7 +218,7 @@ def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> 
     counts = Counts()
     for stream, month in months:
         counts = _sum(counts, month.counts.times(stream.partitions))
-    return VariantCost(
+    return ScenarioCost(
         variant=variant,
         storage=storage,
         index=sum(each.partitions * month.index_bytes for each, month in months) * per_byte,
@@ -235,26 +235,26 @@ def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> 
     )
 
 
-def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Variant]:
-    """Return every combination of the given values, by fields of `Variant`; at most VARIANTS_MAX."""
+def variants(axes: Mapping[str, Iterable[int | float | str]]) -> list[Scenario]:
+    """Return every combination of the given values, by fields of `Scenario`; at most VARIANTS_MAX."""
     names = list(axes)
-    found = [Variant(**dict(zip(names, each, strict=True))) for each in product(*axes.values())]  # type: ignore[arg-type]
+    found = [Scenario(**dict(zip(names, each, strict=True))) for each in product(*axes.values())]  # type: ignore[arg-type]
     return found[:VARIANTS_MAX]
 
 
-def levers(
+def sensitivities(
     streams: Sequence[Stream], axes: Mapping[str, Iterable[int | float | str]], prices: PriceTable
-) -> list[tuple[Variant, float]]:
+) -> list[tuple[Scenario, float]]:
     """Return the best single change of each axis and the dollars a month it saves.
 
     The largest saving comes first. `read_share` is skipped: reads are no setting.
     """
-    today = cost_of(streams, Variant(), prices).total
-    best: list[tuple[Variant, float]] = []
+    today = cost_of(streams, Scenario(), prices).total
+    best: list[tuple[Scenario, float]] = []
     for name, values in axes.items():
         if name == "read_share":
             continue
-        tried = [Variant(**{name: value}) for value in values]  # type: ignore[arg-type]
+        tried = [Scenario(**{name: value}) for value in values]  # type: ignore[arg-type]
         found = [(each, today - cost_of(streams, each, prices).total) for each in tried]
         if found:
             best.append(max(found, key=lambda pair: pair[1]))

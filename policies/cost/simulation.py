@@ -40,30 +40,30 @@ from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost.storage_cost import DAY_MS, upload_requests
 from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
-from policies.manifest_collection import HEADS_AT_ONCE, HEADS_KEPT
+from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_KEPT
 from policies.remote_retention import PAGES_DELETED_MAX
 from policies.rules import PartitionRules, deletion_due_ms
 from policies.tiering import completes_commit
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.middleware.metered_store import LIST_PAGE
 
 __all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"]
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
-ROWS_KEPT = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
+ENTRIES_KEPT = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
 
 
 class _Waiting(NamedTuple):
     """Objects unlinked in one commit.
 
-    A page unlinked whole has `page_rows`, and its objects include those of its entries.
+    A page unlinked whole has `page_entries`, and its objects include those of its entries.
     """
 
     since: int
     objects: int
     size_bytes: float
-    page_rows: int = 0
+    page_entries: int = 0
 
 
 def simulate(
@@ -73,13 +73,13 @@ def simulate(
     window_ms: int,
     is_from_empty: bool = False,
     min_days: Iterable[float] = (),
-    rule: SpillRule | None = None,
+    rule: PageRule | None = None,
 ) -> Simulated:
     """Simulate `window_ms` of a partition.
 
     It begins with the first batch (`is_from_empty`), or after the partition has run for longer than its retention.
     """
-    world = _Partition(workload, rules, tuple(min_days), rule or SpillRule())
+    world = _Partition(workload, rules, tuple(min_days), rule or PageRule())
     if not is_from_empty:
         world.fill()
     return world.run(window_ms)
@@ -88,7 +88,7 @@ def simulate(
 class _Partition:
     """The simulated state: segments are numbers from 0, and each tier and queue is a position."""
 
-    def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: SpillRule) -> None:
+    def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: PageRule) -> None:
         self.of, self.rules, self.rule = workload, rules, rule
         self.counts = Counts()
         self.now = self.begun = self.last = 0
@@ -97,7 +97,7 @@ class _Partition:
         self.waiting: deque[_Waiting] = deque()
         self.waiting_objects, self.waiting_pages, self.waiting_bytes = 0, 0, 0.0
         self.pins_listed: int | None = None  # time of the last listing
-        self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
+        self.manifest_entries, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
         self.read_upto = 0  # the end of the manager's cache
         self.short = dict.fromkeys(min_days, 0.0)
@@ -185,13 +185,15 @@ class _Partition:
         self.read_upto = self.dropped
         self._fill_waiting()
         live = self.copied - self.expired
-        room = self._head_room()
-        self.head_rows = live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
+        room = self._manifest_room()
+        self.manifest_entries = (
+            live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
+        )
         page = max(1, min(room - self.rule.kept_rows_min, self.rule.page_rows_max))
-        rest = live - self.head_rows
+        rest = live - self.manifest_entries
         self.pages = deque([page] * (rest // page))
-        self.head_rows += rest % page
-        self.sequence, self.void = HEADS_KEPT + HEADS_AT_ONCE // 2, 0
+        self.manifest_entries += rest % page
+        self.sequence, self.void = MANIFESTS_KEPT + MANIFESTS_AT_ONCE // 2, 0
         if self.next_read is not None:
             self.next_read = self.now
 
@@ -222,10 +224,10 @@ class _Partition:
                 high = middle
         return low
 
-    def _head_room(self) -> int:
+    def _manifest_room(self) -> int:
         """Return the number of entries that fit a manifest without pages and pending deletes."""
-        room = self.rule.head_bytes_max - self.of.head_base_bytes
-        return max(1, bisect_right(range(self.rule.head_bytes_max), room, key=self.of.rows_bytes) - 1)
+        room = self.rule.manifest_bytes_max - self.of.manifest_base_bytes
+        return max(1, bisect_right(range(self.rule.manifest_bytes_max), room, key=self.of.rows_bytes) - 1)
 
     # -- maintenance passes ------------------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class _Partition:
         if span > 0:
             heads = self.sequence - self.void
             self.sums[0] += span * (self.copied - self.expired)
-            self.sums[1] += span * (self._head_bytes() * heads + sum(self.pages) * self.of.page_row_bytes)
+            self.sums[1] += span * (self._manifest_bytes() * heads + sum(self.pages) * self.of.page_row_bytes)
             self.sums[2] += span * self.waiting_bytes
             middle = (self.last + now) / 2
             self.sums[3] += span * self._local_bytes(middle)
@@ -295,7 +297,7 @@ class _Partition:
         while dropped_upto < copied and self.drops(dropped_upto) <= self.now:
             dropped_upto += 1
         due = self._due_for_deletion()
-        upto = self.sequence - HEADS_KEPT
+        upto = self.sequence - MANIFESTS_KEPT
         did = self._clean() or self._copy()
         did |= dropped_upto > self.dropped
         self.dropped = dropped_upto
@@ -305,7 +307,7 @@ class _Partition:
         if due:
             self._delete(due)
             did = True
-        if upto - self.void >= HEADS_AT_ONCE:
+        if upto - self.void >= MANIFESTS_AT_ONCE:
             self._collect(upto)
             did = True
         return did
@@ -354,32 +356,32 @@ class _Partition:
         counts.data_bytes_in += self.stored
 
     def _commit(self, new_rows: int = 0) -> None:
-        self.head_rows += new_rows
-        while self._head_bytes() > self.rule.head_bytes_max:
-            spare = self.head_rows - self.rule.kept_rows_min
+        self.manifest_entries += new_rows
+        while self._manifest_bytes() > self.rule.manifest_bytes_max:
+            spare = self.manifest_entries - self.rule.kept_rows_min
             if spare < self.rule.page_rows_min:
                 break
             page = min(spare, self.rule.page_rows_max)
-            self.head_rows -= page
+            self.manifest_entries -= page
             self._write_page(page)
             self.pages.append(page)
         self.sequence += 1
         self.counts.puts += 1
         self.counts.gets += 1
-        self.counts.bytes_in += self._head_bytes()
+        self.counts.bytes_in += self._manifest_bytes()
 
-    def _head_bytes(self) -> float:
+    def _manifest_bytes(self) -> float:
         of = self.of
-        lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.spill_bytes
-        return of.head_base_bytes + of.rows_bytes(self.head_rows) + lists
+        lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.page_bytes_due
+        return of.manifest_base_bytes + of.rows_bytes(self.manifest_entries) + lists
 
     def _write_page(self, rows: int) -> None:
         self.counts.puts += 1
         self.counts.bytes_in += rows * self.of.page_row_bytes
 
-    def _unlink(self, since: int, objects: int, size_bytes: float, page_rows: int = 0) -> None:
-        self.waiting.append(_Waiting(since, objects, size_bytes, page_rows))
-        if page_rows:
+    def _unlink(self, since: int, objects: int, size_bytes: float, page_entries: int = 0) -> None:
+        self.waiting.append(_Waiting(since, objects, size_bytes, page_entries))
+        if page_entries:
             self.waiting_pages += 1
         else:
             self.waiting_objects += objects
@@ -391,7 +393,7 @@ class _Partition:
         self.expired += number
         left = number
         of_segment = self.stored + self.indexes
-        is_known = sum(self.pages) <= ROWS_KEPT
+        is_known = sum(self.pages) <= ENTRIES_KEPT
         whole = 0
         while self.pages and left >= self.pages[0]:
             rows = self.pages.popleft()
@@ -408,7 +410,7 @@ class _Partition:
             self.pages[0] -= left
             self._write_page(self.pages[0])
         else:
-            self.head_rows -= left
+            self.manifest_entries -= left
         self._unlink(self.now, 2 * left, left * of_segment)
         self._commit()
 
@@ -417,8 +419,8 @@ class _Partition:
 
     def _delete(self, due: list[_Waiting]) -> None:
         """Delete all single objects at once, then a few pages."""
-        pages = [each for each in due if each.page_rows][:PAGES_DELETED_MAX]
-        for going in ([each for each in due if not each.page_rows], pages):
+        pages = [each for each in due if each.page_entries][:PAGES_DELETED_MAX]
+        for going in ([each for each in due if not each.page_entries], pages):
             if going:
                 self._free(going)
 
@@ -427,9 +429,9 @@ class _Partition:
         for each in going:
             self.waiting.remove(each)
             self.waiting_bytes -= each.size_bytes
-            if each.page_rows:
+            if each.page_entries:
                 self.waiting_pages -= 1
-                self.counts.deletes += ceil(2 * each.page_rows / LIST_PAGE) + 1
+                self.counts.deletes += ceil(2 * each.page_entries / LIST_PAGE) + 1
             else:
                 self.waiting_objects -= each.objects
                 single += each.objects
@@ -498,5 +500,5 @@ class _Partition:
         counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges
         counts.data_bytes_out += segments * self.stored
-        meta = self._head_bytes() + sum(self.pages) * self.of.page_row_bytes
+        meta = self._manifest_bytes() + sum(self.pages) * self.of.page_row_bytes
         counts.bytes_out += meta * opened + segments * (self.stored + self.indexes)

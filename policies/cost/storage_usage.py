@@ -4,7 +4,7 @@ Every storage figure comes from here: status, bill, gauges, pages. All paid byte
 compression), views, indexes, manifests, manifest pages, pending deletes. All but data is in STANDARD; the class of
 pending deletes is no longer recorded.
 
-The whole bucket fills a price's bands. So all shares are computed together (`keeping_dollars`), and each pays the
+The whole bucket fills a price's bands. So all shares are computed together (`storage_dollars`), and each pays the
 average price of its class.
 """
 
@@ -19,8 +19,8 @@ from policies.cost.prices import STANDARD
 
 if TYPE_CHECKING:
     from policies.cost.prices import Prices, PriceTable
-    from remote.manifest.manifest import Head, SpillRow
-    from remote.segment_entry import RemoteSegment
+    from remote.manifest.manifest import Head, PageEntry
+    from remote.segment_entry import SegmentEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lying:
+class StorageUsage:
     """Bytes in the bucket.
 
     | field | bytes of |
@@ -65,8 +65,8 @@ class Lying:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepingDollars:
-    """Dollars a month: `storage` of data and its indexes, the rest as in `Lying`."""
+class StorageDollars:
+    """Dollars a month: `storage` of data and its indexes, the rest as in `StorageUsage`."""
 
     storage: float
     index: float
@@ -77,19 +77,21 @@ class KeepingDollars:
         return self.storage + self.index + self.waiting
 
 
-def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[RemoteSegment] | None = None) -> Lying:
-    """Return the bytes in the bucket that a manifest of `head_bytes` describes.
+def usage_of(
+    head: Head, prices: PriceTable, *, manifest_bytes: int, rows: Iterable[SegmentEntry] | None = None
+) -> StorageUsage:
+    """Return the bytes in the bucket that a manifest of `manifest_bytes` describes.
 
     `rows`: all entries, if the pages were read. Without them the manifest describes its pages (`of_page`), except how
     many objects are below a class's minimum size. All stored manifests count with the size of the newest.
     """
-    known = list(rows) if rows is not None else [*head.segments, *head.view_rows]
+    known = list(rows) if rows is not None else [*head.segments, *head.view_entries]
     sizes: dict[str, list[int]] = {}
     for row in known:
         sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
     data = {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
     small = sum(row.indexes_bytes for row in known)
-    parts = [Lying(data=data, small_bytes=small)]
+    parts = [StorageUsage(data=data, small_bytes=small)]
     if rows is None and head.spills:
         newest = (head.segments[-1].storage_class if head.segments else None) or STANDARD
         held = sum(row.size_bytes for row in known)
@@ -97,12 +99,12 @@ def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[
     kept = max(1, head.sequence - head.void_upto)
     return replace(
         together(parts),
-        index_bytes=head_bytes * kept + sum(spill.page_bytes for spill in head.spills),
+        index_bytes=manifest_bytes * kept + sum(spill.page_bytes for spill in head.spills),
         waiting_bytes=head.waiting_bytes,
     )
 
 
-def of_page(page: SpillRow, newest_class: str, indexes_share: float) -> Lying:
+def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> StorageUsage:
     """Return the objects of a page's entries.
 
     A manifest of an older version does not record classes and indexes. Then all objects count in `newest_class`, and
@@ -117,10 +119,10 @@ def of_page(page: SpillRow, newest_class: str, indexes_share: float) -> Lying:
         name = newest_class if page.other_classes is None else STANDARD
         data[name] = data.get(name, Stored()) + rest
     small = page.indexes_bytes
-    return Lying(data=data, small_bytes=round(page.size_bytes * indexes_share) if small is None else small)
+    return StorageUsage(data=data, small_bytes=round(page.size_bytes * indexes_share) if small is None else small)
 
 
-def together(parts: Iterable[Lying]) -> Lying:
+def together(parts: Iterable[StorageUsage]) -> StorageUsage:
     """Return the sum of the parts."""
     data: dict[str, Stored] = {}
     sums = Counter[str]()
@@ -129,10 +131,10 @@ def together(parts: Iterable[Lying]) -> Lying:
             data[name] = data.get(name, Stored()) + stored
         for name in ("small_bytes", "index_bytes", "waiting_bytes"):
             sums[name] += getattr(each, name)
-    return Lying(data=data, **sums)
+    return StorageUsage(data=data, **sums)
 
 
-def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingDollars]:
+def storage_dollars(parts: Sequence[StorageUsage], prices: PriceTable) -> list[StorageDollars]:
     """Return the dollars of each part, in order; together they are the bucket, which fills the bands."""
     from policies.cost.storage_cost import monthly_storage  # imported here: a caller without dollars does not load it
 
@@ -149,26 +151,26 @@ def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingD
             is_standard = of is standard
             storage += stored.size_bytes * per_byte if is_standard else _in_class(stored, whole.data[name], of)
         found.append(
-            KeepingDollars(storage=storage, index=part.index_bytes * per_byte, waiting=part.waiting_bytes * per_byte)
+            StorageDollars(storage=storage, index=part.index_bytes * per_byte, waiting=part.waiting_bytes * per_byte)
         )
     return found
 
 
 def beside(
-    parts: Sequence[Lying], others: Sequence[Lying], prices: PriceTable
-) -> tuple[list[KeepingDollars], list[KeepingDollars]]:
+    parts: Sequence[StorageUsage], others: Sequence[StorageUsage], prices: PriceTable
+) -> tuple[list[StorageDollars], list[StorageDollars]]:
     """Return the dollars of `parts` alone, and the dollars that each of `others` adds to them.
 
     So the result for `parts` does not depend on `others`, and the sum of both is the bill of the whole bucket.
     """
-    alone = keeping_dollars(parts, prices)
-    together_ = keeping_dollars([*parts, *others], prices)
+    alone = storage_dollars(parts, prices)
+    together_ = storage_dollars([*parts, *others], prices)
     added = together_[len(parts) :]
     more = sum(each.total for each in together_) - sum(each.total for each in alone)
     share = sum(each.total for each in added)
     factor = more / share if share else 0.0
     return alone, [
-        KeepingDollars(storage=each.storage * factor, index=each.index * factor, waiting=each.waiting * factor)
+        StorageDollars(storage=each.storage * factor, index=each.index * factor, waiting=each.waiting * factor)
         for each in added
     ]
 

@@ -80,9 +80,9 @@ class Workload:
     `compacted_share` of a segment, and compression in the bucket leaves `stored_share` of that. Indexes take
     `index_base_bytes` and `index_share` of a segment.
 
-    A manifest takes `head_base_bytes`, plus a size for each entry, each pending delete and each page. The first entries
-    take more than later ones, because they compress worse. `first_rows` are measured points (entries, their total
-    bytes). Sizes between two points are interpolated linearly; past the last point each entry takes `row_bytes`.
+    A manifest takes `manifest_base_bytes`, plus a size for each entry, each pending delete and each page. The first
+    entries take more than later ones, because they compress worse. `first_rows` are measured points (entries, their
+    total bytes). Sizes between two points are interpolated linearly; past the last point each entry takes `row_bytes`.
     """
 
     batch_bytes: int
@@ -94,11 +94,11 @@ class Workload:
     stored_share: float = 1.0
     index_base_bytes: float = 300.0
     index_share: float = 0.005
-    head_base_bytes: float = 900.0
+    manifest_base_bytes: float = 900.0
     row_bytes: float = 65.0
     first_rows: tuple[tuple[int, float], ...] = ()
     unlinked_bytes: float = 26.0
-    spill_bytes: float = 110.0
+    page_bytes_due: float = 110.0
     page_row_bytes: float = 135.0
     tick_ms: int = 30_000
     reads: Reads | None = None

@@ -14,19 +14,27 @@ from typing import Any
 import msgspec
 
 from local.errors import Corrupt
-from remote.manifest.manifest import Head, JobNote, SpillRow, UnlinkedObject, UnlinkedPage, contradiction, decode_line
+from remote.manifest.manifest import (
+    AppliedJob,
+    Head,
+    PageEntry,
+    PendingDelete,
+    PendingPageDelete,
+    contradiction,
+    decode_line,
+)
 from remote.manifest.manifest_validation import Contradiction, Part, contradictions
 from remote.manifest.view import CompactedView
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import Body
 
 _KINDS: dict[Part, type] = {
-    Part.SEGMENTS: RemoteSegment,
-    Part.SPILLS: SpillRow,
+    Part.SEGMENTS: SegmentEntry,
+    Part.PAGES: PageEntry,
     Part.VIEWS: CompactedView,
-    Part.UNLINKED: UnlinkedObject,
-    Part.UNLINKED_PAGES: UnlinkedPage,
-    Part.JOBS: JobNote,
+    Part.UNLINKED: PendingDelete,
+    Part.UNLINKED_PAGES: PendingPageDelete,
+    Part.JOBS: AppliedJob,
 }
 # Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -43,7 +51,7 @@ class Salvage:
     found: tuple[Contradiction, ...]
 
 
-def salvage_head(data: Body, prefix: str) -> Salvage:
+def salvage_manifest(data: Body, prefix: str) -> Salvage:
     """Salvage a manifest, see the module text. Raises Corrupt if not even the JSON can be read."""
     found: list[Contradiction] = []
     try:
@@ -54,7 +62,7 @@ def salvage_head(data: Body, prefix: str) -> Salvage:
         return Salvage(head=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"no manifest: {error}")))
     if head.seal_key_id is not None:
         raise Corrupt("reading a head, it says that it is sealed, and is not: forged", prefix=prefix)
-    lists[Part.SPILLS], reached = _ascending(Part.SPILLS, lists[Part.SPILLS], 0, found)
+    lists[Part.PAGES], reached = _ascending(Part.PAGES, lists[Part.PAGES], 0, found)
     lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
     sound: dict[str, Any] = {part.value: tuple(entries) for part, entries in lists.items()}
     head = replace(head, **sound)
@@ -93,13 +101,13 @@ def _ascending(part: Part, entries: Iterable[Any], reached: int, found: list[Con
     """Return the entries that ascend without overlap from `reached` on, and the end of the last one."""
     kept = []
     for each in entries:
-        is_finished = not isinstance(each, RemoteSegment) or each.state is SegmentState.COPY_FINISHED
+        is_finished = not isinstance(each, SegmentEntry) or each.state is SegmentState.COPY_FINISHED
         if is_finished and reached <= each.base_offset < each.next_offset:
             kept.append(each)
             reached = each.next_offset
             continue
         what = "segments overlap or run backwards" if is_finished else "a segment is not finished"
-        key = each.data_key if isinstance(each, RemoteSegment) else each.key
+        key = each.data_key if isinstance(each, SegmentEntry) else each.key
         found.append(Contradiction(part=part, what=what, key=key, offsets=(each.base_offset, each.next_offset)))
     return kept, reached
 

@@ -39,7 +39,7 @@ from typing import TypeVar
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.verify.findings import Finding, Severity, damaged, told
-from remote.check.manifest_salvage import salvage_head
+from remote.check.manifest_salvage import salvage_manifest
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import LookInside, check_segment, only_read, unreadable, wrong
@@ -52,20 +52,20 @@ from remote.keys import (
     full_key,
     parse_boundary_key,
     parse_epoch,
-    parse_head_key,
+    parse_manifest_key,
     parse_pin_key,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, SpillRow, decode_head, lacks_seal
+from remote.manifest.manifest import Head, PageEntry, decode_manifest, lacks_seal
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import loses_objects
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import summary_contradiction
 from remote.manifest.manifest_validation import Part
-from remote.manifest.page_entries import PageRows
+from remote.manifest.page_entries import PageEntries
 from remote.manifest.page_spill import waiting_keys
 from remote.manifest.sealing import is_sealed, keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectInfo, ObjectStore
 
@@ -108,8 +108,8 @@ class BucketReport:
     findings: list[Finding] = field(default_factory=list)
     objects: dict[str, ObjectKind] = field(default_factory=dict)
     head: Head | None = None
-    rows: list[RemoteSegment] = field(default_factory=list)
-    suspects: list[RemoteSegment] = field(default_factory=list)
+    rows: list[SegmentEntry] = field(default_factory=list)
+    suspects: list[SegmentEntry] = field(default_factory=list)
     size_bytes: int = 0
     is_unread: bool = False  # manifests are encrypted or authenticated, and the ring lacks their key
 
@@ -151,7 +151,7 @@ def serves(store: ObjectStore, prefix: str) -> bool:
         return False
 
 
-def is_still_named(store: ObjectStore, prefix: str, row: RemoteSegment) -> bool:
+def is_still_named(store: ObjectStore, prefix: str, row: SegmentEntry) -> bool:
     """Whether the newest manifest still names the entry: it may have expired, or been replaced.
 
     True if the manifest cannot be read, so that the finding stays.
@@ -159,7 +159,7 @@ def is_still_named(store: ObjectStore, prefix: str, row: RemoteSegment) -> bool:
     metadata = MetadataLog(store, prefix)
     try:
         newest = metadata.refresh()
-        is_of_view = any(each.ulid == row.ulid for each in newest.view_rows)
+        is_of_view = any(each.ulid == row.ulid for each in newest.view_entries)
         return is_of_view or metadata.ask(newest, lambda index: index.holds(row))
     except (Corrupt, *UNREADABLE):
         return True
@@ -210,7 +210,7 @@ class _Check:
     def _heads(self, listed: dict[str, ObjectInfo]) -> Iterator[Head]:
         """Yield the manifests that decode, ascending: the listed ones and later commits."""
         void_upto = self._void_upto(listed)
-        names = sorted(sequence for key in listed if (sequence := parse_head_key(key)) is not None)
+        names = sorted(sequence for key in listed if (sequence := parse_manifest_key(key)) is not None)
         names = [sequence for sequence in names if sequence > void_upto]
         for before, after in pairwise(names):
             if after != before + 1:
@@ -256,7 +256,7 @@ class _Check:
         if body is None:
             return None
         try:
-            head: Head | None = decode_head(body, self._prefix, sealer=self._pages.sealer)
+            head: Head | None = decode_manifest(body, self._prefix, sealer=self._pages.sealer)
         except Corrupt as error:
             head = self._salvaged(sequence, body, error)
         if head is not None and head.sequence != sequence:
@@ -269,7 +269,7 @@ class _Check:
         try:
             if is_sealed(body) or self._pages.sealer.is_required:
                 raise error  # forged: nothing in it is used
-            salvage = salvage_head(body, self._prefix)
+            salvage = salvage_manifest(body, self._prefix)
         except Corrupt:
             self._report.findings.append(damaged(error, self._prefix + key))
             return None
@@ -318,12 +318,12 @@ class _Check:
         except (Corrupt, *UNREADABLE):
             return None
 
-    def _rows(self, head: Head, *, tells: bool = False) -> list[RemoteSegment]:
+    def _rows(self, head: Head, *, tells: bool = False) -> list[SegmentEntry]:
         """Return all entries of a manifest, ascending, with the entries of its pages.
 
         A page that cannot be read is reported if `tells`.
         """
-        rows: list[RemoteSegment] = []
+        rows: list[SegmentEntry] = []
         for spill in head.spills:
             try:
                 rows += self._page_rows(spill, tells=tells)
@@ -335,14 +335,14 @@ class _Check:
                     self._report.findings.append(damaged(error, self._prefix + spill.key))
         return [*rows, *head.segments]
 
-    def _page_rows(self, spill: SpillRow, *, tells: bool) -> Sequence[RemoteSegment]:
+    def _page_rows(self, spill: PageEntry, *, tells: bool) -> Sequence[SegmentEntry]:
         """Return the sound entries of a page; report the others if requested."""
-        page = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
-        if page is None:
+        found = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
+        if found is None:
             return ()
-        if not isinstance(page, PageRows):
-            return page
-        rows, refused = page.salvaged()
+        if not isinstance(found, PageEntries):
+            return found
+        rows, refused = found.salvaged()
         for each in refused if tells else ():
             finding = damaged(each.error, self._prefix + spill.key)
             self._report.findings.append(replace(finding, offsets=each.offsets))
@@ -355,9 +355,9 @@ class _Check:
         except (Corrupt, *UNREADABLE):
             return {*(each.key for each in head.unlinked), *(each.spill.key for each in head.unlinked_pages)}
 
-    def _named_rows(self, head: Head) -> list[RemoteSegment]:
+    def _named_rows(self, head: Head) -> list[SegmentEntry]:
         """Return all entries with objects: the log's, then its compacted views'."""
-        return [*self._rows(head), *head.view_rows]
+        return [*self._rows(head), *head.view_entries]
 
     # --- other objects -----------------------------------------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class _Check:
             return ()
 
     def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
-        if parse_head_key(key) is not None:
+        if parse_manifest_key(key) is not None:
             return ObjectKind.HEAD
         if key.startswith(PROBES):
             return ObjectKind.PROBE
@@ -448,7 +448,7 @@ class _Check:
             if len(self._report.findings) > before and not is_still_named(self._store, self._prefix, row):
                 del self._report.findings[before:]
 
-    def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
+    def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: SegmentEntry) -> bool:
         info = listed.get(key)
         try:
             info = info or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
@@ -488,5 +488,5 @@ class _Check:
                 return True
         return False
 
-    def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
+    def _wrong(self, key: str, what: str, row: SegmentEntry | None = None) -> None:
         self._report.findings.append(wrong(full_key(self._prefix, key), what, row))

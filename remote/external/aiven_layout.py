@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from local.errors import Corrupt, NotFound
 from local.verify.findings import Severity, damaged, told
 from remote.external.aiven_encryption import PrivateKeys
-from remote.external.aiven_manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
-from remote.external.external_layout import ForeignName, ForeignParts, ForeignSegment, Layout
+from remote.external.aiven_manifest import MANIFEST_BYTES_MAX, AivenManifest, decode_aiven_manifest
+from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout
 from remote.external.external_names import INDEXES, LOG, MANIFEST, parse_aiven_file, sibling
 from remote.keys import parse_partition, parse_topic_directory
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.object_encoding import CODECS
 from remote.store import ObjectInfo, ObjectStore
 
@@ -35,23 +35,23 @@ _log = logging.getLogger(__name__)
 
 
 class AivenFormat:
-    """See `remote.external.external_layout.ForeignFormat`. `prefixes` precede names unchanged."""
+    """See `remote.external.external_layout.ExternalFormat`. `prefixes` precede names unchanged."""
 
     layout = Layout.AIVEN
 
     def __init__(self, prefixes: Sequence[str], keys: PrivateKeys) -> None:
         self._prefixes = tuple(dict.fromkeys(prefixes))
         self._keys = keys
-        self._known: dict[tuple[str, int], ForeignSegment] = {}  # by the log's key and size: manifests never change
+        self._known: dict[tuple[str, int], ExternalSegment] = {}  # by the log's key and size: manifests never change
 
-    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+    def partitions(self, store: ObjectStore) -> list[ExternalName]:
         found: dict[tuple[str, str, int], list[str]] = {}
         for prefix in self._prefixes:
             for topic, topic_id, number, place in _places(store, prefix):
                 found.setdefault((topic, topic_id, number), []).append(place)
-        return sorted(ForeignName(*name, places=tuple(places)) for name, places in found.items())
+        return sorted(ExternalName(*name, places=tuple(places)) for name, places in found.items())
 
-    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+    def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         whole = [each for place in name.places for each in _whole(store, place)]
         fresh = [pair for pair in whole if (pair[0].key, pair[0].size_bytes) not in self._known]
         with ThreadPoolExecutor(THREADS, "tiered-manifests") as threads:
@@ -64,19 +64,19 @@ class AivenFormat:
         self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # until repaired
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
         name = sibling(row.data_key, MANIFEST)
-        manifest = decode_manifest(store.get(name), name)
+        manifest = decode_aiven_manifest(store.get(name), name)
         cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
         if manifest.indexes is None:
-            return ForeignParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
+            return ExternalParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
         body = _indexes(store, sibling(row.data_key, INDEXES), manifest.indexes)
         sections: dict[str, bytes] = {"txn": b""}
         for kind, where in manifest.indexes.items():
             part = body[where.start : where.start + where.length]
             if kind in _SECTIONS:
                 sections[_SECTIONS[kind]] = cipher.open(part) if cipher is not None and part else part
-        return ForeignParts(
+        return ExternalParts(
             chunks=manifest.chunks,
             cipher=cipher,
             offset=sections.get("offset"),
@@ -86,12 +86,12 @@ class AivenFormat:
             epochs=sections.get("epochs"),
         )
 
-    def _segment(self, store: ObjectStore, data: ObjectInfo, manifest_info: ObjectInfo) -> ForeignSegment | None:
+    def _segment(self, store: ObjectStore, data: ObjectInfo, manifest_info: ObjectInfo) -> ExternalSegment | None:
         name, size = manifest_info.key, manifest_info.size_bytes
         try:
             if size > MANIFEST_BYTES_MAX:
                 raise Corrupt("reading a segment's manifest, too large", object=name, size_bytes=size)
-            manifest = decode_manifest(store.get(name), name)
+            manifest = decode_aiven_manifest(store.get(name), name)
             _check_place(manifest, data)
         except NotFound:
             return None  # deleted since it was listed
@@ -101,7 +101,7 @@ class AivenFormat:
         parsed = parse_aiven_file(data.key.rpartition("/")[2])
         assert parsed is not None, "listed by this name"
         problem = None if facts is None else facts.epochs_problem
-        return ForeignSegment(
+        return ExternalSegment(
             data_key=data.key,
             base_offset=parsed[0],
             next_offset=None if facts is None else facts.next_offset,
@@ -149,11 +149,11 @@ def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]
     return [(logs[stem], manifests[stem]) for stem in sorted(logs.keys() & manifests.keys())]
 
 
-def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
+def _blocked(data: ObjectInfo, error: Corrupt) -> ExternalSegment:
     """Return a segment whose manifest is damaged: only its name is known."""
     parsed = parse_aiven_file(data.key.rpartition("/")[2])
     assert parsed is not None, "listed by this name"
-    return ForeignSegment(
+    return ExternalSegment(
         data_key=data.key,
         base_offset=parsed[0],
         size_bytes=data.size_bytes,
@@ -163,7 +163,7 @@ def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
     )
 
 
-def _check_place(manifest: Manifest, data: ObjectInfo) -> None:
+def _check_place(manifest: AivenManifest, data: ObjectInfo) -> None:
     """Raise Corrupt if a manifest belongs to another object than its name says."""
     parsed = parse_aiven_file(data.key.rpartition("/")[2])
     facts = manifest.facts

@@ -68,7 +68,7 @@ class SegmentFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class AivenManifest:
     """A decoded manifest.
 
     `chunks` has zeros in place of checksums. `indexes` has the plugin's names. `indexes` and `facts` are None if the
@@ -125,7 +125,7 @@ class _Manifest(msgspec.Struct, rename="camel"):
 _DECODER = msgspec.json.Decoder(_Manifest)
 
 
-def decode_manifest(data: Body, name: str) -> Manifest:
+def decode_aiven_manifest(data: Body, name: str) -> AivenManifest:
     """Decode a manifest.
 
     Raises Corrupt, with the object `name`, for invalid or contradictory content.
@@ -139,7 +139,7 @@ def decode_manifest(data: Body, name: str) -> Manifest:
     if found.version != "1":
         raise _corrupt(name, "no such version", version=found.version[:20])
     sealing = _sealing(found.encryption, name)
-    return Manifest(
+    return AivenManifest(
         chunks=_chunks(found, is_sealed=sealing is not None, name=name),
         indexes=None if found.segment_indexes is None else _ranges(found.segment_indexes, name),
         sealing=sealing,

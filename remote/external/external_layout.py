@@ -22,7 +22,7 @@ from typing import Protocol
 from local.errors import InvalidRequest
 from local.verify.findings import Finding
 from remote.manifest.catalog import RemotePartitionName
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, ChunkTable
 from remote.store import Body, ObjectStore
 
@@ -68,7 +68,7 @@ OURS = LayoutOptions()
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ForeignName(RemotePartitionName):
+class ExternalName(RemotePartitionName):
     """A partition of an external bucket.
 
     `topic_id` is empty if the layout has none. `places` end in a slash.
@@ -83,7 +83,7 @@ class ForeignName(RemotePartitionName):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSegment:
+class ExternalSegment:
     """A segment as described by its layout; None where only its bytes have the fact. Offsets half open.
 
     | field | meaning |
@@ -127,7 +127,7 @@ class Cipher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignParts:
+class ExternalParts:
     """The inputs to read one segment: the chunks of its object, and Kafka's index files.
 
     An index is None if it does not exist (an empty one is bytes). `chunks` has no checksums.
@@ -142,7 +142,7 @@ class ForeignParts:
     epochs: bytes | None = None
 
 
-class ForeignFormat(Protocol):
+class ExternalFormat(Protocol):
     """One layout.
 
     All methods raise Unavailable, AccessDenied, and Corrupt for objects that contradict the layout.
@@ -151,15 +151,15 @@ class ForeignFormat(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+    def partitions(self, store: ObjectStore) -> list[ExternalName]:
         """Return all partitions, in order. Raises NotFound if the store's root does not exist."""
         ...
 
-    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+    def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         """Return the complete segments, by base offset; several may hold the same offsets."""
         ...
 
-    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
         """Return the inputs to read an entry made from one of the segments.
 
         Raises NotFound if its objects no longer exist.

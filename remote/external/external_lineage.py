@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, zip_longest
 
 from local.log.leader_epochs import LeaderEpochs
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
     return [Chosen(copy.number, end) for copy, end in found]
 
 
-def gaps(rows: Iterable[RemoteSegment]) -> list[tuple[int, int]]:
+def gaps(rows: Iterable[SegmentEntry]) -> list[tuple[int, int]]:
     """Return the offset ranges ``[start, end)`` between entries that no entry holds."""
     return [(one.next_offset, two.base_offset) for one, two in pairwise(rows) if one.next_offset < two.base_offset]
 

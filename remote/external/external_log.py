@@ -11,25 +11,25 @@ from dataclasses import replace
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.verify.findings import Finding
-from remote.external.external_layout import ForeignName, Layout
+from remote.external.external_layout import ExternalName, Layout
 from remote.external.external_lineage import gaps
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
-ListRows = Callable[[dict[str, Finding]], list[RemoteSegment]]
+ListRows = Callable[[dict[str, Finding]], list[SegmentEntry]]
 
 
-class ForeignLog(MetadataLog):
+class ExternalLog(MetadataLog):
     """A read-only chain of the manifests described above.
 
     `list_rows` lists the bucket and returns the current entries, ascending, without overlaps. It adds findings to its
     argument, by object.
     """
 
-    def __init__(self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: ListRows) -> None:
+    def __init__(self, store: ObjectStore, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
         super().__init__(store, name.prefix)
         self._name = name
         self._layout = layout
@@ -78,7 +78,7 @@ class ForeignLog(MetadataLog):
     def become_writer(self, *_: object, **__: object) -> Head:
         raise InvalidRequest("becoming a writer, this bucket is only read", layout=self._layout.value)
 
-    def _made(self, rows: tuple[RemoteSegment, ...], sequence: int) -> Head:
+    def _made(self, rows: tuple[SegmentEntry, ...], sequence: int) -> Head:
         name = self._name
         return Head(
             sequence=sequence,

@@ -9,15 +9,15 @@ import numpy as np
 
 from local.errors import Corrupt
 from local.format.compression import Codec, decompress_into
-from remote.external.external_layout import Cipher, ForeignParts
+from remote.external.external_layout import Cipher, ExternalParts
 from remote.segments.chunk_table import PLAIN, ZSTD, ChunkTable
 from remote.store import Body, ObjectStore
 
 
-class ForeignObject:
+class ExternalObject:
     """Reads of one segment for a single sequential pass. Not cached. Thread safe."""
 
-    def __init__(self, store: ObjectStore, data_key: str, parts: ForeignParts) -> None:
+    def __init__(self, store: ObjectStore, data_key: str, parts: ExternalParts) -> None:
         self._store = store
         self.key = data_key
         self._parts = parts

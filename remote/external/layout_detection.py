@@ -8,7 +8,7 @@ from itertools import islice
 from local.errors import InvalidRequest, NotFound
 from remote.external.aiven_encryption import PrivateKeys
 from remote.external.aiven_layout import AivenFormat
-from remote.external.external_layout import AUTO, ForeignFormat, Layout, LayoutOptions
+from remote.external.external_layout import AUTO, ExternalFormat, Layout, LayoutOptions
 from remote.external.external_names import (
     KAFKA_ROOT,
     PINTEREST_MARKS,
@@ -17,14 +17,14 @@ from remote.external.external_names import (
     parse_kafka_file,
 )
 from remote.external.raw_layouts import KafkaLocalFormat, LogDirectoryFormat, PinterestFormat, partition_places
-from remote.keys import parse_data_key, parse_head_key, parse_partition, parse_topic_directory
+from remote.keys import parse_data_key, parse_manifest_key, parse_partition, parse_topic_directory
 from remote.store import ObjectStore
 
 DIRECTORIES, KEYS = 50, 200  # the most directories examined, and names in each
 PUFFIN = ".puffin"
 
 
-def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
+def external_format(store: ObjectStore, options: LayoutOptions) -> ExternalFormat | None:
     """Return the requested or detected layout; None for this project's own.
 
     Raises InvalidRequest if the object names match no layout, or several. Raises NotFound if the store has no object,
@@ -45,7 +45,7 @@ def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat 
 
 
 def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout:
-    """Detect the layout by a few listings. Raises as `foreign_format`."""
+    """Detect the layout by a few listings. Raises as `external_format`."""
     if prefixes != ("",):
         return Layout.AIVEN
     found = set(_topic_directories(store)) or set(_log_directories(store))
@@ -85,7 +85,7 @@ def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
             if parse_aiven_file(rest) is not None:
                 yield Layout.AIVEN
                 break
-            if parse_head_key(rest) is not None or parse_data_key(rest) is not None:
+            if parse_manifest_key(rest) is not None or parse_data_key(rest) is not None:
                 yield Layout.TIERED
                 break
 

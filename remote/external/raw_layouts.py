@@ -24,9 +24,9 @@ from local.names import (
     parse_partition_directory,
     parse_segment_file,
 )
-from remote.external.external_layout import ForeignName, ForeignParts, ForeignSegment, Layout, uncut
+from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout, uncut
 from remote.external.external_names import KAFKA_FILES, KAFKA_ROOT, parse_kafka_directory, parse_kafka_file, sibling
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectInfo, ObjectStore
 
 INDEX_BYTES_MAX = 256 << 20  # of one index file; Kafka allocates 10 MiB for each
@@ -44,17 +44,17 @@ class KafkaLocalFormat:
 
     layout = Layout.LOCAL_TIERED_STORAGE
 
-    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+    def partitions(self, store: ObjectStore) -> list[ExternalName]:
         names = store.list_prefixes("")
         root = f"{KAFKA_ROOT}/" if KAFKA_ROOT in names else ""
         found = []
         for directory in store.list_prefixes(root) if root else names:
             if (parsed := parse_kafka_directory(directory)) is not None:
                 topic, partition, topic_id = parsed
-                found.append(ForeignName(topic, topic_id, partition, (f"{root}{directory}/",)))
+                found.append(ExternalName(topic, topic_id, partition, (f"{root}{directory}/",)))
         return sorted(found)
 
-    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+    def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
         for place in name.places:
             stems: dict[str, dict[str, ObjectInfo]] = {}
@@ -73,7 +73,7 @@ class KafkaLocalFormat:
                 found.append(_segment(files[LOG], bases[stem], told, tells_transactions=True))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
         keys = {section: sibling(row.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
         return _parts(store, row, keys)
 
@@ -87,10 +87,10 @@ class LogDirectoryFormat:
 
     layout = Layout.LOGS
 
-    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+    def partitions(self, store: ObjectStore) -> list[ExternalName]:
         return _found_partitions(store)
 
-    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+    def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
         for place in name.places:
             files = _files(store, place)
@@ -107,7 +107,7 @@ class LogDirectoryFormat:
                     found.append(replace(segment, snapshot_offset=knows, may_be_torn=following is None))
         return sorted(found, key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
         keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
         place = row.data_key.rpartition("/")[0]
         name = f"{row.next_offset:020d}{PRODUCER_SNAPSHOT}"
@@ -124,10 +124,10 @@ class PinterestFormat:
 
     layout = Layout.PINTEREST
 
-    def partitions(self, store: ObjectStore) -> list[ForeignName]:
+    def partitions(self, store: ObjectStore) -> list[ExternalName]:
         return _found_partitions(store)
 
-    def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
+    def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
         for place in name.places:
             for base, files in sorted(_files(store, place).items()):
@@ -138,18 +138,18 @@ class PinterestFormat:
                 found.append(_segment(files[LOG], base, told, tells_transactions=False))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
+    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
         keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
         return _parts(store, row, keys)
 
 
 def _segment(
     log: ObjectInfo, base: int, indexes: Mapping[str, ObjectInfo], *, tells_transactions: bool
-) -> ForeignSegment | None:
+) -> ExternalSegment | None:
     """Return the segment of a log; None for an empty log, a broker's active segment without records."""
     if not log.size_bytes:
         return None
-    return ForeignSegment(
+    return ExternalSegment(
         data_key=log.key,
         base_offset=base,
         size_bytes=log.size_bytes,
@@ -161,7 +161,7 @@ def _segment(
     )
 
 
-def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> ForeignParts:
+def _parts(store: ObjectStore, row: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
     """Return the index files that the entry names.
 
     A file deleted since the listing counts as absent.
@@ -177,7 +177,7 @@ def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> F
             found[section] = store.get(key)
         except NotFound:
             _log.warning("an index is gone: object=%s", key)
-    return ForeignParts(
+    return ExternalParts(
         chunks=uncut(row.stored_bytes),
         offset=found.get("offset"),
         time=found.get("time"),
@@ -187,12 +187,12 @@ def _parts(store: ObjectStore, row: RemoteSegment, keys: Mapping[str, str]) -> F
     )
 
 
-def _found_partitions(store: ObjectStore) -> list[ForeignName]:
+def _found_partitions(store: ObjectStore) -> list[ExternalName]:
     """Return the partitions by topic and number, each with all its locations."""
     found: dict[TopicPartition, list[str]] = {}
     for place, name in partition_places(store):
         found.setdefault(name, []).append(place)
-    return [ForeignName(name.topic, "", name.partition, tuple(places)) for name, places in sorted(found.items())]
+    return [ExternalName(name.topic, "", name.partition, tuple(places)) for name, places in sorted(found.items())]
 
 
 def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.object_encoding import CODECS
 from remote.store import Body
@@ -22,7 +22,7 @@ REST = 32  # segments without a guess in a pause
 
 
 @dataclass(slots=True)
-class Guess:
+class PredictedRange:
     """A guess: bytes ``[start, start + length)`` of a segment, and the store's answer."""
 
     start: int
@@ -33,7 +33,7 @@ class Guess:
         return self.start <= position < self.start + self.length
 
 
-class Guesses:
+class RangePredictor:
     """Decides whether to guess in one partition. Thread safe."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Guesses:
         self._wrong = 0
         self._rest = 0
 
-    def guess(self, segment: RemoteSegment, offset: int) -> Guess | None:
+    def guess(self, segment: SegmentEntry, offset: int) -> PredictedRange | None:
         """Return the range to fetch, in whole chunks; None for no guess.
 
         Only plain objects are guessed: otherwise the chunk boundaries are unknown.
@@ -52,7 +52,7 @@ class Guesses:
         middle = segment.size_bytes * reached // (segment.next_offset - segment.base_offset)
         start = max(0, middle - SLACK_BYTES) // CHUNK_BYTES * CHUNK_BYTES
         stop = -(-(middle + GUESS_BYTES + SLACK_BYTES) // CHUNK_BYTES) * CHUNK_BYTES
-        return Guess(start, min(stop, segment.size_bytes) - start)
+        return PredictedRange(start, min(stop, segment.size_bytes) - start)
 
     def was(self, *, right: bool) -> None:
         with self._lock:

@@ -33,12 +33,12 @@ from local.format.crc32c import crc32c, crc32c_each
 from local.index import offset_index, time_index
 from remote.fetch.chunk_cache import ChunkCache, Key, Slice
 from remote.fetch.disk_cache import WHOLE, DiskCache
-from remote.fetch.range_prediction import Guess, Guesses
+from remote.fetch.range_prediction import PredictedRange, RangePredictor
 from remote.keys import full_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.sealing import keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import PLAIN, ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.segments.index_bundle import IndexBundle, decode_bundle
@@ -61,7 +61,7 @@ class Opener(Protocol):
         ...
 
 
-def why_missing(log: MetadataLog, rows: Sequence[RemoteSegment], error: NotFound) -> LogError:
+def why_missing(log: MetadataLog, rows: Sequence[SegmentEntry], error: NotFound) -> LogError:
     """Return the error for a 404: Corrupt if the newest manifest names all of `rows`, else `error`.
 
     Corrupt means a lost object.
@@ -94,7 +94,7 @@ class RemotePartition:
         read_ahead_chunks: int = 0,
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
-        guesses: Guesses | None = None,
+        guesses: RangePredictor | None = None,
     ) -> None:
         """`metadata` is the manifest chain of a caller that already has one (a writer does).
 
@@ -129,20 +129,20 @@ class RemotePartition:
         """Return the newest manifest from the store. Raises NotFound without one."""
         return self._log.refresh()
 
-    def indexes(self, segment: RemoteSegment) -> IndexBundle:
+    def indexes(self, segment: SegmentEntry) -> IndexBundle:
         """Return the segment's indexes: one GET the first time. Raises Corrupt if they are damaged."""
         key = full_key(self._prefix, segment.indexes_key), _INDEXES
         return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
 
-    def txn_index(self, segment: RemoteSegment) -> Body:
+    def txn_index(self, segment: SegmentEntry) -> Body:
         """Return the aborted transactions, in the format of a ``.txnindex`` file. Raises as `indexes`."""
         return self.indexes(segment).txn
 
-    def producer_snapshot(self, segment: RemoteSegment) -> Body:
+    def producer_snapshot(self, segment: SegmentEntry) -> Body:
         """Return the producers at the segment's end, as a ``.snapshot`` file. Raises as `indexes`."""
         return self.indexes(segment).producers
 
-    def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
+    def position_of_offset(self, segment: SegmentEntry, offset: int) -> int:
         """Return the position of a batch at or before the batch that holds `offset`.
 
         0 where the index has no lower entry. Bytes at the position may be cached afterwards, fetched together with the
@@ -164,7 +164,7 @@ class RemotePartition:
                 self._to_disk(name, number, chunk.view())
         return position
 
-    def place_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> tuple[int, int]:
+    def place_of_timestamp(self, segment: SegmentEntry, timestamp_ms: int) -> tuple[int, int]:
         """Return (offset, position) from which to search for a timestamp.
 
         No batch below the offset has a record at or after `timestamp_ms`, even if one time index entry is wrong. A
@@ -175,7 +175,7 @@ class RemotePartition:
         offset = time_index.find_start(count, partial(_time_entry, bundle.time), segment.base_offset, timestamp_ms)
         return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
-    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+    def read(self, segment: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """Return verified bytes ``[position, position + length)``; fewer at the segment's end.
 
         `in_one_piece` also returns fewer at the end of one GET's body, so that nothing is copied. The bytes are
@@ -191,7 +191,7 @@ class RemotePartition:
         skipped = position - table.chunk_range(numbers[0])[0]
         return _cut_out(self._chunks(segment, table, numbers), skipped, length, in_one_piece=in_one_piece)
 
-    def warm(self, segment: RemoteSegment, position: int, length: int) -> None:
+    def warm(self, segment: SegmentEntry, position: int, length: int) -> None:
         """Load the bytes that a `read` will need into the cache. Raises as `read` does."""
         table = self.indexes(segment).chunks
         numbers = table.chunks_of(position, length)
@@ -207,7 +207,7 @@ class RemotePartition:
         with self._lock:
             self._streams -= 1
 
-    def leave_behind(self, segment: RemoteSegment, position: int, end: int) -> None:
+    def leave_behind(self, segment: SegmentEntry, position: int, end: int) -> None:
         """Mark bytes ``[position, end)`` as passed by a stream: they are evicted first.
 
         With several streams nothing is marked, because another stream may need the bytes.
@@ -217,7 +217,9 @@ class RemotePartition:
             name = full_key(self._prefix, segment.data_key)
             self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
 
-    def _sound(self, segment: RemoteSegment, table: ChunkTable, guess: Guess, body: Body) -> Mapping[Key, Slice]:
+    def _sound(
+        self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body
+    ) -> Mapping[Key, Slice]:
         """Return the guessed chunks that are sound; the others are left out."""
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
@@ -227,7 +229,7 @@ class RemotePartition:
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
-    def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
+    def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range) -> list[Slice]:
         name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
         end = min(numbers.stop + self._read_ahead_chunks, len(table))
         try:
@@ -242,7 +244,7 @@ class RemotePartition:
                 self._to_disk(name, number, body)
 
     def _load(
-        self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
+        self, segment: SegmentEntry, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
         """Return the chunks of `keys`; chunks outside `wanted` only if they are sound.
 
@@ -288,7 +290,7 @@ class RemotePartition:
         if self._disk is not None:
             self._disk.keep(name, number, body)
 
-    def _opened_again(self, segment: RemoteSegment, table: ChunkTable, number: int, opened: Opener) -> Slice:
+    def _opened_again(self, segment: SegmentEntry, table: ChunkTable, number: int, opened: Opener) -> Slice:
         name, (start, length) = full_key(self._prefix, segment.data_key), table.stored_range(number)
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
@@ -301,13 +303,13 @@ class RemotePartition:
         except Corrupt as error:
             raise Corrupt(f"reading a tiered segment, {error.attempt}", **facts, **error.facts) from error
 
-    def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
+    def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
         return partial(_opened, table, self._cipher(segment))
 
-    def _cipher(self, segment: RemoteSegment) -> ObjectCipher | None:
+    def _cipher(self, segment: SegmentEntry) -> ObjectCipher | None:
         return open_ring(segment, self._prefix, self._keys)
 
-    def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
+    def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         name = full_key(self._prefix, segment.indexes_key)
         known = self._disk.get(name, WHOLE) if self._disk is not None else None
         if known is not None and self._disk is not None:
@@ -324,7 +326,7 @@ class RemotePartition:
         self._to_disk(name, WHOLE, body)
         return bundle
 
-    def _guessed_indexes(self, segment: RemoteSegment, guess: Guess) -> IndexBundle:
+    def _guessed_indexes(self, segment: SegmentEntry, guess: PredictedRange) -> IndexBundle:
         """As `_checked_indexes`; a request to the store also fetches the bytes of `guess`."""
         name = full_key(self._prefix, segment.indexes_key)
         if self._disk is None or self._disk.get(name, WHOLE) is None:
@@ -337,7 +339,7 @@ class RemotePartition:
                     return bundle
         return self._checked_indexes(segment)
 
-    def _opened_indexes(self, name: str, segment: RemoteSegment, body: bytes) -> IndexBundle:
+    def _opened_indexes(self, name: str, segment: SegmentEntry, body: bytes) -> IndexBundle:
         offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}
         if len(body) != segment.indexes_bytes:
             facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
@@ -357,7 +359,7 @@ def _time_entry(data: Body, slot: int) -> tuple[int, int]:
     return timestamp_ms, relative
 
 
-def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
+def _is_of(table: ChunkTable, segment: SegmentEntry) -> bool:
     sizes = (table.size_bytes, table.stored_bytes) == (segment.size_bytes, segment.stored_bytes)
     kinds = (CODECS[table.codec], table.cipher != PLAIN) == (segment.codec, segment.key_id is not None)
     whole = table.whole_crc

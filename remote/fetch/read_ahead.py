@@ -30,7 +30,7 @@ from typing import ParamSpec, TypeVar
 
 from local.errors import LogError
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream; up to a cell more
 STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
@@ -55,7 +55,7 @@ class SequentialReader:
     def __init__(
         self,
         remote: RemotePartition,
-        following: Callable[[RemoteSegment], RemoteSegment | None],
+        following: Callable[[SegmentEntry], SegmentEntry | None],
         *,
         window_bytes_max: int = WINDOW_BYTES_MAX,
     ) -> None:
@@ -65,18 +65,18 @@ class SequentialReader:
         self._window_max = min(window_bytes_max, remote.cache_bytes_max // 2)
         self._window = 0
         # The last read: segment, first and one past the last byte. Bytes below `_left` are already marked as passed.
-        self._last: tuple[RemoteSegment, int, int] | None = None
+        self._last: tuple[SegmentEntry, int, int] | None = None
         self._left = 0
         # All bytes of these entries are cached or being fetched; of the last entry only bytes below `_covered`.
-        self._path: list[RemoteSegment] = []
+        self._path: list[SegmentEntry] = []
         self._covered = 0
-        self._crossing: tuple[str, Future[RemoteSegment | None]] | None = None
+        self._crossing: tuple[str, Future[SegmentEntry | None]] | None = None
         self._flights: deque[Future[None]] = deque()
         self._is_open = True
         self.step_bytes = STEP_BYTES_MIN
         remote.stream_begins()
 
-    def read(self, row: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+    def read(self, row: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As `RemotePartition.read`.
 
         A read that begins inside the last one continues it (a batch was cut).
@@ -97,7 +97,7 @@ class SequentialReader:
             self._fetch_ahead(row, reached)
         return data
 
-    def _goes_on(self, row: RemoteSegment, position: int) -> bool:
+    def _goes_on(self, row: SegmentEntry, position: int) -> bool:
         if self._last is None:
             return False
         last, start, reached = self._last
@@ -118,13 +118,13 @@ class SequentialReader:
             flight.cancel()
         self._flights.clear()
 
-    def _begin_anew(self, row: RemoteSegment) -> None:
+    def _begin_anew(self, row: SegmentEntry) -> None:
         self._forget_flights()
         self._window, self.step_bytes = 0, STEP_BYTES_MIN
         self._path, self._covered, self._crossing = [row], 0, None
         self._last, self._left = None, 0
 
-    def _leave_behind(self, row: RemoteSegment, position: int) -> None:
+    def _leave_behind(self, row: SegmentEntry, position: int) -> None:
         """Mark the cells before the cell of `position`, and all of the segment before, as passed."""
         assert self._last is not None, "it goes on"
         last = self._last[0]
@@ -136,7 +136,7 @@ class SequentialReader:
             self._remote.leave_behind(row, self._left, cell)
             self._left = cell
 
-    def _fetch_ahead(self, row: RemoteSegment, reached: int) -> None:
+    def _fetch_ahead(self, row: SegmentEntry, reached: int) -> None:
         """Fetch `_window` bytes after `reached`, as far as their segments are known."""
         while self._flights and self._flights[0].done():
             self._flights.popleft()
@@ -159,7 +159,7 @@ class SequentialReader:
         left = _left_of_cell(self._covered)
         return left if self._window >= RANGE_BYTES else min(left, missing)
 
-    def _come_to(self, row: RemoteSegment, reached: int) -> None:
+    def _come_to(self, row: SegmentEntry, reached: int) -> None:
         """Remove the segments that the stream has passed from the path."""
         while self._path and self._path[0].ulid != row.ulid:
             self._path.pop(0)
@@ -168,7 +168,7 @@ class SequentialReader:
         if len(self._path) == 1:
             self._covered = max(self._covered, reached)
 
-    def _crossed(self, row: RemoteSegment) -> RemoteSegment | None:
+    def _crossed(self, row: SegmentEntry) -> SegmentEntry | None:
         """Return the segment after `row`, once another thread has found it; else None.
 
         None also at the end of the stream.
@@ -178,7 +178,7 @@ class SequentialReader:
         _, found = self._crossing
         return found.result() if found.done() else None
 
-    def _cross(self, row: RemoteSegment) -> RemoteSegment | None:
+    def _cross(self, row: SegmentEntry) -> SegmentEntry | None:
         try:
             following = self._following(row)
             if following is not None:
@@ -188,7 +188,7 @@ class SequentialReader:
             return None
         return following
 
-    def _warm(self, row: RemoteSegment, position: int, length: int) -> None:
+    def _warm(self, row: SegmentEntry, position: int, length: int) -> None:
         try:
             self._remote.warm(row, position, length)
         except LogError as error:

@@ -20,15 +20,15 @@ from local.index import offset_index
 from local.verify.findings import Finding, Severity, damaged
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.keys import full_key
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import SECTIONS, IndexBundle
 from remote.store import ObjectStore
 
 ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of one segment
-LookInside = Callable[[str, RemoteSegment, IndexBundle, ReadRange], Iterable[Finding]]
+LookInside = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
 
-def only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
+def only_read(path: str, row: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
     """Read every byte, so that every chunk is compared with its CRC; report nothing else."""
     for at in range(0, row.size_bytes, RANGE_BYTES):
         read(at, min(RANGE_BYTES, row.size_bytes - at))
@@ -36,7 +36,7 @@ def only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRang
 
 
 def check_segment(
-    store: ObjectStore, remote: RemotePartition, row: RemoteSegment, look_inside: LookInside = only_read
+    store: ObjectStore, remote: RemotePartition, row: SegmentEntry, look_inside: LookInside = only_read
 ) -> list[Finding]:
     """Return the findings inside one segment of `store`.
 
@@ -59,13 +59,13 @@ def check_segment(
         return [replace(wrong(where, str(error), row), severity=Severity.WARNING, is_unread=True)]
 
 
-def wrong(path: str, what: str, row: RemoteSegment | None = None) -> Finding:
+def wrong(path: str, what: str, row: SegmentEntry | None = None) -> Finding:
     """Return a CORRUPT finding for all offsets of an entry."""
     offsets = (row.base_offset, row.next_offset) if row is not None else None
     return Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets)
 
 
-def unreadable(error: LogError, path: str, row: RemoteSegment | None = None) -> Finding:
+def unreadable(error: LogError, path: str, row: SegmentEntry | None = None) -> Finding:
     """Return the finding for an object that the store refuses while it serves others.
 
     A WARNING if a permission is missing, else CORRUPT.
@@ -75,7 +75,7 @@ def unreadable(error: LogError, path: str, row: RemoteSegment | None = None) -> 
     return replace(wrong(path, f"could not be read, {describe(error.attempt, facts)}", row), severity=severity)
 
 
-def _of_sections(prefix: str, row: RemoteSegment, bundle: IndexBundle) -> Iterator[Finding]:
+def _of_sections(prefix: str, row: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
     """Compare the positions of the indexes with the entry."""
     lengths = [len(getattr(bundle, name)) for name in SECTIONS[:-1]]
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
@@ -87,7 +87,7 @@ def _of_sections(prefix: str, row: RemoteSegment, bundle: IndexBundle) -> Iterat
 
 
 def _of_contents(
-    store: ObjectStore, remote: RemotePartition, row: RemoteSegment, bundle: IndexBundle, look_inside: LookInside
+    store: ObjectStore, remote: RemotePartition, row: SegmentEntry, bundle: IndexBundle, look_inside: LookInside
 ) -> list[Finding]:
     where = full_key(remote.prefix, row.data_key)
     try:
@@ -102,7 +102,7 @@ def _of_contents(
     return found or [replace(damaged(first, where), offsets=(row.base_offset, row.next_offset))]
 
 
-def _damaged_chunks(remote: RemotePartition, row: RemoteSegment, bundle: IndexBundle) -> Iterator[Finding]:
+def _damaged_chunks(remote: RemotePartition, row: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
     """Check each chunk alone; yield the stored range of damaged chunks and the offsets they may hold."""
     table = bundle.chunks
     for number in range(len(table)):
@@ -116,7 +116,7 @@ def _damaged_chunks(remote: RemotePartition, row: RemoteSegment, bundle: IndexBu
             yield replace(found, at=stored_start, length=stored_length, offsets=offsets)
 
 
-def offsets_between(row: RemoteSegment, bundle: IndexBundle, start: int, end: int) -> tuple[int, int]:
+def offsets_between(row: SegmentEntry, bundle: IndexBundle, start: int, end: int) -> tuple[int, int]:
     """Return the offsets that bytes ``[start, end)`` may hold, as narrow as the offset index allows."""
     low, high = row.base_offset, row.next_offset
     entries = offset_index.entries(bytes(bundle.offset), row.base_offset)

@@ -23,7 +23,7 @@ from remote.gc.page_removal import delete_pages
 from remote.gc.pin_watch import PinWatch, Unlinking
 from remote.keys import parse_data_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import forget_unlinked
+from remote.manifest.manifest_changes import remove_pending_deletes
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.store import ObjectStore
 
@@ -39,7 +39,7 @@ def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
     return {key: since[key] for key in keys if key in since}
 
 
-def free_of_pins(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
+def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
     """Step 1: the `keys` that the newest known manifest lists and that no pin holds.
 
     Raises as `PinWatch.free`.
@@ -55,7 +55,7 @@ def delete_due_objects(
 
     Raises Fenced, Unavailable, and Corrupt if a pin or a fork's manifest cannot be read.
     """
-    free = free_of_pins(log, pins, keys, now_ms)
+    free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
     # The last check before a permanent deletion reads the store, not memory (DESIGN, commit protocol 5).
@@ -63,7 +63,7 @@ def delete_due_objects(
     due = [key for key in keys if key in free]
     check_unnamed(log.index(newest), due)
     delete_objects(store, prefix, due, has_forks=pins.has_forks)
-    log.commit(forget_unlinked(due), now_ms)
+    log.commit(remove_pending_deletes(due), now_ms)
     return free
 
 
@@ -77,7 +77,7 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
         name = parse_data_key(key)
         if name is None:
             continue
-        for row in index.rows_with_dead(name.base_offset, name.base_offset + 1):
+        for row in index.entries_with_dead(name.base_offset, name.base_offset + 1):
             if key in (row.data_key, row.indexes_key):
                 facts = {"object": key, "base_offset": row.base_offset, "next_offset": row.next_offset}
                 raise Corrupt("deleting an object, a row of the same head names it; nothing was deleted", **facts)
@@ -87,7 +87,7 @@ def delete_due_pages(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
     """Steps 1 to 4 for pages that were unlinked as a whole, with the objects of all their entries."""
-    free = free_of_pins(log, pins, keys, now_ms)
+    free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
     listed = {page.spill.key: page for page in (log.cached.unlinked_pages if log.cached is not None else ())}

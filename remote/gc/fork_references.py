@@ -1,8 +1,8 @@
 """Protect the objects that forks name from deletion.
 
 A fork is a topic with entries that name another topic's objects. A fork copies no data. It has manifests, pages and an
-epoch of its own. The keys in its entries begin with a slash (`remote.keys.foreign_key`). The **home** of a fork is the
-partition that holds the objects under its prefix.
+epoch of its own. The keys in its entries begin with a slash (`remote.keys.key_in_other_topic`). The **home** of a fork
+is the partition that holds the objects under its prefix.
 
 - The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
   fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.
@@ -52,10 +52,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from remote.gc.pins import Pin, list_pins
-from remote.keys import foreign_key, home_of, is_foreign
+from remote.keys import home_of, is_in_other_topic, key_in_other_topic
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_chain import HeadChain
-from remote.manifest.page_spill import named_by, rows_unless_deleted
+from remote.manifest.manifest_chain import ManifestChain
+from remote.manifest.page_spill import entries_unless_deleted, named_by
 from remote.store import ObjectStore
 
 
@@ -68,7 +68,7 @@ def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_
     fork that counts can have appeared since: a fork counts only if its source's manifest named the object after the
     fork's announcement, and without forks the home was the only source (`remote.gc.pin_watch`).
     """
-    own = [key for key in keys if not is_foreign(key)]
+    own = [key for key in keys if not is_in_other_topic(key)]
     kept = kept_by_forks(store, prefix) if own and has_forks else frozenset()
     store.delete([prefix + key for key in own if key not in kept])
 
@@ -84,7 +84,7 @@ def kept_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
         named = {key for fork in forks for key in named_by_fork(store, fork)}
         again = forks_of(list_pins(store, prefix)) if forks else forks
         if again <= forks:
-            kept = frozenset(key for key in named if is_foreign(key) and home_of(key) == prefix)
+            kept = frozenset(key for key in named if is_in_other_topic(key) and home_of(key) == prefix)
             return frozenset(key.removeprefix(f"/{prefix}") for key in kept)
         forks |= again
 
@@ -96,7 +96,7 @@ def forks_of(pins: Iterable[Pin]) -> set[str]:
 
 def homes_of(keys: Collection[str], prefix: str) -> set[str]:
     """The prefixes of the partitions that hold these keys: `prefix` itself, and the homes of a fork."""
-    return {home_of(foreign_key(prefix, key)) for key in keys}
+    return {home_of(key_in_other_topic(prefix, key)) for key in keys}
 
 
 def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
@@ -110,11 +110,11 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
     if head is None:
         return set()
     named: set[str] = metadata.ask(head, lambda index: named_by(index.head, index.page))
-    chain = HeadChain(store, fork)
+    chain = ManifestChain(store, fork)
     for sequence in {pin.sequence for pin in list_pins(store, fork)}:
         pinned = chain.read(sequence)
         if pinned is not None:
-            named |= named_by(pinned, rows_unless_deleted(head, metadata.page_rows))
+            named |= named_by(pinned, entries_unless_deleted(head, metadata.page_entries))
     return named
 
 

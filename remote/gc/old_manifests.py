@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from remote.gc.fork_references import is_over
 from remote.gc.pin_watch import RENEWAL_LAG_MS
 from remote.gc.pins import list_pins, release
-from remote.keys import HEADS, parse_head_key
+from remote.keys import HEADS, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
 
@@ -36,20 +36,20 @@ class Collected:
     pins: int
 
 
-def collect_heads(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
+def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
     """Delete the manifests up to sequence `upto`, which must be below the newest. Raises Fenced."""
     head = log.check_still_writer()
     upto = min(upto, head.sequence - 1)
     if upto < 1:
         return Collected(void_upto=log.void_upto, heads=0, pins=0)
-    log.make_void(upto)
+    log.set_gc_boundary(upto)
     pins = list_pins(store, prefix)
     lapsed_ms = now_ms if head.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # pins of deleted topics end at once
     expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
     gone = []
     for info in store.list(prefix + HEADS):
-        sequence = parse_head_key(info.key.removeprefix(prefix))
+        sequence = parse_manifest_key(info.key.removeprefix(prefix))
         if sequence is not None and sequence > log.void_upto:
             break
         if sequence is not None and sequence not in held:

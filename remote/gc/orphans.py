@@ -27,7 +27,7 @@ from remote.gc.fork_references import kept_by_forks
 from remote.gc.pins import list_pins
 from remote.keys import parse_epoch
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.page_spill import named_by
 from remote.store import ObjectInfo, ObjectStore
 
@@ -49,7 +49,7 @@ class Orphan:
         return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
 
 
-def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[Orphan]:
+def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[Orphan]:
     """The orphans among `listed`; keys are relative to the prefix.
 
     `epoch` is that of a committed manifest; `named` the keys that this manifest and every pinned manifest name.
@@ -78,9 +78,9 @@ def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_
         return []
     head = metadata.refresh(exact=True)
     named = metadata.ask(head, lambda index: named_by(index.head, index.page))
-    chain = HeadChain(store, prefix)
+    chain = ManifestChain(store, prefix)
     for sequence in {pin.sequence for pin in list_pins(store, prefix) if pin.expires_ms > now_ms}:
         pinned = chain.read(sequence)
         if pinned is not None:  # else the pin was written too late, and its holder is about to release it
-            named |= named_by(pinned, metadata.page_rows)
-    return nobodys(listed, epoch=head.epoch, named=named | kept_by_forks(store, prefix))
+            named |= named_by(pinned, metadata.page_entries)
+    return unreferenced_objects(listed, epoch=head.epoch, named=named | kept_by_forks(store, prefix))

@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from local.errors import Corrupt, NotFound, describe
 from remote.gc.fork_references import delete_objects
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, UnlinkedPage
-from remote.manifest.manifest_changes import forget_pages
+from remote.manifest.manifest import Head, PendingPageDelete
+from remote.manifest.manifest_changes import remove_pending_page_deletes
 from remote.manifest.page_spill import keys_of
 from remote.store import ObjectStore
 
@@ -44,7 +44,7 @@ def delete_pages(
     prefix: str,
     log: MetadataLog,
     head: Head,
-    pages: Sequence[UnlinkedPage],
+    pages: Sequence[PendingPageDelete],
     now_ms: int,
     *,
     has_forks: bool = True,
@@ -55,23 +55,23 @@ def delete_pages(
 
     Raises the store's errors. The objects of a damaged page's entries stay; a log line says so.
     """
-    named = {*keys_of(head.segments), *keys_of(head.view_rows), *(spill.key for spill in head.spills)}
-    for page in pages:
-        living = set(keys_of(log.index(head).rows_with_dead(page.spill.base_offset, page.spill.next_offset)))
-        keys = [key for key in _objects_of(prefix, log, page) if key not in named and key not in living]
+    named = {*keys_of(head.segments), *keys_of(head.view_entries), *(spill.key for spill in head.spills)}
+    for pending in pages:
+        living = set(keys_of(log.index(head).entries_with_dead(pending.spill.base_offset, pending.spill.next_offset)))
+        keys = [key for key in _objects_of(prefix, log, pending) if key not in named and key not in living]
         delete_objects(store, prefix, keys, has_forks=has_forks)
-        store.delete([prefix + page.spill.key])
-    log.commit(forget_pages([page.spill.key for page in pages]), now_ms)
+        store.delete([prefix + pending.spill.key])
+    log.commit(remove_pending_page_deletes([pending.spill.key for pending in pages]), now_ms)
 
 
-def _objects_of(prefix: str, log: MetadataLog, page: UnlinkedPage) -> list[str]:
+def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> list[str]:
     """The objects of the page's entries; empty if the page is deleted already or damaged."""
     try:
-        return keys_of(log.page_rows(page.spill))
+        return keys_of(log.page_entries(pending.spill))
     except NotFound:
         return []  # the page is deleted last, so its objects are deleted too
     except Corrupt as error:
-        spill = page.spill
+        spill = pending.spill
         facts = {"base_offset": spill.base_offset, "next_offset": spill.next_offset, "segments": spill.segment_count}
         told = {"prefix": prefix, "key": spill.key, **facts, "size_bytes": spill.stored_bytes, "cause": error}
         _log.error(

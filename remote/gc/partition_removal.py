@@ -26,13 +26,13 @@ from enum import Enum
 
 from local.errors import Fenced, LogError
 from remote.gc.fork_references import delete_objects
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.page_removal import delete_pages
 from remote.gc.pin_watch import PinWatch, Unlinking
-from remote.keys import HEADS, head_key
+from remote.keys import HEADS, manifest_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, UnlinkedObject, UnlinkedPage
-from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, forget_unlinked
+from remote.manifest.manifest import Head, PendingDelete, PendingPageDelete
+from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, remove_pending_deletes
 from remote.manifest.view_changes import drop_view
 from remote.store import ObjectStore
 
@@ -84,7 +84,7 @@ class PartitionRemoval:
             head = self._log.load()
             if head is not None and self._gives_way and _is_at_work(head, now_ms, grace_ms):
                 return Removal.WAITING
-            if head is None or (_is_empty(head) and not self._has_old_heads(head)):
+            if head is None or (_is_empty(head) and not self._has_old_manifests(head)):
                 return Removal.DONE
             self._log.become_writer(
                 self._writer_id,
@@ -113,21 +113,21 @@ class PartitionRemoval:
         """
         if self._pins.keeps_before(head.sequence, now_ms):
             return Removal.WAITING
-        if not self._has_old_heads(head):
+        if not self._has_old_manifests(head):
             return Removal.DONE
-        collect_heads(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
-        if not self._has_old_heads(head):
+        collect_manifests(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
+        if not self._has_old_manifests(head):
             return Removal.DONE
         self._pins.look(sequence=head.sequence, now_ms=now_ms)
         return Removal.WAITING
 
-    def _has_old_heads(self, head: Head) -> bool:
+    def _has_old_manifests(self, head: Head) -> bool:
         """Whether the store still has a manifest below `head`, the last one: not deleted yet, or pinned.
 
         One listing.
         """
         first = next(iter(self._store.list(self._prefix + HEADS)), None)
-        return first is not None and first.key != self._prefix + head_key(head.sequence)
+        return first is not None and first.key != self._prefix + manifest_key(head.sequence)
 
     def _unlink(self, head: Head, deleted_ms: int, now_ms: int) -> None:
         """Unlink all views, all pages, or some of the manifest's own entries.
@@ -156,14 +156,14 @@ class PartitionRemoval:
         newest = self._log.check_still_writer()
         if keys:
             delete_objects(self._store, self._prefix, keys, has_forks=self._pins.has_forks)
-            self._log.commit(forget_unlinked(keys), now_ms)
+            self._log.commit(remove_pending_deletes(keys), now_ms)
         else:
             has_forks = self._pins.has_forks
             delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms, has_forks=has_forks)
         return Removal.UNDER_WAY
 
 
-def _left(each: UnlinkedObject | UnlinkedPage) -> Unlinking:
+def _left(each: PendingDelete | PendingPageDelete) -> Unlinking:
     return Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
 
 
@@ -178,4 +178,4 @@ def _is_at_work(head: Head, now_ms: int, grace_ms: int) -> bool:
 
 
 def _is_empty(head: Head) -> bool:
-    return head.deleted_ms is not None and not (head.has_rows or head.views or head.unlinked or head.unlinked_pages)
+    return head.deleted_ms is not None and not (head.has_entries or head.views or head.unlinked or head.unlinked_pages)

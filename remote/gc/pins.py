@@ -72,7 +72,7 @@ from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from remote.keys import PINS, new_ulid, parse_pin_key, parse_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.page_spill import lost_object
 from remote.number_bounds import ClockMs, Sequence
 from remote.store import ObjectStore
@@ -265,7 +265,7 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
     if log.is_void(head.sequence):
         return False
     try:
-        return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_rows) is None
+        return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_entries) is None
     except NotFound:
         return False  # a page that it names is deleted
 
@@ -276,13 +276,13 @@ def _is_living(log: MetadataLog) -> bool:
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:
     """Whether a renewed pin counts; `is_late`: its former expiry may have passed before the write."""
-    head = HeadChain(store, prefix).read(pin.sequence)
+    head = ManifestChain(store, prefix).read(pin.sequence)
     if head is None or head.commit_id != pin.commit_id:
         return False
     log = MetadataLog(store, prefix)
     if is_late:
         return _came_in_time(log, head)
     try:
-        return lost_object(head, log.refresh(exact=True), log.page_rows) is None
+        return lost_object(head, log.refresh(exact=True), log.page_entries) is None
     except NotFound:
         return False

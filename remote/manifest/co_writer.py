@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, SpillRow
+from remote.manifest.manifest import Head, PageEntry
 from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import Rows
 
 
-class GuestLog(MetadataLog):
+class CoWriterLog(MetadataLog):
     """`MetadataLog` for a co-writer: it can join an epoch and commit; other verbs of a writer raise."""
 
     def join(self, *, epoch: int | None = None) -> Head:
@@ -68,7 +68,7 @@ class GuestLog(MetadataLog):
 
         return super().commit(guarded, now_ms, touches=touches)
 
-    def vouch_for_page(self, spill: SpillRow, rows: Rows) -> None:
+    def certify_page(self, spill: PageEntry, rows: Rows) -> None:
         """Use `rows` as the content of a page that cannot be read, for a commit that rewrites the page."""
         self._pages.keep(spill, rows)
 
@@ -78,7 +78,7 @@ class GuestLog(MetadataLog):
     def check_still_writer(self) -> Head:
         raise InvalidRequest("deleting objects, a guest does not", prefix=self._prefix)
 
-    def make_void(self, upto: int) -> None:
+    def set_gc_boundary(self, upto: int) -> None:
         raise InvalidRequest("collecting heads, a guest does not", prefix=self._prefix, upto=upto)
 
 

@@ -76,16 +76,21 @@ from functools import partial
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
-from remote.keys import head_key, new_ulid
-from remote.manifest.disk_cache_of_manifests import IndexCopies
-from remote.manifest.manifest import KEY_ID, Head, SpillRow, encode_again, encode_head, lacks_seal
-from remote.manifest.manifest_chain import HeadChain
+from remote.keys import manifest_key, new_ulid
+from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
+from remote.manifest.manifest import KEY_ID, Head, PageEntry, encode_again, encode_manifest, lacks_seal
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
-from remote.manifest.manifest_memory_cache import KnownHeads, check_not_rolled_back, check_seen, is_same_head
+from remote.manifest.manifest_memory_cache import (
+    ManifestMemoryCache,
+    check_not_rolled_back,
+    check_seen,
+    is_same_manifest,
+)
 from remote.manifest.manifest_page import Rows, encode_page
-from remote.manifest.missing_manifest import missing_head
-from remote.manifest.page_spill import NewPage, SpillRule, opened, spill_between, spill_oldest
+from remote.manifest.missing_manifest import missing_manifest_error
+from remote.manifest.page_spill import NewPage, PageRule, move_oldest_to_page, move_to_page, opened
 from remote.manifest.seal_memory import FILE, SealMemory
 from remote.store import ObjectStore
 
@@ -93,7 +98,7 @@ T = TypeVar("T")
 
 RESENDS_MAX = 3  # sends of one commit in doubt; each includes all of the store's own retries
 REBASES_MAX = 8  # earlier commits of ours that one commit may find in its place
-SPILL_RULE = SpillRule()
+PAGE_RULE = PageRule()
 TOLD_MAX = 10_000  # partitions with a logged warning about a missing seal
 TAKEOVERS_MAX = 16  # takeovers of other writers that one takeover may find in its place
 
@@ -128,9 +133,9 @@ class MetadataLog:
         prefix: str,
         *,
         new_id: Callable[[int], str] = new_ulid,
-        rule: SpillRule | None = None,
-        copies: IndexCopies | None = None,
-        known: KnownHeads | None = None,
+        rule: PageRule | None = None,
+        copies: ManifestDiskCache | None = None,
+        known: ManifestMemoryCache | None = None,
         memory: SealMemory | None = None,
     ) -> None:
         """`copies` caches reads on a disk, for the next start; `known` caches manifests in memory.
@@ -140,18 +145,18 @@ class MetadataLog:
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
-        self._rule = rule or SPILL_RULE
+        self._rule = rule or PAGE_RULE
         self._lock = threading.RLock()
         self._state = LogState.READER
         self._epoch = 0
         self._attempts: set[str] = set()  # commit ids of our takeover attempts
         self._head: Head | None = None
         # In doubt: a commit that `cached` lacks may have happened or may still happen; until the next success.
-        self.is_unsettled = False
+        self.has_commit_in_doubt = False
         self._copies, self._known, self._memory = copies, known, memory
         self._kept_id: str | None = None  # commit id of the manifest in the disk cache
         self._pages = Pages(store, prefix, copies=copies)
-        self._chain = HeadChain(store, prefix)
+        self._chain = ManifestChain(store, prefix)
 
     def __repr__(self) -> str:
         return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
@@ -190,7 +195,7 @@ class MetadataLog:
         except NotFound:
             return question(self.index(self.refresh(exact=True)))
 
-    def page_rows(self, spill: SpillRow) -> Rows:
+    def page_entries(self, spill: PageEntry) -> Rows:
         """The entries of a page, read on first use and cached. Raises NotFound if it does not exist."""
         return self._pages.rows(spill)
 
@@ -234,7 +239,7 @@ class MetadataLog:
 
         For a partition that a reader found by its name.
         """
-        return missing_head(self._store, self._prefix)
+        return missing_manifest_error(self._store, self._prefix)
 
     def become_writer(
         self,
@@ -276,7 +281,7 @@ class MetadataLog:
                     self._epoch = latest.epoch
                     return latest
                 if latest is None:
-                    draft = _first_head(topic, topic_id, partition)
+                    draft = _first_manifest(topic, topic_id, partition)
                     draft = replace(draft, seal_key_id=seal_key_id or (properties or {}).get(KEY_ID) or None)
                 else:
                     draft = _check_same(latest, topic, topic_id, partition)
@@ -290,7 +295,7 @@ class MetadataLog:
                 appender_id = writer_id if appends else _appender(latest)
                 draft = replace(draft, properties=settings, appender_id=appender_id)
                 self._attempts.add(draft.commit_id)
-                winner = self._create(draft, encode_head(draft, self._chain.sealer))
+                winner = self._create(draft, encode_manifest(draft, self._chain.sealer))
                 if self._was_collected(winner):
                     continue  # GC deleted manifests during our attempt, this name among them
                 self._set(winner)
@@ -329,14 +334,14 @@ class MetadataLog:
                 self._check_change(base, draft, changed)
                 changed, body = self._fitted(changed, pages)
                 self._check_change(base, draft, changed)
-                self.is_unsettled = True
+                self.has_commit_in_doubt = True
                 winner = self._create(changed, body)
                 if self._was_collected(winner):
                     self._adopt(self.refresh(exact=True))
                     continue
                 self._adopt(winner)
                 if winner.commit_id == changed.commit_id:
-                    self.is_unsettled = False
+                    self.has_commit_in_doubt = False
                     return winner
         raise Conflict("committing a head, our own commits keep coming up", prefix=self._prefix, tries=REBASES_MAX)
 
@@ -349,10 +354,10 @@ class MetadataLog:
             self._check_writer()
             return self.refresh(exact=True)
 
-    def lacks_first_heads(self) -> bool:
-        """Whether manifests are missing that GC did not delete (`HeadChain.lacks_first_heads`)."""
+    def lacks_first_manifests(self) -> bool:
+        """Whether manifests are missing that GC did not delete (`ManifestChain.lacks_first_manifests`)."""
         with self._lock:
-            return self._chain.lacks_first_heads()
+            return self._chain.lacks_first_manifests()
 
     # --- the GC boundary ---------------------------------------------------------------------------------------------
 
@@ -366,7 +371,7 @@ class MetadataLog:
         with self._lock:
             return self._chain.is_void(sequence)
 
-    def make_void(self, upto: int) -> None:
+    def set_gc_boundary(self, upto: int) -> None:
         """Declare all manifests up to `upto` void, before their deletion. They must be well below the newest."""
         with self._lock:
             self._check_writer()
@@ -379,15 +384,15 @@ class MetadataLog:
 
         Moves surplus entries to pages, which it writes.
         """
-        head = spill_between(head, self._rule, new_page)
-        while len(body := encode_head(head, self._chain.sealer)) > self._rule.head_bytes_max:
-            smaller = spill_oldest(head, self._rule, new_page)
+        head = move_to_page(head, self._rule, new_page)
+        while len(body := encode_manifest(head, self._chain.sealer)) > self._rule.manifest_bytes_max:
+            smaller = move_oldest_to_page(head, self._rule, new_page)
             if smaller is head:
                 break
             head = smaller
         return head, body
 
-    def _write_page(self, rows: Rows, now_ms: int, seal_key_id: str | None) -> SpillRow:
+    def _write_page(self, rows: Rows, now_ms: int, seal_key_id: str | None) -> PageEntry:
         name = self._epoch, self._new_id(now_ms)
         spill, body = encode_page(rows, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
         with suppress(AlreadyExists):  # a lost reply: only this writer uses this name
@@ -402,7 +407,7 @@ class MetadataLog:
 
         Raises Unavailable if in doubt.
         """
-        key = self._prefix + head_key(head.sequence)
+        key = self._prefix + manifest_key(head.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
                 self._store.put_if_absent(key, body)
@@ -431,8 +436,8 @@ class MetadataLog:
 
         Else raise Corrupt.
         """
-        is_foreign = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
-        if is_foreign and not self._chain.is_void(found.sequence):
+        is_in_other_topic = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
+        if is_in_other_topic and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
             raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
         return found
@@ -480,7 +485,7 @@ class MetadataLog:
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [spill.key for spill in found.spills]
-            self._copies.keep_head(self._prefix, encode_again(found, self._chain.sealer), keys)
+            self._copies.keep_manifest(self._prefix, encode_again(found, self._chain.sealer), keys)
         self._head = found
 
     def _check_seen(self, found: Head) -> None:
@@ -506,7 +511,7 @@ class MetadataLog:
     def _first(self, *, exact: bool) -> Head | None:
         """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
         kept = self._copies.head(self._prefix, self._chain.sealer) if self._copies is not None else None
-        if kept is None or not is_same_head(self._store, self._prefix, *kept):
+        if kept is None or not is_same_manifest(self._store, self._prefix, *kept):
             found = self._chain.newest(None, exact=exact)
             if kept is not None:
                 check_not_rolled_back(kept[0], found, self._prefix)
@@ -533,8 +538,8 @@ class MetadataLog:
 
 def _stamped(base: Head, changed: Head) -> Head:
     """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
-    if changed.highest_next_offset < base.highest_next_offset:
-        changed = replace(changed, tiered_upto=base.highest_next_offset)
+    if changed.max_end_offset < base.max_end_offset:
+        changed = replace(changed, tiered_upto=base.max_end_offset)
     if (expired := expired_after(base, changed)) != changed.expired_epochs:
         changed = replace(changed, expired_epochs=expired)
     known = {each.key for each in base.unlinked} | {each.spill.key for each in base.unlinked_pages}
@@ -559,13 +564,13 @@ def _appender(latest: Head | None) -> str | None:
 class _NewPages:
     """Pages written for one commit; a retry that spills the same entries uses the existing page."""
 
-    def __init__(self, write: Callable[[Rows, int, str | None], SpillRow], now_ms: int) -> None:
+    def __init__(self, write: Callable[[Rows, int, str | None], PageEntry], now_ms: int) -> None:
         self.seal_key_id: str | None = None  # of the manifest that will name them
         self._write = write
         self._now_ms = now_ms
-        self._made: list[tuple[Rows, SpillRow]] = []
+        self._made: list[tuple[Rows, PageEntry]] = []
 
-    def __call__(self, rows: Rows) -> SpillRow:
+    def __call__(self, rows: Rows) -> PageEntry:
         for known, spill in self._made:
             if known == rows and spill.seal_key_id == self.seal_key_id:
                 return spill
@@ -574,7 +579,7 @@ class _NewPages:
         return spill
 
 
-def _first_head(topic: str, topic_id: str, partition: int) -> Head:
+def _first_manifest(topic: str, topic_id: str, partition: int) -> Head:
     return Head(
         sequence=1,
         epoch=1,

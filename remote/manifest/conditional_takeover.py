@@ -8,7 +8,8 @@ manifest. The first manifest of an epoch is created only if absent behind its ba
 that base: a writer that commits in between takes the name, and the check runs again on its manifest.
 
 An ingest starts its epoch in one process and commits, as a co-writer, in others (`tiered.jobs.ingest`). It may also do
-what a co-writer must not do, because the epoch is its own. `ResumedLog` is the writer there until another epoch starts.
+what a co-writer must not do, because the epoch is its own. `ResumedWriterLog` is the writer there until another epoch
+starts.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest import Head
 
 
-class HeirLog(MetadataLog):
+class ConditionalTakeoverLog(MetadataLog):
     """`MetadataLog` for a job that becomes the writer only if that harms no other writer."""
 
     _judge: Callable[[Head], None] | None = None
 
-    def inherit(self, writer_id: str, now_ms: int, *, judge: Callable[[Head], None]) -> Head:
+    def take_over_if(self, writer_id: str, now_ms: int, *, judge: Callable[[Head], None]) -> Head:
         """Become the writer if `judge` accepts the base of our first manifest; returns the first manifest.
 
         Raises NotFound if there is no manifest, Conflict if the topic was deleted, and the errors of `judge`.
@@ -44,7 +45,7 @@ class HeirLog(MetadataLog):
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
 
-class ResumedLog(MetadataLog):
+class ResumedWriterLog(MetadataLog):
     """`MetadataLog` for a process that continues an epoch which its job started in another process."""
 
     def resume(self, *, epoch: int, writer_id: str) -> Head:

@@ -33,8 +33,8 @@ from collections.abc import Collection
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.storage import DiskStorage, Storage, join
-from remote.keys import parse_spill_key
-from remote.manifest.manifest import Head, decode_head
+from remote.keys import parse_page_key
+from remote.manifest.manifest import Head, decode_manifest
 from remote.manifest.sealing import Sealer
 from remote.store import Body
 
@@ -45,7 +45,7 @@ INDEX_SHARE = 8  # an eighth of the cache directory is for the index; a million 
 _COPY = re.compile(r".+-[A-Za-z0-9_-]{22}-[0-9]+(-[0-9A-Z]{26})?\.(head|page)(\.aside)?", re.ASCII)
 
 
-class IndexCopies:
+class ManifestDiskCache:
     """Copies for any number of partitions of one store, in one directory.
 
     Thread safe for different partitions.
@@ -74,12 +74,12 @@ class IndexCopies:
         if body is None:
             return None
         try:
-            return decode_head(body, prefix, sealer=sealer), body
+            return decode_manifest(body, prefix, sealer=sealer), body
         except (Corrupt, AccessDenied) as error:
             _log.warning("a local copy of a head is passed over: prefix=%s %s", prefix, error)
             return None
 
-    def keep_head(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
+    def keep_manifest(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
         """Store this manifest in place of the former one, and delete copies of pages that it does not name."""
         if not self._is_writer:
             return
@@ -174,9 +174,15 @@ class IndexCopies:
         self._bytes = sum(self._sizes.values())
 
 
-def index_copies(cache_dir: str | None, bytes_max: int | None = None, *, is_writer: bool = True) -> IndexCopies | None:
+def manifest_disk_cache(
+    cache_dir: str | None, bytes_max: int | None = None, *, is_writer: bool = True
+) -> ManifestDiskCache | None:
     """The disk cache of manifests in `cache_dir`; None without such a directory."""
-    return IndexCopies(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer) if cache_dir else None
+    return (
+        ManifestDiskCache(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer)
+        if cache_dir
+        else None
+    )
 
 
 def shares(cache_dir_bytes: int) -> tuple[int, int]:
@@ -191,6 +197,6 @@ def _name(prefix: str) -> str:
 
 
 def _page_name(prefix: str, key: str) -> str:
-    parsed = parse_spill_key(key)
+    parsed = parse_page_key(key)
     assert parsed is not None, "a head names pages by their keys"
     return f"{_name(prefix)}-{parsed.ulid}{PAGE}"

@@ -31,10 +31,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from local.errors import Conflict, InvalidRequest
-from remote.manifest.manifest import Head, JobNote, UnlinkedObject
+from remote.manifest.manifest import AppliedJob, Head, PendingDelete
 from remote.manifest.manifest_changes import Change, objects_of
 from remote.manifest.tombstone_bound import tombstone_bound
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 JOBS_KEPT = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
@@ -44,7 +44,7 @@ class Replacement:
     """`rows` that tile exactly the entries named `ulids`; both are contiguous."""
 
     ulids: tuple[str, ...]
-    rows: tuple[RemoteSegment, ...]
+    rows: tuple[SegmentEntry, ...]
 
 
 class Fate(Enum):
@@ -56,18 +56,18 @@ class Fate(Enum):
     LOST = "lost"
 
 
-def find_job(head: Head, job_id: str) -> JobNote | None:
+def find_job(head: Head, job_id: str) -> AppliedJob | None:
     """The note of a job; None if there is none or it was removed (`JOBS_KEPT`)."""
     return next((note for note in head.jobs if note.job_id == job_id), None)
 
 
-def is_done(head: Head, note: JobNote) -> bool:
+def is_done(head: Head, note: AppliedJob) -> bool:
     """Whether the manifest has this turn of a job, or a later one."""
     known = find_job(head, note.job_id)
     return known is not None and known.turn >= note.turn
 
 
-def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNote) -> Change:
+def append_entries(rows: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob) -> Change:
     """Append all of a job's segments to a partition that ends at `start_offset`, or none.
 
     Raises Conflict if the partition ends elsewhere (another commit took the offsets), or if the objects are pending
@@ -79,7 +79,7 @@ def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNo
             return head
         if head.given_up:
             raise InvalidRequest("adding a job's segments, what the tier held is being given up", job=note.job_id)
-        reached = max(head.next_offset, head.highest_next_offset)
+        reached = max(head.next_offset, head.max_end_offset)
         if reached != start_offset:
             facts = {"job": note.job_id, "expected": start_offset, "found": reached}
             raise Conflict("adding a job's segments, the partition does not end where it did", **facts)
@@ -94,10 +94,10 @@ def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNo
 def replace_tiled(
     replacements: Sequence[Replacement],
     *,
-    vouched: Sequence[RemoteSegment] = (),
+    vouched: Sequence[SegmentEntry] = (),
     cleaned_through: int,
     bound: int | None,
-    note: JobNote,
+    note: AppliedJob,
     keeps_maker: bool = False,
     is_whole: bool = True,
 ) -> Change:
@@ -127,7 +127,7 @@ def replace_tiled(
         fates = [fate_of(head.segments, head.log_start_offset, group) for group in replacements]
         segments, unlinked = _replaced(head, replacements, fates, note, keeps_maker=keeps_maker)
         segments = [_raised(row, cleaned_through) if row.ulid in names else row for row in segments]
-        is_done_now = is_whole and Fate.LOST not in fates and not lost_rows(head, vouched, head.segments)
+        is_done_now = is_whole and Fate.LOST not in fates and not lost_entries(head, vouched, head.segments)
         jobs = _noted(head, note) if is_done_now else head.jobs
         after = replace(head, segments=tuple(segments), unlinked=(*head.unlinked, *unlinked), jobs=jobs)
         return head if after == head else after
@@ -135,7 +135,7 @@ def replace_tiled(
     return change
 
 
-def fate_of(rows: Sequence[RemoteSegment], log_start_offset: int, group: Replacement) -> Fate:
+def fate_of(rows: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> Fate:
     """The outcome for a group in a manifest with these `rows` (all that overlap the group's offsets)."""
     there = {row.ulid: row for row in rows}
     left = [there[ulid] for ulid in group.ulids if ulid in there]
@@ -149,23 +149,23 @@ def fate_of(rows: Sequence[RemoteSegment], log_start_offset: int, group: Replace
     return Fate.IN_PLACE if is_rest and left[0].base_offset <= log_start_offset else Fate.LOST
 
 
-def lost_rows(head: Head, planned: Sequence[RemoteSegment], rows: Sequence[RemoteSegment]) -> list[RemoteSegment]:
+def lost_entries(head: Head, planned: Sequence[SegmentEntry], rows: Sequence[SegmentEntry]) -> list[SegmentEntry]:
     """The `planned` entries that are not in `rows` and did not expire: another process replaced them."""
     there = {row.ulid for row in rows}
     return [row for row in planned if row.ulid not in there and row.next_offset > head.log_start_offset]
 
 
 def _replaced(
-    head: Head, replacements: Sequence[Replacement], fates: Sequence[Fate], note: JobNote, *, keeps_maker: bool
-) -> tuple[list[RemoteSegment], list[UnlinkedObject]]:
+    head: Head, replacements: Sequence[Replacement], fates: Sequence[Fate], note: AppliedJob, *, keeps_maker: bool
+) -> tuple[list[SegmentEntry], list[PendingDelete]]:
     """(the manifest's entries after the replacement, the new pending deletes)."""
     at = {row.ulid: number for number, row in enumerate(head.segments)}
     known = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
     listed = {each.key for each in head.unlinked}
-    put: dict[int, tuple[RemoteSegment, ...]] = {}  # position of a removed entry -> the entries in its place
-    unlinked: list[UnlinkedObject] = []
+    put: dict[int, tuple[SegmentEntry, ...]] = {}  # position of a removed entry -> the entries in its place
+    unlinked: list[PendingDelete] = []
 
-    def unlink(rows: Sequence[RemoteSegment]) -> None:
+    def unlink(rows: Sequence[SegmentEntry]) -> None:
         objects = [each for row in rows for each in objects_of(row, head.committed_ms, head.epoch)]
         unlinked.extend(each for each in objects if each.key not in listed)
 
@@ -190,21 +190,21 @@ def _replaced(
 
 
 def _in_place(
-    rows: Sequence[RemoteSegment], old: Sequence[RemoteSegment], note: JobNote, *, keeps_maker: bool
-) -> tuple[RemoteSegment, ...]:
+    rows: Sequence[SegmentEntry], old: Sequence[SegmentEntry], note: AppliedJob, *, keeps_maker: bool
+) -> tuple[SegmentEntry, ...]:
     makers = {row.made_by for row in old}
     made_by = makers.pop() if keeps_maker and len(makers) == 1 else note.job_id
     committed_ms = max(row.committed_ms for row in old)
     return tuple(replace(row, committed_ms=committed_ms, made_by=made_by) for row in rows)
 
 
-def _check_neighbours(rows: Sequence[RemoteSegment]) -> None:
+def _check_neighbours(rows: Sequence[SegmentEntry]) -> None:
     ends = [row.next_offset for row in rows[:-1]]
     if not rows or ends != [row.base_offset for row in rows[1:]]:
         raise InvalidRequest("replacing a job's rows, those of a group are no neighbours", rows=len(rows))
 
 
-def _check_tiled(old: Sequence[RemoteSegment], group: Replacement, note: JobNote) -> None:
+def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJob) -> None:
     """Raise InvalidRequest unless the group tiles `old`: its entries, or the unexpired rest of them."""
     is_same = tuple(row.ulid for row in old) == group.ulids[-len(old) :]
     is_neighbours = [row.next_offset for row in old[:-1]] == [row.base_offset for row in old[1:]]
@@ -215,10 +215,10 @@ def _check_tiled(old: Sequence[RemoteSegment], group: Replacement, note: JobNote
         raise InvalidRequest("replacing a job's rows, they do not tile those they are for", **facts)
 
 
-def _raised(row: RemoteSegment, cleaned_through: int) -> RemoteSegment:
+def _raised(row: SegmentEntry, cleaned_through: int) -> SegmentEntry:
     return replace(row, cleaned_through=max(row.cleaned_through or 0, cleaned_through))
 
 
-def _noted(head: Head, note: JobNote) -> tuple[JobNote, ...]:
+def _noted(head: Head, note: AppliedJob) -> tuple[AppliedJob, ...]:
     others = [each for each in head.jobs if each.job_id != note.job_id]
     return (*others[-(JOBS_KEPT - 1) :], replace(note, committed_ms=head.committed_ms))

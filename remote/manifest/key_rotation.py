@@ -25,7 +25,7 @@ from remote.keys import object_identity
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import Change, settle
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing, is_current
 
 
@@ -35,12 +35,12 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
     Returns how many data keys changed. Raises AccessDenied if `keys` lacks a key, before the page concerned is
     committed, and the errors of `commit`.
     """
-    if metadata.is_unsettled:
+    if metadata.has_commit_in_doubt:
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     head = metadata.refresh()
     change, changed = rewrap(keys, key_id, metadata.prefix), 0
     for start, end, is_unsealed in _stretches(head, key_id):
-        rows = metadata.ask(head, lambda index, start=start, end=end: tuple(index.rows_with_dead(start, end)))  # type: ignore[misc]
+        rows = metadata.ask(head, lambda index, start=start, end=end: tuple(index.entries_with_dead(start, end)))  # type: ignore[misc]
         old = sum(is_due(row, key_id) for row in rows)
         if old or is_unsealed:
             metadata.commit(change, now_ms, touches=(start, end))
@@ -53,7 +53,7 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
 
 def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
     """The change for the manifest's own entries, its views' included. It always makes a new manifest."""
-    rewrapped = partial(rewrapped_row, keys, key_id, prefix)
+    rewrapped = partial(rewrapped_entry, keys, key_id, prefix)
 
     def change(head: Head) -> Head:
         views = tuple(replace(view, rows=tuple(map(rewrapped, view.rows))) for view in head.views)
@@ -62,7 +62,7 @@ def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
     return change
 
 
-def rewrapped_row(keys: KeyRing, key_id: str, prefix: str, row: RemoteSegment) -> RemoteSegment:
+def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, row: SegmentEntry) -> SegmentEntry:
     """The entry with its data key wrapped by `key_id`, in the current form. `prefix` is its partition's.
 
     Returns `row` itself if it is current or not encrypted. Raises AccessDenied.
@@ -74,7 +74,7 @@ def rewrapped_row(keys: KeyRing, key_id: str, prefix: str, row: RemoteSegment) -
     return replace(row, key_id=key_id, wrapped_key=wrapped)
 
 
-def is_due(row: RemoteSegment, key_id: str) -> bool:
+def is_due(row: SegmentEntry, key_id: str) -> bool:
     """Whether the entry's data key is wrapped by another key than `key_id`, or in an older form."""
     return row.key_id is not None and (row.key_id != key_id or not is_current(row.wrapped_key))
 

@@ -8,7 +8,7 @@
 Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Any defect (a bit, a
 missing or extra byte, contradicting numbers) is Corrupt; a reader never uses a part of a damaged manifest. A reader
 ignores unknown fields. A manifest is complete: reading it needs no other manifest. Older entries that do not fit are in
-immutable manifest pages (`SpillRow`). For an encrypted topic these bytes are sealed as a whole
+immutable manifest pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
 (`remote.manifest.sealing`).
 """
 
@@ -23,7 +23,7 @@ import msgspec
 from local.errors import Corrupt, InvalidRequest
 from local.format.crc32c import crc32c
 from local.log.leader_epochs import EpochRange, joined_ranges
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.manifest_sizes import note_size
 from remote.manifest.manifest_validation import contradictions
 from remote.manifest.sealing import Opened, Sealer, sealed_size
@@ -46,19 +46,19 @@ from remote.number_bounds import (
     Turn,
     WriterEpoch,
 )
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import Body
 
 FORMAT_VERSION = 1
 KEY_ID = "remote.encryption.key.id"  # the topic's property with the id of the encryption key
-HEAD_BYTES_MAX = 64 << 20  # inflated; some 80 000 entries
+MANIFEST_BYTES_MAX = 64 << 20  # inflated; some 80 000 entries
 LINE_BYTES_MAX = 64
 ZSTD_LEVEL = 1  # level 6 saves nothing and takes seven times as long (docs/reference/benchmarks.md)
 _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) ([1-9][0-9]{0,9})\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnlinkedObject:
+class PendingDelete:
     """A pending delete: an object that no entry names any more. `key` is relative to the prefix.
 
     `unlinked_sequence` is the sequence of the first manifest that lists it; the commit sets it. A reader of an older
@@ -73,7 +73,7 @@ class UnlinkedObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpillRow:
+class PageEntry:
     """The entry of a manifest page (`remote.manifest.manifest_page`): facts for use without the page.
 
     | field | meaning |
@@ -124,7 +124,7 @@ class SpillRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobNote:
+class AppliedJob:
     """Record of a job's commits here, so that a repeated run of the job finds its work done.
 
     `turn` is the last turn of a job that commits repeatedly: the batch id of a stream, or below 0 for an unfinished job
@@ -137,14 +137,14 @@ class JobNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnlinkedPage:
+class PendingPageDelete:
     """A page that was unlinked as a whole, with the objects of all its entries: a pending delete.
 
     The page object is deleted last: its absence proves that its objects are deleted. Other fields as in
-    `UnlinkedObject`.
+    `PendingDelete`.
     """
 
-    spill: SpillRow
+    spill: PageEntry
     unlinked_ms: ClockMs
     epoch: WriterEpoch
     unlinked_sequence: SequenceOrNone = 0
@@ -181,7 +181,7 @@ class Head:
     | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
 
     - Boundaries: `remote.manifest.manifest_chain`.
-    - The highest offset that was ever in the bucket is `highest_next_offset`, not `tiered_upto`.
+    - The highest offset that was ever in the bucket is `max_end_offset`, not `tiered_upto`.
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
       manifests of an older version.
@@ -203,10 +203,10 @@ class Head:
     partition: PartitionNumber
     log_start_offset: Offset
     committed_ms: ClockMs
-    segments: tuple[RemoteSegment, ...] = ()
-    unlinked: tuple[UnlinkedObject, ...] = ()
-    unlinked_pages: tuple[UnlinkedPage, ...] = ()
-    spills: tuple[SpillRow, ...] = ()
+    segments: tuple[SegmentEntry, ...] = ()
+    unlinked: tuple[PendingDelete, ...] = ()
+    unlinked_pages: tuple[PendingPageDelete, ...] = ()
+    spills: tuple[PageEntry, ...] = ()
     views: tuple[CompactedView, ...] = ()
     boundary_number: SequenceOrNone = 0
     void_upto: SequenceOrNone = 0
@@ -215,43 +215,43 @@ class Head:
     given_up: bool = False
     expired_epochs: tuple[EpochRange, ...] = ()
     appender_id: str | None = None
-    jobs: tuple[JobNote, ...] = ()
+    jobs: tuple[AppliedJob, ...] = ()
     seal_key_id: str | None = None
     properties: dict[str, str]
 
     @property
     def next_offset(self) -> int:
         """Where the next segment may start: after the last valid entry, never below the log start offset."""
-        return self.log_start_offset if self.given_up else max(self.rows_next_offset, self.log_start_offset)
+        return self.log_start_offset if self.given_up else max(self.entries_end_offset, self.log_start_offset)
 
     @property
-    def readable_from(self) -> int:
+    def min_readable_offset(self) -> int:
         """Entries wholly below it are not readable: below the log start offset, or given up."""
-        return max(self.rows_next_offset, self.log_start_offset) if self.given_up else self.log_start_offset
+        return max(self.entries_end_offset, self.log_start_offset) if self.given_up else self.log_start_offset
 
     @property
-    def taken_upto(self) -> int:
+    def allocated_end_offset(self) -> int:
         """One above the highest offset known here to be assigned; no log may assign it again."""
-        return max(self.next_offset, self.highest_next_offset)
+        return max(self.next_offset, self.max_end_offset)
 
     @property
-    def rows_next_offset(self) -> int:
+    def entries_end_offset(self) -> int:
         """One above the highest offset of an entry; 0 without entries."""
         last = self.segments[-1:] or self.spills[-1:]
         return last[0].next_offset if last else 0
 
     @property
-    def highest_next_offset(self) -> int:
+    def max_end_offset(self) -> int:
         """One above the highest offset that was ever in the bucket, 0 if none was; expiry does not lower it."""
-        return max(self.tiered_upto, self.rows_next_offset)
+        return max(self.tiered_upto, self.entries_end_offset)
 
     @property
-    def parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
+    def parts(self) -> tuple[PageEntry | SegmentEntry, ...]:
         """All entries; the older ones as pages."""
         return (*self.spills, *self.segments)
 
     @property
-    def has_rows(self) -> bool:
+    def has_entries(self) -> bool:
         return bool(self.segments or self.spills)
 
     @property
@@ -272,7 +272,7 @@ class Head:
         return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
 
     @property
-    def view_rows(self) -> Iterator[RemoteSegment]:
+    def view_entries(self) -> Iterator[SegmentEntry]:
         """The entries of all compacted views; their objects are separate from the log's."""
         return (row for view in self.views for row in view.rows)
 
@@ -292,10 +292,11 @@ _NO_SEALER = Sealer("")
 _DECODER = msgspec.json.Decoder(Head)
 
 
-def encode_head(head: Head, sealer: Sealer | None = None) -> bytes:
+def encode_manifest(head: Head, sealer: Sealer | None = None) -> bytes:
     """The object's bytes, sealed if `head` says so; deterministic.
 
-    Raises InvalidRequest for a manifest that `decode_head` would refuse, AccessDenied if the sealing key is missing.
+    Raises InvalidRequest for a manifest that `decode_manifest` would refuse, AccessDenied if the sealing key is
+    missing.
     """
     _check_readable(head)
     return encode_again(head, sealer)
@@ -306,18 +307,18 @@ def encode_again(head: Head, sealer: Sealer | None = None) -> bytes:
 
     Raises as `Sealer.seal`.
     """
-    return (sealer or _NO_SEALER).seal(head_key(head.sequence), _unsealed(head), head.seal_key_id)
+    return (sealer or _NO_SEALER).seal(manifest_key(head.sequence), _unsealed(head), head.seal_key_id)
 
 
 def encoded_size(head: Head) -> int:
-    """Size of the bytes that `encode_head` returns; needs no key."""
-    return sealed_size(head_key(head.sequence), len(_unsealed(head)), head.seal_key_id)
+    """Size of the bytes that `encode_manifest` returns; needs no key."""
+    return sealed_size(manifest_key(head.sequence), len(_unsealed(head)), head.seal_key_id)
 
 
 def _unsealed(head: Head) -> bytes:
     text = msgspec.json.encode(head)
-    if len(text) > HEAD_BYTES_MAX:
-        raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=HEAD_BYTES_MAX)
+    if len(text) > MANIFEST_BYTES_MAX:
+        raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=MANIFEST_BYTES_MAX)
     return encode_line(text)
 
 
@@ -349,7 +350,7 @@ def decode_line(data: Body) -> bytes:
     if not line:
         raise Corrupt("reading a head, no such line at its start", size_bytes=len(data))
     version, expected, length, inflated = int(line[1]), int(line[2], 16), int(line[3]), int(line[4])
-    if version != FORMAT_VERSION or inflated > HEAD_BYTES_MAX:
+    if version != FORMAT_VERSION or inflated > MANIFEST_BYTES_MAX:
         facts = {"version": version, "known": FORMAT_VERSION, "size_bytes": inflated}
         raise Corrupt("reading a head, damaged or of a newer format", **facts)
     body = memoryview(data)[line.end() :]
@@ -363,8 +364,8 @@ def decode_line(data: Body) -> bytes:
     return text
 
 
-def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Head:
-    """The inverse of `encode_head`, fully validated (`remote.manifest.manifest_validation`).
+def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Head:
+    """The inverse of `encode_manifest`, fully validated (`remote.manifest.manifest_validation`).
 
     `prefix` is the partition prefix of the object, None if unknown. Raises Corrupt for any defect, with its place in
     the manifest, and for a missing seal; AccessDenied if the key of the seal is missing.
@@ -388,7 +389,7 @@ def lacks_seal(head: Head) -> bool:
     """Whether an encrypted topic's manifest is not sealed: of an older version, or from before encryption."""
     if head.seal_key_id is not None:
         return False
-    return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_rows))
+    return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_entries))
 
 
 def check_says_something(head: Head) -> None:
@@ -397,7 +398,7 @@ def check_says_something(head: Head) -> None:
     A reader could not detect a forgery of it. An unsealed manifest with segments is served with a warning, because the
     segments' bytes are authenticated.
     """
-    if lacks_seal(head) and not head.has_rows:
+    if lacks_seal(head) and not head.has_entries:
         facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
         wrong = "the manifest of an encrypted topic is not sealed and names no segment"
         raise Corrupt(f"reading a head, {wrong}: forged, or `tiered rotate-keys` is due", **facts)
@@ -421,7 +422,7 @@ def _seal_contradiction(head: Head, seal: Opened, sealer: Sealer | None) -> str 
             if is_refused
             else None
         )
-    if (seal.key_id, seal.key) != (head.seal_key_id, head_key(head.sequence)):
+    if (seal.key_id, seal.key) != (head.seal_key_id, manifest_key(head.sequence)):
         return f"it says another seal, key_id={head.seal_key_id}"
     return None
 
@@ -461,11 +462,11 @@ def _expired_contradiction(ranges: tuple[EpochRange, ...]) -> str | None:
     return None
 
 
-def _epoch_ranges(parts: Iterable[SpillRow | RemoteSegment]) -> Iterator[EpochRange]:
+def _epoch_ranges(parts: Iterable[PageEntry | SegmentEntry]) -> Iterator[EpochRange]:
     epoch: int | None = None  # an entry that names no epoch continues the epoch before it
     for part in parts:
         starts = list(part.epochs)
-        held = part.ranges() if isinstance(part, SpillRow) else [(part.base_offset, part.next_offset)]
+        held = part.ranges() if isinstance(part, PageEntry) else [(part.base_offset, part.next_offset)]
         for at, next_offset in held:
             while starts and starts[0][1] < next_offset:
                 following, start = starts.pop(0)

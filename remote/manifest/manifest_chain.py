@@ -28,8 +28,8 @@ import re
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
-from remote.keys import BOUNDARIES, HEADS, boundary_key, head_key, parse_boundary_key, parse_head_key
-from remote.manifest.manifest import Head, decode_head
+from remote.keys import BOUNDARIES, HEADS, boundary_key, manifest_key, parse_boundary_key, parse_manifest_key
+from remote.manifest.manifest import Head, decode_manifest
 from remote.manifest.sealing import sealer_of
 from remote.number_bounds import INT64_MAX
 from remote.store import Body, ObjectStore
@@ -40,7 +40,7 @@ RELISTS_MAX = 3  # listings with a newest manifest that GC deleted before it was
 _BOUNDARY = re.compile(rb"(tiered-boundary 1 ([0-9]{20}) )([0-9a-f]{8})\n")
 
 
-class HeadChain:
+class ManifestChain:
     """Reads manifests and boundaries of one partition. Not thread safe: `MetadataLog` holds its lock."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
@@ -53,7 +53,7 @@ class HeadChain:
         self.void_upto = 0  # the boundary as far as read: 0, or the sequence in boundary `boundary_number`
         self._first_listed: int | None = None  # the lowest sequence of the last full listing
 
-    def lacks_first_heads(self) -> bool:
+    def lacks_first_manifests(self) -> bool:
         """Whether the chain starts above its boundary: manifests are missing that GC did not delete.
 
         Known only after a full listing; False if none was needed. This is the state after the first commit to a bucket
@@ -97,7 +97,7 @@ class HeadChain:
 
     def read(self, sequence: int) -> Head | None:
         """The manifest under this name, void or not; None if there is none. Raises Corrupt."""
-        key = self._prefix + head_key(sequence)
+        key = self._prefix + manifest_key(sequence)
         try:
             body = self._store.get(key)
         except NotFound:
@@ -105,9 +105,9 @@ class HeadChain:
         return self._decoded(sequence, body)
 
     def _decoded(self, sequence: int, body: Body) -> Head:
-        key = self._prefix + head_key(sequence)
+        key = self._prefix + manifest_key(sequence)
         try:
-            head = decode_head(body, self._prefix, sealer=self.sealer)
+            head = decode_manifest(body, self._prefix, sealer=self.sealer)
         except Corrupt as error:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
         if head.sequence != sequence:
@@ -140,20 +140,20 @@ class HeadChain:
         """The newest listed manifest above `after`, or None. Puts its successor, or None, into `behind`."""
         listed = after
         for _ in range(RELISTS_MAX):
-            names = self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after))
-            parsed = (parse_head_key(info.key.removeprefix(self._prefix)) for info in names)
+            names = self._store.list(self._prefix + HEADS, start_after=self._prefix + manifest_key(after))
+            parsed = (parse_manifest_key(info.key.removeprefix(self._prefix)) for info in names)
             found = [each for each in parsed if each is not None]
             listed = max(found, default=after)
             if after == 0:
                 self._first_listed = min(found, default=None)
             if listed == after:
                 return None
-            keys = [self._prefix + head_key(each) for each in (listed, listed + 1)]
+            keys = [self._prefix + manifest_key(each) for each in (listed, listed + 1)]
             body, following = self._store.get_each([(key, 0, None) for key in keys])
             if body is not None:
                 behind[listed + 1] = None if following is None else self._decoded(listed + 1, following)
                 return self._decoded(listed, body)
-        facts = {"store": self._store.url, "key": self._prefix + head_key(listed)}
+        facts = {"store": self._store.url, "key": self._prefix + manifest_key(listed)}
         raise Unavailable("reading a head, listed but not there", **facts)
 
     # --- the boundary ------------------------------------------------------------------------------------------------

@@ -15,15 +15,15 @@ from dataclasses import replace
 from local.errors import InvalidRequest
 from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
 from remote.keys import parse_epoch
-from remote.manifest.manifest import Head, UnlinkedObject, UnlinkedPage
-from remote.manifest.page_spill import RowsOf, lost_object
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import Head, PendingDelete, PendingPageDelete
+from remote.manifest.page_spill import EntriesOf, lost_object
+from remote.segment_entry import SegmentEntry
 
 Change = Callable[[Head], Head]
 EXPIRED_EPOCHS_MAX = 1000  # per manifest; the oldest ranges are removed first and prove nothing from then on
 
 
-def add_segments(rows: Sequence[RemoteSegment]) -> Change:
+def add_segments(rows: Sequence[SegmentEntry]) -> Change:
     """Make uploaded segments visible, in offset order. Raises InvalidRequest if their offsets are taken.
 
     A segment that exists under another name (an earlier commit of it with a lost reply) stays as it is. A segment
@@ -35,9 +35,9 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
         if head.given_up:
             raise InvalidRequest("adding a remote segment, what the tier held is being given up", topic=head.topic)
         known = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
-        reached = head.rows_next_offset
-        added: list[RemoteSegment] = []
-        doubled: list[UnlinkedObject] = []
+        reached = head.entries_end_offset
+        added: list[SegmentEntry] = []
+        doubled: list[PendingDelete] = []
         for row in rows:
             if row.ulid in known or row.data_key in known:
                 continue
@@ -58,7 +58,7 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
     return change
 
 
-def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
+def replace_segments(row: SegmentEntry, ulids: Sequence[str]) -> Change:
     """Replace the entries that an uploaded segment tiles exactly; their objects become pending deletes.
 
     Raises InvalidRequest if the segment does not tile the entries, or if its object name is known already. If entries
@@ -89,7 +89,7 @@ def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
     return change
 
 
-def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
+def advance_cleaned_offset(ulids: Collection[str], cleaned_through: int) -> Change:
     """Record that entries are clean through at least an offset; ignores missing entries."""
     names = frozenset(ulids)
 
@@ -103,7 +103,7 @@ def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
     return change
 
 
-def unlink_uploads(rows: Collection[RemoteSegment]) -> Change:
+def unlink_uploads(rows: Collection[SegmentEntry]) -> Change:
     """Make objects of uploads that were never committed pending deletes.
 
     Skips an upload that was committed after all (its reply was lost). Skips an upload with offsets that only a page
@@ -148,17 +148,17 @@ def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
         gone = [spill for spill in head.spills if spill.key in names]
         if not gone:
             return head
-        if gone[-1].next_offset > head.readable_from:
+        if gone[-1].next_offset > head.min_readable_offset:
             facts = {"next_offset": gone[-1].next_offset, "log_start_offset": head.log_start_offset}
             raise InvalidRequest("taking out a page of rows, it is retained", key=gone[-1].key, **facts)
-        pages = tuple(UnlinkedPage(spill=spill, unlinked_ms=now_ms, epoch=head.epoch) for spill in gone)
+        pages = tuple(PendingPageDelete(spill=spill, unlinked_ms=now_ms, epoch=head.epoch) for spill in gone)
         kept = tuple(spill for spill in head.spills if spill.key not in names)
         return _without_rows(replace(head, spills=kept, unlinked_pages=head.unlinked_pages + pages))
 
     return change
 
 
-def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
+def disable_tier(*, log_start_offset: int, now_ms: int) -> Change:
     """Start the log where the disk starts, and invalidate all entries.
 
     Unlinks views now; entries expire later.
@@ -166,9 +166,9 @@ def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
 
     def change(head: Head) -> Head:
         start = max(head.log_start_offset, log_start_offset)
-        gone = tuple(each for row in head.view_rows for each in objects_of(row, now_ms, head.epoch))
+        gone = tuple(each for row in head.view_entries for each in objects_of(row, now_ms, head.epoch))
         given_up = replace(
-            head, log_start_offset=start, views=(), unlinked=head.unlinked + gone, given_up=head.has_rows
+            head, log_start_offset=start, views=(), unlinked=head.unlinked + gone, given_up=head.has_entries
         )
         return head if given_up == head else given_up
 
@@ -189,7 +189,7 @@ def delete_partition(*, now_ms: int) -> Change:
     return change
 
 
-def forget_unlinked(keys: Collection[str]) -> Change:
+def remove_pending_deletes(keys: Collection[str]) -> Change:
     """Remove pending deletes after the deletion of their objects."""
     gone = frozenset(keys)
 
@@ -200,7 +200,7 @@ def forget_unlinked(keys: Collection[str]) -> Change:
     return change
 
 
-def forget_pages(keys: Collection[str]) -> Change:
+def remove_pending_page_deletes(keys: Collection[str]) -> Change:
     """Remove pages from the pending deletes after the deletion of the pages and of their entries' objects."""
     gone = frozenset(keys)
 
@@ -221,17 +221,17 @@ def settle() -> Change:
     return lambda head: replace(head)
 
 
-def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
+def loses_objects(old: Head, new: Head, entries_of: EntriesOf) -> str | None:
     """The first fact of `old` that `new` must keep and does not: an object, a mark, an offset; else None.
 
-    `rows_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
+    `entries_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
     """
-    if (key := lost_object(old, new, rows_of)) is not None:
+    if (key := lost_object(old, new, entries_of)) is not None:
         return f"an object is neither in a row nor on the list of those to delete, key={key}"
     if old.deleted_ms is not None and new.deleted_ms != old.deleted_ms:
         return f"a partition that was deleted would live again, deleted_ms={old.deleted_ms}"
-    if new.highest_next_offset < old.highest_next_offset:
-        return f"the highest tiered offset would go back from {old.highest_next_offset} to {new.highest_next_offset}"
+    if new.max_end_offset < old.max_end_offset:
+        return f"the highest tiered offset would go back from {old.max_end_offset} to {new.max_end_offset}"
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
     return None
@@ -256,26 +256,24 @@ def names_older_objects(draft: Head, changed: Head) -> str | None:
     The rule for orphans depends on this: any process may delete unnamed objects of an older epoch
     (`remote.gc.orphans`).
     """
-    known = {row.data_key for row in (*draft.segments, *draft.view_rows)}
-    for row in (*changed.segments, *changed.view_rows):
+    known = {row.data_key for row in (*draft.segments, *draft.view_entries)}
+    for row in (*changed.segments, *changed.view_entries):
         made_in = parse_epoch(row.data_key) if row.data_key not in known else None
         if made_in is not None and made_in != changed.epoch:
             return f"an object of another epoch would be named, key={row.data_key} epoch={changed.epoch}"
     return None
 
 
-def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:
+def objects_of(row: SegmentEntry, unlinked_ms: int, epoch: int) -> tuple[PendingDelete, ...]:
     objects = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
-    return tuple(
-        UnlinkedObject(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects
-    )
+    return tuple(PendingDelete(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects)
 
 
 def _without_rows(head: Head) -> Head:
     """Reset `given_up` when the last entry has left."""
-    return replace(head, given_up=False) if head.given_up and not head.has_rows else head
+    return replace(head, given_up=False) if head.given_up and not head.has_entries else head
 
 
-def _is_same_segment(one: RemoteSegment, other: RemoteSegment) -> bool:
+def _is_same_segment(one: SegmentEntry, other: SegmentEntry) -> bool:
     names = ("base_offset", "next_offset", "size_bytes", "content_crc32c")
     return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -18,17 +18,17 @@ from operator import attrgetter
 from typing import TypeVar
 
 from local.errors import Corrupt
-from remote.manifest.disk_cache_of_manifests import IndexCopies
-from remote.manifest.manifest import Head, SpillRow
+from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
+from remote.manifest.manifest import Head, PageEntry
 from remote.manifest.manifest_page import Rows, decode_page
-from remote.manifest.page_entries import PageRows
+from remote.manifest.page_entries import PageEntries
 from remote.manifest.sealing import sealer_of
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore, read_named
 
-ROWS_KEPT = 32 * 4096  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
+ENTRIES_KEPT = 32 * 4096  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
 
-P = TypeVar("P", SpillRow, RemoteSegment)
+P = TypeVar("P", PageEntry, SegmentEntry)
 
 _next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
@@ -44,7 +44,7 @@ class PageCache:
     At most `rows_max` entries, or one page.
     """
 
-    def __init__(self, rows_max: int = ROWS_KEPT) -> None:
+    def __init__(self, rows_max: int = ENTRIES_KEPT) -> None:
         self._rows_max = rows_max
         self._lock = threading.Lock()
         self._kept: OrderedDict[PageName, Rows] = OrderedDict()
@@ -84,7 +84,12 @@ class Pages:
     """The pages of one partition, read on first use, checked and cached. Thread safe."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, *, cache: PageCache = PROCESS_PAGES, copies: IndexCopies | None = None
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        cache: PageCache = PROCESS_PAGES,
+        copies: ManifestDiskCache | None = None,
     ) -> None:
         """`copies` also caches pages on a disk."""
         self._copies = copies
@@ -96,7 +101,7 @@ class Pages:
         self._lock = threading.Lock()
         self._flights: dict[PageName, _Flight] = {}
 
-    def rows(self, spill: SpillRow) -> Rows:
+    def rows(self, spill: PageEntry) -> Rows:
         """All entries of a page.
 
         Raises NotFound if it does not exist, Corrupt if two reads differ from `spill`.
@@ -121,19 +126,19 @@ class Pages:
                 del self._flights[name]
             mine.landed.set()
 
-    def keep(self, spill: SpillRow, rows: Rows) -> None:
+    def keep(self, spill: PageEntry, rows: Rows) -> None:
         """Cache a page, for example one that was just written."""
         self._cache.keep(self._name(spill), rows)
 
-    def _name(self, spill: SpillRow) -> PageName:
+    def _name(self, spill: PageEntry) -> PageName:
         return self.owner, spill.key, spill.page_bytes, spill.page_crc32c
 
-    def _loaded(self, spill: SpillRow) -> Rows:
+    def _loaded(self, spill: PageEntry) -> Rows:
         rows = self._read(spill)
         self.keep(spill, rows)
         return rows
 
-    def _read(self, spill: SpillRow) -> Rows:
+    def _read(self, spill: PageEntry) -> Rows:
         kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
         if kept is not None:
             with suppress(Corrupt):
@@ -148,7 +153,7 @@ class Pages:
             facts = {**error.facts, "key": self._prefix + spill.key}
             raise Corrupt(error.attempt, store=self._store.url, **facts) from error
 
-    def _fetch(self, spill: SpillRow) -> Rows:
+    def _fetch(self, spill: PageEntry) -> Rows:
         body = read_named(lambda: self._store.get(self._prefix + spill.key))
         rows = decode_page(spill, body, self.sealer)
         if self._copies is not None:
@@ -164,18 +169,18 @@ class MetadataIndex:
     if the store cannot be reached.
     """
 
-    def __init__(self, head: Head, rows_of: Callable[[SpillRow], Rows]) -> None:
+    def __init__(self, head: Head, entries_of: Callable[[PageEntry], Rows]) -> None:
         self.head = head
-        self._rows_of = rows_of
+        self._rows_of = entries_of
 
-    def find_by_offset(self, offset: int) -> RemoteSegment | None:
+    def find_by_offset(self, offset: int) -> SegmentEntry | None:
         """The entry that holds `offset`, or the first entry after it; None past the last.
 
         Reads at most one page.
         """
         return next(self.rows(offset), None)
 
-    def find_by_epoch(self, epoch: int, offset: int) -> RemoteSegment | None:
+    def find_by_epoch(self, epoch: int, offset: int) -> SegmentEntry | None:
         """The entry that holds `offset` in leader epoch `epoch`; None if there is none.
 
         Reads at most one page.
@@ -196,13 +201,13 @@ class MetadataIndex:
         for part in reversed(self.head.parts):
             if not any(each == epoch for each, _ in part.epochs):
                 continue
-            rows = [part] if isinstance(part, RemoteSegment) else self._rows_of(part)
+            rows = [part] if isinstance(part, SegmentEntry) else self._rows_of(part)
             ends = [end for row in rows for _, end in _ranges(row, epoch)]
             if ends:
                 return max(ends) - 1
         return None
 
-    def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> RemoteSegment | None:
+    def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> SegmentEntry | None:
         """The first entry of ``[start, end)`` with a record at or after `timestamp_ms`; None if there is none.
 
         Timestamps need not ascend from entry to entry, so this checks them in order, but reads a page only if it has
@@ -211,27 +216,27 @@ class MetadataIndex:
         for part in self.parts(start, end):
             if part.max_timestamp_ms is None or part.max_timestamp_ms < timestamp_ms:
                 continue
-            if isinstance(part, RemoteSegment):
+            if isinstance(part, SegmentEntry):
                 return part
             if (row := self._first_inside(part, timestamp_ms, start, end)) is not None:
                 return row
         return None
 
-    def rows(self, start: int = 0, end: int | None = None) -> Iterator[RemoteSegment]:
+    def rows(self, start: int = 0, end: int | None = None) -> Iterator[SegmentEntry]:
         """The entries with offsets in ``[start, end)``, ascending; reads a page when the iteration reaches it."""
         for part in self.parts(start, end):
-            if isinstance(part, RemoteSegment):
+            if isinstance(part, SegmentEntry):
                 yield part
             else:
                 yield from self._inside(part, start, end)
 
-    def parts(self, start: int = 0, end: int | None = None) -> Iterator[SpillRow | RemoteSegment]:
+    def parts(self, start: int = 0, end: int | None = None) -> Iterator[PageEntry | SegmentEntry]:
         """As `rows`, from the manifest alone: an overlapping page stands for its entries, dead ones included."""
-        wanted = max(start, self.head.readable_from)
+        wanted = max(start, self.head.min_readable_offset)
         yield from _touching(self.head.spills, wanted, end)
         yield from _touching(self.head.segments, wanted, end)
 
-    def last_row(self) -> RemoteSegment | None:
+    def last_row(self) -> SegmentEntry | None:
         """The entry with the highest offsets, dead or not; None without entries. May read a page.
 
         It reads a page only if the manifest has no entries of its own.
@@ -240,28 +245,28 @@ class MetadataIndex:
             return self.head.segments[-1]
         return self._rows_of(self.head.spills[-1])[-1] if self.head.spills else None
 
-    def holds(self, row: RemoteSegment) -> bool:
+    def holds(self, row: SegmentEntry) -> bool:
         """Whether this very entry still exists, dead or not. Reads at most one page."""
-        return any(each.ulid == row.ulid for each in self.rows_with_dead(row.base_offset, row.next_offset))
+        return any(each.ulid == row.ulid for each in self.entries_with_dead(row.base_offset, row.next_offset))
 
-    def rows_with_dead(self, start: int, end: int) -> Iterator[RemoteSegment]:
+    def entries_with_dead(self, start: int, end: int) -> Iterator[SegmentEntry]:
         """The entries with offsets in ``[start, end)``, ascending, dead ones included."""
         for spill in self.head.spills:
             if spill.base_offset < end and start < spill.next_offset:
                 yield from _touching(self._rows_of(spill), start, end)
         yield from _touching(self.head.segments, start, end)
 
-    def page(self, spill: SpillRow) -> Rows:
+    def page(self, spill: PageEntry) -> Rows:
         """All entries of a page, dead or not. Reads the page."""
         return self._rows_of(spill)
 
-    def _inside(self, spill: SpillRow, start: int, end: int | None) -> Iterable[RemoteSegment]:
-        return _touching(self._rows_of(spill), max(start, self.head.readable_from), end)
+    def _inside(self, spill: PageEntry, start: int, end: int | None) -> Iterable[SegmentEntry]:
+        return _touching(self._rows_of(spill), max(start, self.head.min_readable_offset), end)
 
-    def _first_inside(self, spill: SpillRow, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
+    def _first_inside(self, spill: PageEntry, timestamp_ms: int, start: int, end: int | None) -> SegmentEntry | None:
         rows = self._rows_of(spill)
-        if isinstance(rows, PageRows):
-            return rows.first_at(timestamp_ms, max(start, self.head.readable_from), end)
+        if isinstance(rows, PageEntries):
+            return rows.first_at(timestamp_ms, max(start, self.head.min_readable_offset), end)
         stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
         return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
 
@@ -276,7 +281,7 @@ class _Flight:
         self.rows: Rows | None = None
 
 
-def _ranges(row: RemoteSegment, epoch: int) -> Iterator[tuple[int, int]]:
+def _ranges(row: SegmentEntry, epoch: int) -> Iterator[tuple[int, int]]:
     """The offset ranges of an entry in one leader epoch."""
     starts = [start for _, start in row.epochs]
     for (each, start), end in zip(row.epochs, [*starts[1:], row.next_offset], strict=True):
@@ -289,7 +294,7 @@ def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
 
     Parts ascend and never overlap, so their ends ascend too.
     """
-    if isinstance(parts, PageRows):
+    if isinstance(parts, PageEntries):
         return parts.touching(start, end)
     first = bisect_right(parts, start, key=_next_offset)
     last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)

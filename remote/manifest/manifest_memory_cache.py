@@ -23,9 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from local.errors import Corrupt, NotFound
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.manifest import Head, encode_again
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import new_owner
 from remote.manifest.sealing import sealer_of
 from remote.store import ObjectStore
@@ -43,12 +43,12 @@ class _Known:
     owner: int
 
 
-class KnownHeads:
+class ManifestMemoryCache:
     """Cached manifests of any number of partitions. Thread safe for different partitions."""
 
-    def __init__(self, counted_ms: Callable[[], int], *, heads_max: int = KNOWN_MAX) -> None:
-        """`counted_ms` is a monotonic clock. At most `heads_max` manifests are cached, the most recently used."""
-        self._counted_ms, self._heads_max = counted_ms, heads_max
+    def __init__(self, counted_ms: Callable[[], int], *, manifests_max: int = KNOWN_MAX) -> None:
+        """`counted_ms` is a monotonic clock. At most `manifests_max` manifests are cached, the most recently used."""
+        self._counted_ms, self._manifests_max = counted_ms, manifests_max
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
@@ -59,18 +59,18 @@ class KnownHeads:
         self,
         store: ObjectStore,
         prefix: str,
-        chain: HeadChain,
+        chain: ManifestChain,
         begin: Callable[[], Head | None],
         *,
         exact: bool = False,
     ) -> tuple[Head | None, int]:
-        """The newest manifest (`HeadChain.newest`) and the owner of its pages.
+        """The newest manifest (`ManifestChain.newest`) and the owner of its pages.
 
         `begin` finds it without a cached one.
 
-        `exact` verifies now. Raises as `HeadChain.newest`. `chain` may have learned a boundary from another history.
-        That boundary is below the manifest known of that history, and so below the manifest of the same number that
-        does not follow it.
+        `exact` verifies now. Raises as `ManifestChain.newest`. `chain` may have learned a boundary from another
+        history. That boundary is below the manifest known of that history, and so below the manifest of the same number
+        that does not follow it.
         """
         name, now_ms = (store.url, prefix), self._counted_ms()
         with self._lock:
@@ -78,7 +78,7 @@ class KnownHeads:
         if known is not None:
             is_due = exact or not 0 <= now_ms - known.sure_ms < SURE_MS
             with suppress(Corrupt):  # the bucket has another history; real damage is found below
-                if not is_due or is_same_head(store, prefix, known.head):
+                if not is_due or is_same_manifest(store, prefix, known.head):
                     found = chain.newest(known.head, exact=is_due)
                     return self._keep(name, found, now_ms if is_due else known.sure_ms, known.owner)
             if known.head.seal_key_id is None:
@@ -94,7 +94,7 @@ class KnownHeads:
             with self._lock:
                 self._known[name] = _Known(head, sure_ms, owner)
                 self._known.move_to_end(name)
-                while len(self._known) > self._heads_max:
+                while len(self._known) > self._manifests_max:
                     self._known.popitem(last=False)
         return head, owner
 
@@ -125,7 +125,7 @@ def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str
     raise Corrupt(f"reading a head, {wrong}; {step}", prefix=prefix, **facts)
 
 
-def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:
+def is_same_manifest(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:
     """Whether the bucket has this very manifest, by its first line; one small GET.
 
     The first line has the checksum of the rest. `body` are its bytes, if the caller has them.
@@ -133,6 +133,6 @@ def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None
     body = encode_again(head, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
     try:
-        return store.get_range(prefix + head_key(head.sequence), 0, len(line)) == line
+        return store.get_range(prefix + manifest_key(head.sequence), 0, len(line)) == line
     except (NotFound, Corrupt):
         return False

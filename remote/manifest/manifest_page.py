@@ -1,9 +1,9 @@
 """A manifest page (spill): an immutable Parquet object with the older entries of a manifest.
 
-A row of the table is one `RemoteSegment`, and a column is one of its fields, under its name. So DuckDB, Spark and
+A row of the table is one `SegmentEntry`, and a column is one of its fields, under its name. So DuckDB, Spark and
 pandas read it directly: numbers are int64, `epochs` is a list of lists, `indexes` a map of structs. Compressed with
 zstd. The type of a column follows from the field's annotation, so pages of different versions agree in their common
-fields. The bytes are checked against the size and the CRC32C in the manifest's `SpillRow`.
+fields. The bytes are checked against the size and the CRC32C in the manifest's `PageEntry`.
 
 pyarrow is imported only when a page is written or read, and nowhere else in this package.
 """
@@ -22,26 +22,26 @@ import msgspec
 
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
-from remote.keys import parse_spill_key, spill_key
-from remote.manifest.manifest import SpillRow
-from remote.manifest.page_entries import PageRows
+from remote.keys import page_key, parse_page_key
+from remote.manifest.manifest import PageEntry
+from remote.manifest.page_entries import PageEntries
 from remote.manifest.sealing import Sealer
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import Body
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Rows = Sequence[RemoteSegment]
+Rows = Sequence[SegmentEntry]
 
-LATER = ("indexes_bytes", "other_classes")  # fields of `SpillRow` that came after the first release
+LATER = ("indexes_bytes", "other_classes")  # fields of `PageEntry` that came after the first release
 _NAME, _VERSION = b"tiered.spill", b"1"
 _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 
 
 def encode_page(
     rows: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
-) -> tuple[SpillRow, bytes]:
+) -> tuple[PageEntry, bytes]:
     """The page's bytes, sealed by `seal_key_id`, and its entry for a manifest.
 
     `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied if the sealing key is missing.
@@ -60,24 +60,24 @@ def encode_page(
     return replace(_summary(rows, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
 
 
-def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
+def summary_contradiction(spill: PageEntry, rows: Rows) -> str | None:
     """The first field of a page's entry that differs from the page's rows; None if there is none.
 
     A field that older manifests did not have (`LATER`) may be None.
     """
-    name = parse_spill_key(spill.key)
+    name = parse_page_key(spill.key)
     if name is None:
         return f"key={spill.key}"
     true = _summary(rows, (name.epoch, name.ulid), spill.page_bytes, spill.page_crc32c)
     true = replace(true, seal_key_id=spill.seal_key_id)
-    for field in dataclasses.fields(SpillRow):
+    for field in dataclasses.fields(PageEntry):
         says, found = getattr(spill, field.name), getattr(true, field.name)
         if says != found and not (says is None and field.name in LATER):
             return f"{field.name}={says} found={found}"
     return None
 
 
-def decode_page(spill: SpillRow, body: Body, sealer: Sealer | None = None) -> PageRows:
+def decode_page(spill: PageEntry, body: Body, sealer: Sealer | None = None) -> PageEntries:
     """The entries of a page, ascending.
 
     Raises Corrupt if it is not the page of `spill`, AccessDenied if the key of its seal is missing.
@@ -104,21 +104,21 @@ def decode_page(spill: SpillRow, body: Body, sealer: Sealer | None = None) -> Pa
     if version != _VERSION:
         told = {"version": version, "known": _VERSION}
         raise Corrupt("reading a page of rows, damaged or of a newer format", key=spill.key, **told)
-    rows = PageRows(spill.key, table)
+    rows = PageEntries(spill.key, table)
     found = *rows.bounds, len(rows)
     if found != (spill.base_offset, spill.next_offset, spill.segment_count):
         raise Corrupt("reading a page of rows, it is another page's", key=spill.key, found=found)
     return rows
 
 
-def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> SpillRow:
+def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> PageEntry:
     base, following = rows[0].base_offset, rows[-1].next_offset
     earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
     latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
     cleaned = [row.cleaned_through for row in rows]
     first = rows[0]
-    return SpillRow(
-        key=spill_key(base, following, (earliest, latest), *name),
+    return PageEntry(
+        key=page_key(base, following, (earliest, latest), *name),
         base_offset=base,
         next_offset=following,
         min_timestamp_ms=earliest,
@@ -171,7 +171,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema(_fields_of(RemoteSegment), metadata=_FORMAT)
+    return pa.schema(_fields_of(SegmentEntry), metadata=_FORMAT)
 
 
 def _fields_of(kind: type) -> list[pa.Field[Any]]:

@@ -14,8 +14,8 @@ The decoder checks the bounds of every number (`remote.number_bounds`). This mod
 | pending delete | its key names a segment object or a page of this form, and no entry names the object |
 | compacted view | a legal name; its entries' objects are in its own folder |
 
-`decode_head` runs it on every load and `encode_head` before every write, so readers and writers agree. A manifest that
-breaks a rule is Corrupt as a whole: nothing of it is served, written to a checkpoint or deleted.
+`decode_manifest` runs it on every load and `encode_manifest` before every write, so readers and writers agree. A
+manifest that breaks a rule is Corrupt as a whole: nothing of it is served, written to a checkpoint or deleted.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from remote.keys import (
     ZSTD_SUFFIX,
     check_view,
     home_of,
-    is_foreign,
+    is_in_other_topic,
     own_part,
     parse_data_key,
+    parse_page_key,
     parse_prefix,
-    parse_spill_key,
     parse_view_key,
     partition_prefix,
 )
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.segments.chunk_table import RAW, ZSTD
 from remote.segments.object_encoding import CODECS
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import Head, SpillRow
+    from remote.manifest.manifest import Head, PageEntry
     from remote.manifest.view import CompactedView
 
 _STEM = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})", re.ASCII)
@@ -66,7 +66,7 @@ class Part(Enum):
 
     TOPIC = "topic"
     SEGMENTS = "segments"
-    SPILLS = "spills"
+    PAGES = "spills"
     VIEWS = "views"
     UNLINKED = "unlinked"
     UNLINKED_PAGES = "unlinked_pages"
@@ -101,12 +101,12 @@ def contradictions(head: Head, prefix: str | None = None) -> Iterator[Contradict
         yield Contradiction(part=Part.TOPIC, what=wrong)
     named: set[str] = set()
     for at, row in enumerate(head.segments):
-        wrong = row_contradiction(row, epoch_max=head.epoch) or _named_twice(row, named)
+        wrong = entry_contradiction(row, epoch_max=head.epoch) or _named_twice(row, named)
         if wrong is not None:
             yield _of_row(Part.SEGMENTS, at, row, wrong)
     for at, spill in enumerate(head.spills):
         if (wrong := page_contradiction(spill)) is not None:
-            yield _of_page(Part.SPILLS, at, spill, wrong)
+            yield _of_page(Part.PAGES, at, spill, wrong)
         named.add(spill.key)
     for at, view in enumerate(head.views):
         yield from _of_view(at, view, named, head.epoch)
@@ -124,7 +124,7 @@ def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: st
     return None
 
 
-def row_contradiction(row: RemoteSegment, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
+def entry_contradiction(row: SegmentEntry, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
     """The first contradiction within a segment entry; None if there is none.
 
     `view` is the entry's compacted view, None for the log. `epoch_max` is its manifest's epoch, None if unknown.
@@ -145,9 +145,9 @@ def row_contradiction(row: RemoteSegment, *, view: str | None = None, epoch_max:
     return _epochs_contradiction(row.epochs, row.base_offset, row.next_offset)
 
 
-def page_contradiction(spill: SpillRow) -> str | None:
+def page_contradiction(spill: PageEntry) -> str | None:
     """The first contradiction within the entry of a manifest page; None if there is none."""
-    name = parse_spill_key(spill.key)
+    name = parse_page_key(spill.key)
     if name is None:
         return "its key is not that of a manifest page"
     if (name.base_offset, name.next_offset) != (spill.base_offset, spill.next_offset):
@@ -168,14 +168,14 @@ def page_contradiction(spill: SpillRow) -> str | None:
 def pending_delete_contradiction(key: str) -> str | None:
     """The reason why `key` cannot be a pending delete; None if it can."""
     own = own_part(key)
-    if is_foreign(key) and not _is_home(key):
+    if is_in_other_topic(key) and not _is_home(key):
         return "its key is not that of another partition's object"
-    if parse_data_key(own) is None and parse_view_key(own) is None and parse_spill_key(own) is None:
+    if parse_data_key(own) is None and parse_view_key(own) is None and parse_page_key(own) is None:
         return "its key names neither a segment object nor a manifest page"
     return None
 
 
-def _name_contradiction(row: RemoteSegment, suffix: str, folder: str, epoch_max: int | None) -> str | None:
+def _name_contradiction(row: SegmentEntry, suffix: str, folder: str, epoch_max: int | None) -> str | None:
     """Check that a segment's two objects have one stem with the entry's offsets and ULID."""
     stem, dot, ending = row.data_key.partition(DATA_SUFFIX)
     name = stem
@@ -206,7 +206,7 @@ def _epochs_contradiction(epochs: tuple[tuple[int, int], ...], base_offset: int,
     return None
 
 
-def _named_twice(row: RemoteSegment, named: set[str]) -> str | None:
+def _named_twice(row: SegmentEntry, named: set[str]) -> str | None:
     """Add both keys to `named`. The two objects share a stem, so one key stands for both."""
     if row.data_key in named:
         return "another entry names the same object"
@@ -223,7 +223,7 @@ def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> I
         yield Contradiction(part=Part.VIEWS, index=at, what=str(error))
         return
     for row in view.rows:
-        wrong = row_contradiction(row, view=view.name, epoch_max=epoch_max) or _named_twice(row, named)
+        wrong = entry_contradiction(row, view=view.name, epoch_max=epoch_max) or _named_twice(row, named)
         if wrong is not None:
             yield _of_row(Part.VIEWS, at, row, wrong)
             return
@@ -261,11 +261,11 @@ def _is_home(key: str) -> bool:
     return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
 
 
-def _of_row(part: Part, index: int, row: RemoteSegment, what: str) -> Contradiction:
+def _of_row(part: Part, index: int, row: SegmentEntry, what: str) -> Contradiction:
     offsets = (row.base_offset, row.next_offset)
     return Contradiction(part=part, index=index, what=what, key=row.data_key, offsets=offsets)
 
 
-def _of_page(part: Part, index: int, spill: SpillRow, what: str) -> Contradiction:
+def _of_page(part: Part, index: int, spill: PageEntry, what: str) -> Contradiction:
     offsets = (spill.base_offset, spill.next_offset)
     return Contradiction(part=part, index=index, what=what, key=spill.key, offsets=offsets)

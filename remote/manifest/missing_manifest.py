@@ -17,18 +17,18 @@ from __future__ import annotations
 from itertools import islice
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
-from remote.keys import boundary_key, head_key, parse_boundary_key, parse_epoch, parse_pin_key
+from remote.keys import boundary_key, manifest_key, parse_boundary_key, parse_epoch, parse_pin_key
 from remote.store import ObjectStore
 
 FIRST = 1  # the number of the first manifest and of the first boundary
 
 
-def missing_head(store: ObjectStore, prefix: str) -> LogError:
+def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
     """The error of the table. A listing and two GETs; raises the store's errors."""
     facts = {"store": store.url, "prefix": prefix}
     names = (info.key.removeprefix(prefix) for info in store.list(prefix))
     others = list(islice(filter(_is_ours, names), 1))
-    keys = [prefix + head_key(FIRST), prefix + boundary_key(FIRST)]
+    keys = [prefix + manifest_key(FIRST), prefix + boundary_key(FIRST)]
     bodies = store.get_each([(key, 0, None) for key in keys])
     there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
     if there:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, overload
 import msgspec
 
 from local.errors import Corrupt
-from remote.manifest.manifest_validation import row_contradiction
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest_validation import entry_contradiction
+from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
 BLOCK_ROWS = 32
-_ROWS = tuple[RemoteSegment, ...]
+_ROWS = tuple[SegmentEntry, ...]
 # msgspec's type information for rows, created at import: creation in two threads at once ends the process (0.22).
 msgspec.json.Decoder(_ROWS)
 
@@ -38,7 +38,7 @@ class PageContradiction:
     error: Corrupt
 
 
-class PageRows(Sequence[RemoteSegment]):
+class PageEntries(Sequence[SegmentEntry]):
     """All entries of a page, ascending. Thread safe.
 
     Methods that return an entry raise Corrupt if its columns hold no valid entry.
@@ -51,22 +51,22 @@ class PageRows(Sequence[RemoteSegment]):
         self._base_offsets, self._next_offsets = self._offsets("base_offset"), self._offsets("next_offset")
         self._max_timestamps = self._numbers("max_timestamp_ms")
         self._check_columns()
-        self._blocks: list[tuple[RemoteSegment, ...] | None] = [None] * -(-len(self._base_offsets) // BLOCK_ROWS)
+        self._blocks: list[tuple[SegmentEntry, ...] | None] = [None] * -(-len(self._base_offsets) // BLOCK_ROWS)
 
     def __len__(self) -> int:
         return len(self._base_offsets)
 
     @overload
-    def __getitem__(self, index: int) -> RemoteSegment: ...
+    def __getitem__(self, index: int) -> SegmentEntry: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[RemoteSegment, ...]: ...
-    def __getitem__(self, index: int | slice) -> RemoteSegment | tuple[RemoteSegment, ...]:
+    def __getitem__(self, index: slice) -> tuple[SegmentEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> SegmentEntry | tuple[SegmentEntry, ...]:
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         at = range(len(self))[index]
         return self._block(at // BLOCK_ROWS)[at % BLOCK_ROWS]
 
-    def __iter__(self) -> Iterator[RemoteSegment]:
+    def __iter__(self) -> Iterator[SegmentEntry]:
         return chain.from_iterable(map(self._block, range(len(self._blocks))))
 
     @property
@@ -74,12 +74,12 @@ class PageRows(Sequence[RemoteSegment]):
         """The first base offset, and the last next offset."""
         return int(self._base_offsets[0]), int(self._next_offsets[-1])
 
-    def touching(self, start: int, end: int | None) -> Iterator[RemoteSegment]:
+    def touching(self, start: int, end: int | None) -> Iterator[SegmentEntry]:
         """The entries with offsets in ``[start, end)``, decoded block by block."""
         first, last = self._range(start, end)
         return (self[at] for at in range(first, last))
 
-    def first_at(self, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
+    def first_at(self, timestamp_ms: int, start: int, end: int | None) -> SegmentEntry | None:
         """The first entry in ``[start, end)`` with a record at or after `timestamp_ms`.
 
         Skips entries with an unknown largest timestamp.
@@ -92,9 +92,9 @@ class PageRows(Sequence[RemoteSegment]):
         late = pc.index(pc.greater_equal(stamps, pa.scalar(timestamp_ms, pa.int64())), True).as_py()
         return self[first + late] if late >= 0 else None
 
-    def salvaged(self) -> tuple[list[RemoteSegment], list[PageContradiction]]:
+    def salvaged(self) -> tuple[list[SegmentEntry], list[PageContradiction]]:
         """The sound entries, and the error of each other entry: for a scrub, which continues after damage."""
-        rows: list[RemoteSegment] = []
+        rows: list[SegmentEntry] = []
         found: list[PageContradiction] = []
         for number in range(len(self._blocks)):
             try:
@@ -124,19 +124,19 @@ class PageRows(Sequence[RemoteSegment]):
         first = bisect_right(self._next_offsets, start)
         return first, len(self) if end is None else bisect_right(self._base_offsets, end - 1)
 
-    def _block(self, number: int) -> tuple[RemoteSegment, ...]:
+    def _block(self, number: int) -> tuple[SegmentEntry, ...]:
         found = self._blocks[number]
         if found is None:
             found = self._blocks[number] = self._made(self._table.slice(number * BLOCK_ROWS, BLOCK_ROWS))
         return found
 
-    def _made(self, table: pa.Table) -> tuple[RemoteSegment, ...]:
+    def _made(self, table: pa.Table) -> tuple[SegmentEntry, ...]:
         try:
             rows = msgspec.convert(_plain_rows(table), _ROWS)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise Corrupt("reading a page of rows, it is no such page", key=self._key, cause=str(error)) from error
         for row in rows:
-            if (wrong := row_contradiction(row)) is not None:
+            if (wrong := entry_contradiction(row)) is not None:
                 facts = {"object": row.data_key, "base_offset": row.base_offset, "next_offset": row.next_offset}
                 raise Corrupt(f"reading a page of rows, {wrong}", key=self._key, **facts)
         return rows

@@ -16,30 +16,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import SpillRow
+    from remote.manifest.manifest import PageEntry
     from remote.manifest.view import CompactedView
 
 
-def clean_upto(parts: Iterable[SpillRow | RemoteSegment], readable_from: int = 0) -> int | None:
+def clean_upto(parts: Iterable[PageEntry | SegmentEntry], min_readable_offset: int = 0) -> int | None:
     """The offset below which every readable record was compared with all newer ones below it.
 
     None without parts. `parts` are segment entries and pages, in any order. The `cleaned_through` of a page is the
     least of its entries. So the result is at most the result for the entries themselves.
     """
-    readable = (part for part in parts if part.next_offset > readable_from)
+    readable = (part for part in parts if part.next_offset > min_readable_offset)
     return min((max(part.cleaned_through or 0, part.base_offset) for part in readable), default=None)
 
 
 def tombstone_bound(
-    parts: Iterable[SpillRow | RemoteSegment], views: Iterable[CompactedView], readable_from: int
+    parts: Iterable[PageEntry | SegmentEntry], views: Iterable[CompactedView], min_readable_offset: int
 ) -> int | None:
     """The offset below which tombstones and markers may be removed (module text).
 
-    None: no bound; 0: no removal. `readable_from` is the log start offset.
+    None: no bound; 0: no removal. `min_readable_offset` is the log start offset.
     """
     bounds = [view.horizon_offset if view.is_built else 0 for view in views]
-    cleaned = clean_upto(parts, readable_from)
+    cleaned = clean_upto(parts, min_readable_offset)
     return min(bounds if cleaned is None else [*bounds, cleaned], default=None)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from remote.number_bounds import ByteCount, ClockMs, Count, Offset, SequenceOrNone, WriterEpoch
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 DEFAULT_VIEW = "compacted"
 VIEWS_MAX = 16
@@ -86,7 +86,7 @@ class CompactedView:
     name: str
     start_offset: Offset = 0
     horizon_offset: Offset = 0
-    rows: tuple[RemoteSegment, ...] = ()
+    rows: tuple[SegmentEntry, ...] = ()
     record_count: Count = 0
     key_count: Count = 0
     source_sequence: SequenceOrNone | None = None

@@ -19,8 +19,8 @@ import msgspec
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import parse_view_key
-from remote.manifest.manifest import UnlinkedObject
-from remote.manifest.manifest_validation import row_contradiction
+from remote.manifest.manifest import PendingDelete
+from remote.manifest.manifest_validation import entry_contradiction
 from remote.manifest.view import CompactedView, view_contradiction
 from remote.number_bounds import INT64_MAX, WriterEpoch
 
@@ -36,7 +36,7 @@ class ViewCatalog:
 
     epoch: WriterEpoch = 1
     views: tuple[CompactedView, ...] = ()
-    unlinked: tuple[UnlinkedObject, ...] = ()
+    unlinked: tuple[PendingDelete, ...] = ()
 
     @property
     def named_keys(self) -> frozenset[str]:
@@ -82,7 +82,7 @@ def _contradictions(catalog: ViewCatalog) -> Iterator[str]:
         yield wrong
     for view in catalog.views:
         for row in view.rows:
-            wrong = row_contradiction(row, view=view.name, epoch_max=catalog.epoch)
+            wrong = entry_contradiction(row, view=view.name, epoch_max=catalog.epoch)
             if wrong is not None:
                 yield wrong
     for each in catalog.unlinked:

@@ -20,7 +20,7 @@ from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import objects_of
 from remote.manifest.view import CompactedView, ViewFailure, ViewStart, find_view
 from remote.manifest.view_catalog import ViewCatalog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 Holder = TypeVar("Holder", Head, ViewCatalog)
 
@@ -124,7 +124,7 @@ def _name(view: CompactedView) -> str:
     return view.name
 
 
-def _with_unlinked(head: Holder, rows: Sequence[RemoteSegment], now_ms: int) -> Holder:
+def _with_unlinked(head: Holder, rows: Sequence[SegmentEntry], now_ms: int) -> Holder:
     objects = tuple(each for row in rows for each in objects_of(row, now_ms, head.epoch))
     return replace(head, unlinked=head.unlinked + objects)
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 
-class LeftBehind:
+class CleanupFailures:
     """Count of one store; `objects` is an upper bound of the number of objects."""
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class LeftBehind:
             self._is_told = False
 
 
-_by_store: WeakKeyDictionary[ObjectStore, LeftBehind] = WeakKeyDictionary()
+_by_store: WeakKeyDictionary[ObjectStore, CleanupFailures] = WeakKeyDictionary()
 
 
-def left_behind(store: ObjectStore) -> LeftBehind:
+def cleanup_failures(store: ObjectStore) -> CleanupFailures:
     """The count of this process for a store."""
     with _lock:
-        return _by_store.setdefault(store, LeftBehind())
+        return _by_store.setdefault(store, CleanupFailures())

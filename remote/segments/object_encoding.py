@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import object_identity, parse_topic_directory
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.store import Body
@@ -23,7 +23,7 @@ CODECS = {RAW: "none", ZSTD: "zstd"}  # the `codec` of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtRest:
+class ObjectEncoding:
     """The object encoding of new objects. `key_id` names a key of `keys`; None: not encrypted.
 
     `storage_class` is only recorded in the entry; the store puts objects there
@@ -53,7 +53,7 @@ class AtRest:
         return len(_compressed(first_chunk, self.level)) < PAYS_BELOW * len(first_chunk)
 
 
-AS_IT_IS = AtRest()
+PLAIN_ENCODING = ObjectEncoding()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
     return bytes(body)
 
 
-def open_ring(row: RemoteSegment, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
+def open_ring(row: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
     """The cipher of a segment of the partition at `prefix`; None if the segment is not encrypted.
 
     Raises AccessDenied if its key is missing, Corrupt if it is not encrypted and the ring requires encryption.

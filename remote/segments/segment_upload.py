@@ -36,14 +36,14 @@ from dataclasses import dataclass
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.keys import data_key, indexes_key, new_ulid, object_identity
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
-from remote.segments.cleanup_failures import left_behind
+from remote.segments.cleanup_failures import cleanup_failures
 from remote.segments.encryption import ObjectCipher
 from remote.segments.file_read_ahead import FileAhead
 from remote.segments.index_bundle import IndexBundle, encode_bundle
-from remote.segments.object_encoding import AS_IT_IS, CODECS, AtRest, Seal
-from remote.segments.segment_upload_stream import Inspector, Outgoing, SegmentFacts
+from remote.segments.object_encoding import CODECS, PLAIN_ENCODING, ObjectEncoding, Seal
+from remote.segments.segment_upload_stream import Inspector, SegmentFacts, SegmentUploadStream
 from remote.store import Body, ObjectStore
 
 
@@ -88,10 +88,10 @@ def copy_segment(
     epoch: int,
     now_ms: int,
     view: str | None = None,
-    at_rest: AtRest = AS_IT_IS,
+    object_encoding: ObjectEncoding = PLAIN_ENCODING,
     chunk_bytes: int | None = None,
     progress: Callable[[int], None] = lambda read_bytes: None,
-) -> RemoteSegment:
+) -> SegmentEntry:
     """Upload and verify a segment; returns the entry to commit. Memory is bounded for any segment size.
 
     With `view` the segment is a part of the compacted view of that name, and its objects are among that view's.
@@ -108,7 +108,7 @@ def copy_segment(
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         raise InvalidRequest("copying a segment, it is empty", **facts, size_bytes=segment.size_bytes)
     names = segment.base_offset, segment.next_offset - 1, epoch, new_ulid(now_ms)
-    copy = _Copy(store, prefix, segment, names, view, at_rest, chunk_bytes, progress)
+    copy = _Copy(store, prefix, segment, names, view, object_encoding, chunk_bytes, progress)
     try:
         row = copy.row()
     except LogError as error:
@@ -116,7 +116,7 @@ def copy_segment(
         if isinstance(error, Corrupt):
             raise Corrupt(error.attempt, **{"base_offset": segment.base_offset, **error.facts}) from error
         raise
-    left_behind(store).end()
+    cleanup_failures(store).end()
     return row
 
 
@@ -130,28 +130,30 @@ class _Copy:
         segment: SegmentToCopy,
         names: tuple[int, int, int, str],
         view: str | None,
-        at_rest: AtRest,
+        object_encoding: ObjectEncoding,
         chunk_bytes: int | None,
         progress: Callable[[int], None],
     ) -> None:
         self._store = store
         self._prefix = prefix
         self._segment = segment
-        self._at_rest = at_rest
+        self._object_encoding = object_encoding
         self._ulid = names[-1]
         codec = self._codec(chunk_bytes or SEALED_CHUNK_BYTES)
         self._indexes_key = indexes_key(*names, view=view)
-        self._data_key = data_key(*names, view=view, is_zstd=codec == ZSTD, is_encrypted=at_rest.key_id is not None)
+        self._data_key = data_key(
+            *names, view=view, is_zstd=codec == ZSTD, is_encrypted=object_encoding.key_id is not None
+        )
         self._cipher: ObjectCipher | None = None
         self._wrapped_key: str | None = None
         self._may_be: list[str] = []  # keys under which an object may exist now
-        if at_rest.key_id is not None:
-            self._cipher, self._wrapped_key = at_rest.keys.new_object(
-                at_rest.key_id, object_identity(prefix, self._data_key)
+        if object_encoding.key_id is not None:
+            self._cipher, self._wrapped_key = object_encoding.keys.new_object(
+                object_encoding.key_id, object_identity(prefix, self._data_key)
             )
         self._ahead = FileAhead(segment.path, segment.size_bytes, segment.read) if segment.path is not None else None
-        seal = Seal(codec=codec, level=at_rest.level, cipher=self._cipher)
-        self._outgoing = Outgoing(
+        seal = Seal(codec=codec, level=object_encoding.level, cipher=self._cipher)
+        self._upload_stream = SegmentUploadStream(
             segment.size_bytes,
             segment.read if self._ahead is None else self._ahead.read,
             seal=seal,
@@ -160,18 +162,18 @@ class _Copy:
             progress=progress,
         )
 
-    def row(self) -> RemoteSegment:
+    def row(self) -> SegmentEntry:
         segment = self._segment
         try:
-            self._send(self._data_key, lambda key: self._store.upload(key, self._outgoing.source()))
+            self._send(self._data_key, lambda key: self._store.upload(key, self._upload_stream.source()))
         finally:
             if self._ahead is not None:
                 self._ahead.close()
-        chunks = self._outgoing.table()
+        chunks = self._upload_stream.table()
         self._verify(self._data_key, chunks.stored_bytes)
         facts = self._facts()
         indexes_bytes, ranges = self._upload_indexes(chunks, facts)
-        return RemoteSegment(
+        return SegmentEntry(
             ulid=self._ulid,
             base_offset=segment.base_offset,
             next_offset=segment.next_offset,
@@ -188,8 +190,8 @@ class _Copy:
             indexes_bytes=indexes_bytes,
             indexes=ranges,
             codec=CODECS[chunks.codec],
-            storage_class=self._at_rest.storage_class,
-            key_id=self._at_rest.key_id,
+            storage_class=self._object_encoding.storage_class,
+            key_id=self._object_encoding.key_id,
             wrapped_key=self._wrapped_key,
             cleaned_through=segment.cleaned_through,
         )
@@ -200,9 +202,9 @@ class _Copy:
             self._store.delete(keys)
         except LogError as error:
             if self._may_be:
-                left_behind(self._store).note(self._may_be, error)
+                cleanup_failures(self._store).note(self._may_be, error)
         else:
-            left_behind(self._store).end()
+            cleanup_failures(self._store).end()
 
     def _send(self, key: str, act: Callable[[str], object]) -> None:
         """Run `act` and record that an object under `key` may exist.
@@ -219,14 +221,14 @@ class _Copy:
 
     def _codec(self, chunk_bytes: int) -> int:
         """Zstd if it is configured and pays, judged by the segment's first chunk."""
-        if self._at_rest.codec == RAW:
+        if self._object_encoding.codec == RAW:
             return RAW
         first = self._segment.read(0, min(chunk_bytes, self._segment.size_bytes))
-        return self._at_rest.codec if self._at_rest.pays(first) else RAW
+        return self._object_encoding.codec if self._object_encoding.pays(first) else RAW
 
     def _facts(self) -> SegmentFacts:
         """The facts found in the bytes. Raises Corrupt if they contradict the known facts of the segment."""
-        segment, facts = self._segment, self._outgoing.inspector.facts()
+        segment, facts = self._segment, self._upload_stream.inspector.facts()
         told = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:
             assert segment.record_count is not None, "one of both is needed"

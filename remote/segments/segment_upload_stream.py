@@ -83,7 +83,7 @@ class _TakesAll:
         return None
 
 
-class Outgoing:
+class SegmentUploadStream:
     """Upload of one segment of `size_bytes`. `read(start, length)` returns exactly these bytes.
 
     `inspect` makes an inspector for each try. `progress` receives the number of bytes read for the first time. An
@@ -171,7 +171,7 @@ class Outgoing:
 class _Try:
     """One pass over the segment from its beginning."""
 
-    def __init__(self, segment: Outgoing, inspector: Inspector) -> None:
+    def __init__(self, segment: SegmentUploadStream, inspector: Inspector) -> None:
         self.inspector = inspector
         self.sent: list[tuple[int, int]] = []  # (length, CRC) of each chunk of the segment
         self.stored: list[tuple[int, int]] = []  # (length, CRC) of their stored forms

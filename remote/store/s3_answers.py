@@ -40,9 +40,9 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
     except LogError:
         raise
     except Exception as error:
-        from remote.store.s3_errors import FOREIGN_ERRORS, OPTION_ERRORS, is_about_options, translate
+        from remote.store.s3_errors import EXTERNAL_ERRORS, OPTION_ERRORS, is_about_options, translate
 
-        if not isinstance(error, (*FOREIGN_ERRORS, *OPTION_ERRORS)):
+        if not isinstance(error, (*EXTERNAL_ERRORS, *OPTION_ERRORS)):
             raise
         # The client's errors about options show their values, also as a cause in a traceback.
         raise translate(error, attempt, facts, options) from (None if is_about_options(error) else error)

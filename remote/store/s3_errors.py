@@ -17,7 +17,7 @@ from botocore.parsers import ResponseParserError
 from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
 from remote.store.s3_answers import BROKE_OFF, of_answer
 
-FOREIGN_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
+EXTERNAL_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
 # Python's errors for a wrong name, type or value of an option; the client detects most of them only in use.
 OPTION_ERRORS = (TypeError, ValueError, AttributeError, KeyError)
 
@@ -51,7 +51,7 @@ _CONFIGURATION = (
 
 
 def translate(error: BaseException, attempt: str, facts: dict[str, object], options: Iterable[str] = ()) -> LogError:
-    """Return this project's error for one of FOREIGN_ERRORS or OPTION_ERRORS."""
+    """Return this project's error for one of EXTERNAL_ERRORS or OPTION_ERRORS."""
     if isinstance(error, LogError):
         return error
     code, status = _answer(error)
@@ -79,7 +79,7 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
 
 def is_about_options(error: BaseException) -> bool:
     """Whether the options are wrong: the client's text then shows their values."""
-    if isinstance(error, OPTION_ERRORS) and not isinstance(error, FOREIGN_ERRORS):
+    if isinstance(error, OPTION_ERRORS) and not isinstance(error, EXTERNAL_ERRORS):
         return True
     if type(error) is boto.HTTPClientError:  # wraps any error during a request
         return isinstance(getattr(error, "kwargs", {}).get("error"), (*OPTION_ERRORS, FileNotFoundError))

@@ -153,10 +153,10 @@ def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: A
     return session.client(service, config=Config(**config), **given)
 
 
-def nobodys_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
+def orphaned_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
     """Return the uploads below a partition's prefix begun by a writer of an epoch below `epoch`.
 
-    See `remote.gc.orphans.nobodys`.
+    See `remote.gc.orphans.unreferenced_objects`.
     """
     found = []
     for upload in uploads:

@@ -47,17 +47,17 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.records.batch import encode_batch
 from remote.fetch.chunk_cache import CACHE_BYTES, ChunkCache
-from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_prediction import RangePredictor
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.fetch.read_ahead import THREADS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segment_entry import PART_BYTES, RemoteSegment
+from remote.segment_entry import PART_BYTES, SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Asked, Body, ObjectInfo
 from remote.store.middleware.metered_store import MeteredStore
 from remote.store.open_store import open_store
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 
@@ -187,7 +187,7 @@ class Ours:
             log.commit(add_segments([self.copy(PREFIXES[number])]), now_ms=0)
         self.log, self.row = self.logs[0], self.logs[0].refresh().segments[0]
 
-    def copy(self, prefix: str) -> RemoteSegment:
+    def copy(self, prefix: str) -> SegmentEntry:
         return copy_segment(self.store, prefix, self.segment, epoch=1, now_ms=0)
 
     def upload(self) -> None:
@@ -203,7 +203,7 @@ class Ours:
         assert count == self.segment.next_offset
 
     def partition(self, cache: ChunkCache | None = None) -> RemotePartition:
-        return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log, guesses=Guesses())
+        return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log, guesses=RangePredictor())
 
     def reader(self) -> TieredReader:
         """Of both partitions in turn: what is cached is the other one's."""
@@ -223,7 +223,7 @@ class Ours:
             self.read_small(known)
 
         return {
-            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=Guesses())),
+            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=RangePredictor())),
             "head known": lambda: self.read_small(self.partition()),
             "head and indexes known": with_indexes,
             "all known": lambda: self.read_small(warm),
@@ -369,7 +369,7 @@ def made_up_segment(path: Path, mib: int) -> SegmentToCopy:
         time_index=b"",
         read=lambda start, length: os.pread(descriptor, length, start),
         path=str(path),
-        inspect=lambda: SegmentWatch(str(path), 0, offset, epochs),
+        inspect=lambda: SegmentInspector(str(path), 0, offset, epochs),
     )
 
 

@@ -14,14 +14,14 @@ import random
 from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
 
 from policies.cost.storage_cost import GIB, S3_STANDARD, request_cost
-from policies.manifest_collection import HEADS_AT_ONCE
-from remote.fetch.range_prediction import Guesses
+from policies.manifest_collection import MANIFESTS_AT_ONCE
+from remote.fetch.range_prediction import RangePredictor
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.fork_references import delete_objects
 from remote.gc.pin_watch import PinWatch, Unlinking
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
@@ -83,7 +83,7 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
     return written, expired_and_deleted(store, log, row), read, small
 
 
-def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: RemoteSegment) -> RequestCounts:
+def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: SegmentEntry) -> RequestCounts:
     """One segment by itself, its pins not listed before: the dearest way. Its heads go with hundreds of others."""
     begun = store.counts()
     gone = expire_segments([row.ulid], now_ms=1, log_start_offset=row.next_offset)
@@ -93,14 +93,14 @@ def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: RemoteSegmen
     assert len(keys) == 2
     log.check_still_writer()
     delete_objects(store, PREFIX, sorted(keys), has_forks=False)
-    log.commit(forget_unlinked(keys), 2)
+    log.commit(remove_pending_deletes(keys), 2)
     taken = store.counts() - begun
-    heads = 3 / HEADS_AT_ONCE  # a collection: a boundary, two listings, three looks
+    heads = 3 / MANIFESTS_AT_ONCE  # a collection: a boundary, two listings, three looks
     return taken + RequestCounts(puts=heads, gets=3 * heads, lists=2 * heads)  # type: ignore[arg-type]
 
 
 def cold(store: ObjectStore, log: MetadataLog) -> RemotePartition:
-    return RemotePartition(store, PREFIX, metadata=log, guesses=Guesses())
+    return RemotePartition(store, PREFIX, metadata=log, guesses=RangePredictor())
 
 
 def requests(counts: RequestCounts) -> tuple[float, float, float]:

@@ -39,18 +39,18 @@ from remote.segment_entry import PART_BYTES
 from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
 from remote.segments.file_read_ahead import FileAhead
-from remote.segments.object_encoding import AtRest
+from remote.segments.object_encoding import ObjectEncoding
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store.open_store import open_store
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 
 KEYS = KeyRing({"bench": os.urandom(32)})
 MODES = {
-    "as it is": AtRest(),
-    "zstd 1": AtRest(codec=ZSTD, level=1),
-    "zstd 3": AtRest(codec=ZSTD, level=3),
-    "encrypted": AtRest(key_id="bench", keys=KEYS),
-    "zstd 1, encrypted": AtRest(codec=ZSTD, level=1, key_id="bench", keys=KEYS),
+    "as it is": ObjectEncoding(),
+    "zstd 1": ObjectEncoding(codec=ZSTD, level=1),
+    "zstd 3": ObjectEncoding(codec=ZSTD, level=3),
+    "encrypted": ObjectEncoding(key_id="bench", keys=KEYS),
+    "zstd 1, encrypted": ObjectEncoding(codec=ZSTD, level=1, key_id="bench", keys=KEYS),
 }
 
 
@@ -109,7 +109,7 @@ def segment_of(path: str, next_offset: int) -> SegmentToCopy:
         time_index=bytes(12),
         read=read,
         path=path,
-        inspect=lambda: SegmentWatch(path, 0, next_offset, epochs),
+        inspect=lambda: SegmentInspector(path, 0, next_offset, epochs),
     )
 
 
@@ -131,11 +131,11 @@ def upload(asked: argparse.Namespace, path: str, next_offset: int) -> None:
         store.close()
 
 
-def _copying(store: object, path: str, next_offset: int, mode: AtRest) -> Callable[[], object]:
+def _copying(store: object, path: str, next_offset: int, mode: ObjectEncoding) -> Callable[[], object]:
     segment = segment_of(path, next_offset)
 
     def copy() -> None:
-        row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode)  # type: ignore[arg-type]
+        row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=mode)  # type: ignore[arg-type]
         store.delete([PREFIX + row.data_key, PREFIX + row.indexes_key])  # type: ignore[attr-defined]
 
     return copy

@@ -24,12 +24,12 @@ from bench_remote import BUCKET, PREFIX, TOPIC_ID, workplace
 sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
 from local_servers import KINDS, RunningServer
 
-from remote.keys import SPILLS, data_key, indexes_key, new_ulid
+from remote.keys import PAGES, data_key, indexes_key, new_ulid
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import index_copies
-from remote.manifest.manifest import encode_head
+from remote.manifest.disk_cache_of_manifests import manifest_disk_cache
+from remote.manifest.manifest import encode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -84,9 +84,9 @@ class Measured:
         self.cells: dict[str, str] = {}
 
     def table(self) -> dict[str, str]:
-        pages = [info.size_bytes for info in self.inner.list(PREFIX + SPILLS)]
+        pages = [info.size_bytes for info in self.inner.list(PREFIX + PAGES)]
         told = f"{len(pages)} of {sum(pages) // len(pages) // 1000} kB" if pages else "none"
-        self.cells |= {"head": f"{len(encode_head(self.head)) // 1000} kB", "pages of rows": told}
+        self.cells |= {"head": f"{len(encode_manifest(self.head)) // 1000} kB", "pages of rows": told}
         self.cold()
         self.warm()
         self.writing()
@@ -132,15 +132,15 @@ class Measured:
         self.cells[what] = f"{median(walls) * 1e3:.3g} ms ({median(cpus) * 1e3:.2g}): {asked}{size}"
 
     def opened(self, copies: str | None = None) -> MetadataLog:
-        return MetadataLog(self.store, PREFIX, copies=index_copies(copies) if copies is not None else None)
+        return MetadataLog(self.store, PREFIX, copies=manifest_disk_cache(copies) if copies is not None else None)
 
-    def by_offset(self, log: MetadataLog, offset: int, *, is_warm: bool = False) -> RemoteSegment:
+    def by_offset(self, log: MetadataLog, offset: int, *, is_warm: bool = False) -> SegmentEntry:
         head = (log.cached if is_warm else None) or log.refresh()
         found = log.ask(head, lambda index: index.find_by_offset(offset))
         assert found is not None
         return found
 
-    def by_timestamp(self, log: MetadataLog, stamp: int, *, is_warm: bool = False) -> RemoteSegment:
+    def by_timestamp(self, log: MetadataLog, stamp: int, *, is_warm: bool = False) -> SegmentEntry:
         head = (log.cached if is_warm else None) or log.refresh()
         found = log.ask(head, lambda index: index.find_by_timestamp(stamp))
         assert found is not None
@@ -154,7 +154,7 @@ class Measured:
         self.writer.commit(change, now_ms=4, touches=touches)
 
 
-def made_up(count: int) -> Iterator[RemoteSegment]:
+def made_up(count: int) -> Iterator[SegmentEntry]:
     """Segments of about 1 GiB, one every 100 s."""
     draw, base, began_ms = random.Random(1), 0, 1_700_000_000_000
     for _ in range(count):
@@ -167,7 +167,7 @@ def made_up(count: int) -> Iterator[RemoteSegment]:
             at += length
         size = (1 << 30) - draw.randint(0, 4000)
         yield (
-            RemoteSegment(
+            SegmentEntry(
                 ulid=ulid,
                 base_offset=base,
                 next_offset=following,

@@ -1,5 +1,6 @@
-"""Generated policies against a server that enforces IAM: each suffices for its role, and without any one of its actions
-something fails. And lifecycle rules, written and compared."""
+"""Generated IAM policies against a server that enforces IAM, and bucket lifecycle rules.
+1. The policy of a role suffices for all operations of the role.
+2. Without any one of its actions, an operation fails."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from remote.gc.pins import pin_newest, release
 from remote.keys import (
     boundary_key,
     data_key,
-    head_key,
     indexes_key,
+    manifest_key,
+    page_key,
     parse_epoch,
     partition_prefix,
     pin_key,
-    spill_key,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import PART_BYTES
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore, UploadSource
@@ -47,11 +48,11 @@ ROOT = f"s3://{BUCKET}/{PREFIX}"
 
 
 class Broken(Exception):
-    """What an upload's own source raises."""
+    """The error that the source of an upload raises."""
 
 
 class Enforcing:
-    """A server with IAM, one bucket, one user; `as_user` has the policy that was put last."""
+    """A server with IAM, one bucket and one user. The user has the policy of the last `allow` call."""
 
     def __init__(self, endpoint: S3Endpoint) -> None:
         self.endpoint = endpoint
@@ -72,7 +73,9 @@ class Enforcing:
         connection.close()
 
     def allow(self, policy: dict[str, object]) -> None:
-        """This server asks the bucket, not each object, whether many may be deleted at once; AWS asks each."""
+        """Give the user this policy.
+        This server checks DeleteObjects against the bucket and AWS checks it against each object, so the bucket is
+        added."""
         statements = copy.deepcopy(policy["Statement"])
         assert isinstance(statements, list)
         for each in statements:
@@ -83,7 +86,7 @@ class Enforcing:
         self.iam.put_user_policy(UserName="someone", PolicyName="p", PolicyDocument=document)
 
     def run(self, deed: Callable[[Enforcing, ObjectStore], None], policy: dict[str, object]) -> LogError | None:
-        """The deed under this policy; what it raised."""
+        """Run `deed` under this policy and return the error that it raised."""
         self.allow(policy)
         self.enforce(is_on=True)
         store = open_store(ROOT, self.user)
@@ -108,11 +111,11 @@ def server() -> Iterator[Enforcing]:
 
 
 def _as_manager(server: Enforcing, store: ObjectStore) -> None:
-    """Probe, own, copy, commit, expire, delete, and an upload that fails half way."""
+    """Probe, take over, copy, commit, expire, delete, and fail in the middle of an upload."""
     assert probe_store(store, now_ms=NOW).allows_writers
     log = MetadataLog(store, PARTITION)
     head = log.become_writer("w", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
-    base = head.rows_next_offset
+    base = head.entries_end_offset
     for at in (base, base + 10):
         source = to_copy(b"".join(batches(at, (10,), epoch=0)), at + 10)
         row = copy_segment(store, PARTITION, source, epoch=log.epoch, now_ms=NOW, chunk_bytes=512)
@@ -121,7 +124,7 @@ def _as_manager(server: Enforcing, store: ObjectStore) -> None:
     expire = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
     gone = [each.key for each in log.commit(expire, NOW).unlinked]
     store.delete([PARTITION + key for key in gone])
-    log.commit(forget_unlinked(gone), NOW)
+    log.commit(remove_pending_deletes(gone), NOW)
 
     def parts() -> Iterator[bytes]:
         yield b"x" * PART_BYTES
@@ -144,7 +147,7 @@ def _as_reader(server: Enforcing, store: ObjectStore) -> None:
     (name,) = bucket.partitions("t")
     start, _ = bucket.reader().offsets(name)
     assert list(bucket.reader().records(name, start))
-    with pytest.raises(NotFound):  # and not: no permission
+    with pytest.raises(NotFound):  # a missing permission would raise AccessDenied
         store.get(f"{PARTITION}meta/head/{9**9:020d}")
 
 
@@ -181,7 +184,7 @@ def _actions(policy: dict[str, object]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_policy_suffices_and_nothing_in_it_is_for_nothing(server: Enforcing, role: Role) -> None:
+def test_the_policy_of_each_role_suffices_and_has_no_unneeded_action(server: Enforcing, role: Role) -> None:
     policy = iam_policy(role, BUCKET, PREFIX)
     assert server.run(DEEDS[role], policy) is None
     for at, number in _actions(policy):
@@ -199,15 +202,15 @@ def test_a_policy_suffices_and_nothing_in_it_is_for_nothing(server: Enforcing, r
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.SPARK, Role.GC])
-def test_no_other_role_may_write_a_head(server: Enforcing, role: Role) -> None:
+def test_only_the_manager_role_may_commit_a_manifest(server: Enforcing, role: Role) -> None:
     def commits(server: Enforcing, store: ObjectStore) -> None:
         MetadataLog(store, PARTITION).become_writer("x", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
 
     assert isinstance(server.run(commits, iam_policy(role, BUCKET, PREFIX)), AccessDenied)
 
 
-def test_a_collector_of_garbage_may_delete_what_heads_name_and_never_a_head() -> None:
-    """Held against names, for this server asks the bucket and not each object."""
+def test_the_gc_role_may_delete_data_objects_and_pages_but_no_manifest() -> None:
+    """Checked against key names, because this server authorizes deletes by bucket and not by object."""
     policy = iam_policy(Role.GC, BUCKET, PREFIX)
     statements = policy["Statement"]
     assert isinstance(statements, list)
@@ -219,15 +222,15 @@ def test_a_collector_of_garbage_may_delete_what_heads_name_and_never_a_head() ->
 
     ulid = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
     stem = (0, 9, 1, ulid)
-    for name in (data_key(*stem), indexes_key(*stem), data_key(*stem, view="v"), spill_key(0, 9, (0, 0), 1, ulid)):
+    for name in (data_key(*stem), indexes_key(*stem), data_key(*stem, view="v"), page_key(0, 9, (0, 0), 1, ulid)):
         assert parse_epoch(name) is not None
         assert may(PARTITION + name)
         assert not may(PARTITION + name, f"arn:aws:s3:::{BUCKET}/logs/other/")
-    for name in (head_key(7), pin_key(ulid), boundary_key(1)):
+    for name in (manifest_key(7), pin_key(ulid), boundary_key(1)):
         assert not may(PARTITION + name)
 
 
-def test_a_manager_of_an_immutable_bucket_may_not_delete_and_need_not(server: Enforcing) -> None:
+def test_the_manager_role_of_an_immutable_bucket_needs_no_delete_and_may_not_delete(server: Enforcing) -> None:
     def lives(server: Enforcing, store: ObjectStore) -> None:
         locked = ImmutableStore(store)
         probe_store(locked, now_ms=NOW)
@@ -243,7 +246,7 @@ def test_a_manager_of_an_immutable_bucket_may_not_delete_and_need_not(server: En
     assert isinstance(server.run(deletes, policy), AccessDenied)
 
 
-def test_lifecycle_rules_are_compared_and_others_stay(server: Enforcing) -> None:
+def test_lifecycle_rules_are_compared_and_rules_of_other_software_stay(server: Enforcing) -> None:
     theirs = {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": "tmp/"}, "Expiration": {"Days": 3}}
     assert bucket_rules(ROOT, server.root) == []
     put_rules(ROOT, server.root, [theirs])
@@ -257,7 +260,7 @@ def test_lifecycle_rules_are_compared_and_others_stay(server: Enforcing) -> None
     assert [rule["ID"] for rule in missing_rules(later, found)] == ["tiered-abort-uploads-logs-prod"]
 
 
-def test_a_policy_is_given_to_a_user_and_compared(server: Enforcing) -> None:
+def test_an_inline_policy_is_written_to_a_user_and_compared(server: Enforcing) -> None:
     policy = iam_policy(Role.READER, BUCKET, PREFIX)
     assert inline_policy("user/someone", "tiered-reader", server.root) is None
     put_inline_policy("user/someone", "tiered-reader", policy, server.root)

@@ -1,4 +1,4 @@
-"""Opening stores, the errors of files and URLs, the probe, the warnings: beside the contract suite."""
+"""Store URLs, errors of the file store, the probe, and warnings, beyond the common store contract."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ class TestOpenStore:
             ("file:///a%00b", "not a store's url"),
         ],
     )
-    def test_a_url_that_is_none_is_refused(self, url, words):
+    def test_an_invalid_url_is_refused(self, url, words):
         with pytest.raises(InvalidRequest, match=words):
             open_store(url)
 
-    def test_credentials_in_a_url_are_refused_and_not_repeated(self):
+    def test_credentials_in_a_url_are_refused_and_not_repeated_in_the_error(self):
         with pytest.raises(InvalidRequest, match="credentials") as caught:
             open_store("s3://key:hunter2@bucket/x")
         assert "hunter2" not in str(caught.value)
 
-    def test_an_option_of_a_store_without_options_is_refused_by_name(self, tmp_path):
+    def test_options_for_a_store_without_options_are_refused_by_name(self, tmp_path):
         with pytest.raises(InvalidRequest, match="options=key,secret") as caught:
             open_store(f"file://{tmp_path}", {"secret": "hunter2", "key": "k"})
         assert "hunter2" not in str(caught.value)
 
-    def test_one_memory_url_is_one_store(self):
+    def test_stores_with_the_same_memory_url_share_their_objects(self):
         open_store("memory://shared-in-test").put("a", b"x")
         assert open_store("memory://shared-in-test").get("a") == b"x"
         assert list(open_store("memory://another-in-test").list("")) == []
 
-    def test_a_file_url_may_be_escaped(self, tmp_path):
+    def test_a_file_url_may_be_percent_encoded(self, tmp_path):
         root = tmp_path / "with space"
         root.mkdir()
         store = open_store(f"file://{tmp_path}/with%20space")
@@ -71,7 +71,7 @@ class TestOpenStore:
         assert (root / "a").read_bytes() == b"x"
 
     @pytest.mark.parametrize("name", ["d#1", "d?1", "100%", "a%20b", "ä", os.fsdecode(b"\xff")])
-    def test_any_directory_has_a_url_and_the_stores_own_url_opens_it_again(self, tmp_path, name):
+    def test_every_directory_name_has_a_url_that_opens_it(self, tmp_path, name):
         root = tmp_path / name
         root.mkdir()
         store = open_store("file://" + quote(os.fsencode(root)))
@@ -89,7 +89,7 @@ class TestFileStoreErrors:
                 verb()
         assert not (tmp_path / "none").exists()
 
-    def test_no_permission_is_access_denied(self, tmp_path, monkeypatch):
+    def test_a_missing_permission_raises_access_denied(self, tmp_path, monkeypatch):
         def refuse(*_):
             raise PermissionError(13, "Permission denied")
 
@@ -99,7 +99,7 @@ class TestFileStoreErrors:
         with pytest.raises(AccessDenied, match=r"no permission.*key=a"):
             store.get("a")
 
-    def test_a_full_disk_is_unavailable_and_leaves_the_old_object(self, tmp_path, monkeypatch):
+    def test_a_full_disk_is_unavailable_and_the_old_object_stays(self, tmp_path, monkeypatch):
         def refuse(*_):
             raise OSError(28, "No space left on device")
 
@@ -112,7 +112,7 @@ class TestFileStoreErrors:
         assert store.get("a") == b"old"
         assert [info.key for info in store.list("")] == ["a"]
 
-    def test_the_bytes_and_the_name_are_synced_before_a_create_returns(self, tmp_path):
+    def test_a_create_syncs_the_bytes_and_the_name_before_it_returns(self, tmp_path):
         calls = []
 
         class Noting(FileStore):
@@ -146,8 +146,8 @@ def test_a_store_that_ignores_if_absent_fails_the_probe():
     assert not probe_store(Careless()).create_if_absent
 
 
-def test_a_store_that_refuses_but_overwrites_fails_the_probe():
-    class Lying(MemoryStore):
+def test_a_store_that_raises_already_exists_but_overwrites_fails_the_probe():
+    class StorageUsage(MemoryStore):
         def put_if_absent(self, key, body):
             try:
                 super().put_if_absent(key, body)
@@ -155,10 +155,10 @@ def test_a_store_that_refuses_but_overwrites_fails_the_probe():
                 self.put(key, body)
                 raise
 
-    assert not probe_store(Lying()).create_if_absent
+    assert not probe_store(StorageUsage()).create_if_absent
 
 
-def test_a_store_that_looks_first_and_writes_then_fails_the_probe_that_races():
+def test_a_store_that_checks_first_and_then_writes_fails_the_racing_probe():
     looked = threading.Barrier(RACERS)
 
     class Hasty(MemoryStore):
@@ -174,7 +174,7 @@ def test_a_store_that_looks_first_and_writes_then_fails_the_probe_that_races():
 
 
 @pytest.mark.parametrize("error", [AccessDenied("x"), NotFound("x"), Unavailable("x")], ids=repr)
-def test_a_probe_that_could_not_be_created_is_not_deleted(error):
+def test_a_probe_object_that_could_not_be_created_is_not_deleted(error):
     calls = []
 
     class Refusing(MemoryStore):
@@ -190,7 +190,7 @@ def test_a_probe_that_could_not_be_created_is_not_deleted(error):
 
 
 def printed(caplog):
-    """What the format of the command line shows of the log."""
+    """The log records in the format of the command line."""
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -199,7 +199,7 @@ def printed(caplog):
     return out.getvalue()
 
 
-def test_the_warnings_of_the_room_print_their_facts(caplog):
+def test_warnings_of_the_store_print_their_facts(caplog):
     class Keeping(MemoryStore):
         def delete(self, keys):
             raise AccessDenied("deleting objects, no permission", cause="AccessDenied")
@@ -216,7 +216,7 @@ def test_the_warnings_of_the_room_print_their_facts(caplog):
     )  # fmt: skip
     with pytest.raises(Unavailable):
         copy_segment(Keeping(), "t/0/", segment, epoch=1, now_ms=0)
-    # its indexes were never begun
+    # the upload of its indexes never began
     assert re.search(r"objects of a failed upload behind: keys=t/0/data/[^\s,]+\.log cause=.", printed(caplog))
     caplog.clear()
     store = S3Store("bucket", policy=ONCE)

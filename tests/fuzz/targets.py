@@ -1,11 +1,9 @@
-"""What is fuzzed: each target takes any bytes and may raise nothing outside the error tree.
+"""The fuzzing targets: each takes any bytes and may raise no error outside the project's error tree.
 
-A target returns normally for bytes it accepts and for bytes it refuses; anything else it raises is a finding. Those of
-batches run both kernels and compare verdict and values; the compiled one reads a copy that ends where its page ends,
-with a forbidden page behind it, so a read of one byte too many ends the process.
-
-The first byte of an input chooses options (resealed checksums let damage through to the next guard).
-"""
+A target returns normally for bytes that it accepts and for bytes that it refuses. Any error that it raises is a
+finding. The targets for batches run both kernels and compare verdicts and values. The compiled kernel reads a copy that
+ends at a page boundary, with an inaccessible page behind it: a read of one byte too many kills the process.
+The first byte of an input selects options. Recomputed checksums let damage pass to the check behind the checksum."""
 
 from __future__ import annotations
 
@@ -39,14 +37,14 @@ from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_snapshot import ProducerEntry
 from local.names import TopicPartition
 from local.records.batch import encode_batch, encode_marker
-from remote.external.aiven_manifest import CHUNKS_MAX, decode_manifest
+from remote.external.aiven_manifest import CHUNKS_MAX, decode_aiven_manifest
 
 try:
     from local.kernels import _kernels as compiled
 except ImportError:  # pragma: no cover - built without a compiler
     compiled = None
 
-INFLATED_MAX = 1 << 20  # in place of a gibibyte, so that a campaign sees the limit at work
+INFLATED_MAX = 1 << 20  # instead of a gibibyte, so that campaigns reach the limit
 RESEAL, VERIFY, CONTROL = 1, 2, 4
 
 
@@ -58,7 +56,7 @@ class Target:
 
 @contextmanager
 def small_limits() -> Iterator[None]:
-    """The limit of one batch lowered to INFLATED_MAX."""
+    """Lower the limit of one batch to INFLATED_MAX."""
     before = kernels.INFLATED_BYTES_MAX
     kernels.INFLATED_BYTES_MAX = INFLATED_MAX
     try:
@@ -83,7 +81,7 @@ def run_batches(data: bytes) -> None:
 
 
 def verdict(twin: Any, data: Any, verify: bool, control: bool) -> list[Any]:
-    """Everything a reader can ask of these bytes, as values that compare; an error as its words and facts."""
+    """All results that a reader can get from these bytes, as comparable values. An error is its words and facts."""
     chosen = kernels._chosen
     kernels._chosen = twin
     try:
@@ -123,7 +121,7 @@ def _steps(data: Any, verify: bool) -> list[Any]:
 
 
 def resealed(data: bytes) -> bytes:
-    """Every batch and message that still has a length gets a checksum that fits."""
+    """Recompute the checksum of every batch and message that has a valid length."""
     body, at = bytearray(data), 0
     while at + 18 <= len(body):
         size = 12 + int.from_bytes(body[at + 8 : at + 12], "big", signed=True)
@@ -147,12 +145,12 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 @contextmanager
 def guarded(data: bytes) -> Iterator[memoryview]:
-    """A copy whose last byte is the last of its page, a page that may not be read behind it, another one before it."""
+    """A copy that ends at a page boundary, between two inaccessible pages."""
     page = mmap.PAGESIZE
     room = max(page, -(-len(data) // page) * page)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     base = _libc.mmap(None, room + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    assert base not in (None, ctypes.c_void_p(-1).value), "no memory for a guarded copy"
+    assert base not in (None, ctypes.c_void_p(-1).value), "mmap must reserve the guarded copy"
     try:
         for at in (base, base + page + room):
             assert _libc.mprotect(at, page, 0) == 0
@@ -204,7 +202,7 @@ def _with_options(seeds: Sequence[bytes]) -> list[bytes]:
 
 
 def run_columns(data: bytes) -> None:
-    """The bytes as ranges into themselves."""
+    """Use the bytes as ranges into themselves."""
     words = np.frombuffer(data[: len(data) // 24 * 24], "<i4").reshape(-1, 6)
     small = [np.ascontiguousarray(words[:, at] >> 24).astype(np.int32) for at in range(6)]
     starts = [column.astype(np.int64) for column in small[:3]]
@@ -288,7 +286,7 @@ def run_partition_metadata(data: bytes) -> None:
 
 
 def _either(call: Callable[[], Any]) -> Any:
-    """The value, None when it was refused as it may be."""
+    """The value, or None if the call refused the bytes with an allowed error."""
     try:
         return call()
     except (Corrupt, InvalidRequest):
@@ -349,9 +347,10 @@ def codec_seeds(codec: Codec) -> Callable[[], list[bytes]]:
 
 
 def run_rsm_manifest(data: bytes) -> None:
-    """A manifest of Aiven's; one that is taken describes no more chunks than its bound, which fit together."""
+    """A manifest of Aiven's plugin. An accepted manifest has at most the allowed number of chunks, and they fit
+    together."""
     try:
-        found = decode_manifest(data, "fuzzed")
+        found = decode_aiven_manifest(data, "fuzzed")
     except Corrupt:
         return
     table = found.chunks
@@ -362,7 +361,7 @@ def run_rsm_manifest(data: bytes) -> None:
 
 
 def run_chunk_sizes(data: bytes) -> None:
-    """The packed list of a variable chunk index, as it is once it is unpacked."""
+    """The unpacked list of a variable chunk index."""
     (told,) = struct.unpack_from(">i", data.ljust(4, b"\0"))
     packed = base64.b64encode(bytes(compress(Codec.ZSTD, data)))
     size = max(1, min(told, 2**31 - 1))

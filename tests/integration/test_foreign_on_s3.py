@@ -9,7 +9,7 @@ from foreign_samples import NAME, TOPIC_ID, Sample, new_key, put_aiven, put_log,
 from foreign_truth import assert_reads
 
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import foreign_format
+from remote.external.layout_detection import external_format
 from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.migrate.import_bucket import plan_import, run_import
@@ -46,7 +46,7 @@ def test_others_buckets_are_read_and_imported_over_http(endpoint: S3Endpoint, sa
         named = {"layout": layout if keys else "auto", "private_keys": keys}
         with open_remote(url, options, **named) as bucket:
             assert_reads(bucket, sample)
-        found = foreign_format(store, LayoutOptions(**named))
+        found = external_format(store, LayoutOptions(**named))
         assert found is not None
         assert found.layout.value == layout
         ours = open_store(f"s3://ours/{layout}", options)

@@ -31,7 +31,7 @@ class Row:
     verdict: str
 
 
-def rows_of(text: str) -> list[Row]:
+def entries_of(text: str) -> list[Row]:
     """The rows of the page, in order."""
     return [
         Row(
@@ -45,7 +45,7 @@ def rows_of(text: str) -> list[Row]:
     ]
 
 
-ROWS = rows_of(PAGE.read_text())
+ROWS = entries_of(PAGE.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from between_server import BetweenServer, Request
-from real_daemon import AS_IT_IS, FOR_EVER, NOW, Daemon, Node
+from real_daemon import FOR_EVER, NOW, PLAIN_ENCODING, Daemon, Node
 
 from tiered.demo.s3_endpoint import S3Endpoint
 
@@ -85,7 +85,7 @@ class Stage:
     def while_settings_are_read(self, words: tuple[str, ...]) -> Daemon:
         self.node.config_path.rename(self.node.home / "settings")
         os.mkfifo(self.node.config_path)
-        daemon = Daemon(self.node, words, program=AS_IT_IS, is_served=False)
+        daemon = Daemon(self.node, words, program=PLAIN_ENCODING, is_served=False)
         daemon.wait_for(lambda: self._pipe(), "it reads its settings")
         return daemon
 
@@ -103,12 +103,12 @@ class Stage:
 
     def while_the_bucket_hangs(self, words: tuple[str, ...]) -> Daemon:
         self.hangs.set()
-        daemon = Daemon(self.node, words, program=AS_IT_IS, is_served=False)
+        daemon = Daemon(self.node, words, program=PLAIN_ENCODING, is_served=False)
         daemon.wait_for(lambda: True if self.asked.is_set() else None, "it asks the bucket")
         return daemon
 
     def at_work(self, words: tuple[str, ...]) -> Daemon:
-        return Daemon(self.node, words, program=AS_IT_IS)
+        return Daemon(self.node, words, program=PLAIN_ENCODING)
 
 
 @pytest.fixture(scope="module")

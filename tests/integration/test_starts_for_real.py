@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from between_server import BetweenServer, Request
-from real_daemon import AS_IT_IS, COUNT, IMPATIENT, NOW, Daemon, Node, appending
+from real_daemon import COUNT, IMPATIENT, NOW, PLAIN_ENCODING, Daemon, Node, appending
 
 from local.format.record import Record
 from tiered.demo.s3_endpoint import S3Endpoint
@@ -75,7 +75,7 @@ def test_a_start_on_a_day_without_a_bucket(tmp_path: Path, endpoint: S3Endpoint,
 
         for code, told in ((404, "NoSuchBucket"), (403, "ExpiredToken")):
             refusal = (code, told)
-            with Daemon(node, program=AS_IT_IS, is_served=False) as daemon:
+            with Daemon(node, program=PLAIN_ENCODING, is_served=False) as daemon:
                 assert daemon.process.wait(60) == 1
                 assert [line for line in daemon.words.splitlines() if line.startswith("error: ") and told in line]
                 assert "Traceback" not in daemon.words

@@ -46,7 +46,7 @@ def test_a_view_lives_its_whole_life_on_s3(endpoint: S3Endpoint) -> None:
         assert [each.value for each in found] == [b"value %d" % each.offset for each in found]
     settle(manager, NOW + DAY + HOUR)
     prefix = manager.partitions()[0].prefix
-    views = {row.data_key for row in manager.partitions()[0].head().view_rows}
+    views = {row.data_key for row in manager.partitions()[0].head().view_entries}
     assert {each.key.removeprefix(prefix) for each in store.list(prefix + "view/") if ".log" in each.key} == views
     assert damage(check_bucket(store)) == []
     manager.close()

@@ -12,7 +12,7 @@ from kafka_artifacts import KafkaMissing, find_tiered_kafka
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import foreign_format
+from remote.external.layout_detection import external_format
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.migrate.import_bucket import plan_import, run_import
@@ -60,7 +60,7 @@ def test_what_it_tiered_of_transactions_is_read_committed(tiered_by_kafka) -> No
 def test_what_it_tiered_is_imported_and_sound(tiered_by_kafka) -> None:
     written, target = tiered_by_kafka, MemoryStore("memory://ours")
     source = open_store(written.remote.as_uri())
-    layout = foreign_format(source, LayoutOptions(layout="auto"))
+    layout = external_format(source, LayoutOptions(layout="auto"))
     assert layout is not None
     for name in layout.partitions(source):
         plan = plan_import(source, layout, name, target, topic_id=name.topic_id, now_ms=1)

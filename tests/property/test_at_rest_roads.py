@@ -1,4 +1,4 @@
-"""Any bytes, cut into batches anywhere, kept in any way, with chunks of any size: read back in any ranges."""
+"""Object encoding round trips: any bytes, batch boundaries, encoding and chunk size are read back in any ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks
 from remote.segments.encryption import INDEXES_MAGIC, KeyRing
-from remote.segments.object_encoding import AtRest, open_chunk
+from remote.segments.object_encoding import ObjectEncoding, open_chunk
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store.memory_store import MemoryStore
@@ -27,7 +27,7 @@ PREFIX = f"t-{'A' * 22}/0/"
 
 
 class Cuts:
-    """Takes a segment at the given ends of batches."""
+    """A stub inspector that accepts a segment up to given ends of batches."""
 
     def __init__(self, ends):
         self.ends = ends
@@ -59,7 +59,7 @@ def soil():
     st.integers(0, 4000),
     st.lists(st.tuples(st.integers(0, 12_000), st.integers(0, 12_000)), max_size=6),
 )
-def test_what_is_kept_comes_back(batches, codec, key_id, chunk_bytes, start, ranges):
+def test_an_encoded_segment_is_read_back_in_any_ranges(batches, codec, key_id, chunk_bytes, start, ranges):
     ends = tuple(accumulate(batches))
     body = soil()[start : start + ends[-1]]
     ends = (*(end for end in ends if end < len(body)), len(body))
@@ -74,15 +74,15 @@ def test_what_is_kept_comes_back(batches, codec, key_id, chunk_bytes, start, ran
         inspect=lambda: Cuts(ends),
     )
     store = MemoryStore()
-    kept = AtRest(codec=codec, key_id=key_id, keys=KEYS)
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=kept, chunk_bytes=chunk_bytes)
+    kept = ObjectEncoding(codec=codec, key_id=key_id, keys=KEYS)
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=kept, chunk_bytes=chunk_bytes)
     reader = RemotePartition(store, PREFIX, ChunkCache(5000), keys=KEYS)
     table = reader.indexes(row).chunks
     assert (row.size_bytes, row.record_count) == (len(body), len(ends))
     assert row.stored_bytes == len(store.get(PREFIX + row.data_key))
     chunks = [table.chunk_range(number) for number in range(len(table))]
     if not table.is_as_it_is:
-        assert {at for at, _ in chunks} <= {0, *ends}, "chunks begin where batches do"
+        assert {at for at, _ in chunks} <= {0, *ends}, "chunks must begin at batch boundaries"
         assert all(length <= chunk_bytes or at + length in ends for at, length in chunks)
     for at, length in (*ranges, (0, len(body))):
         assert bytes(reader.read(row, at, length)) == body[at : at + length]
@@ -90,8 +90,8 @@ def test_what_is_kept_comes_back(batches, codec, key_id, chunk_bytes, start, ran
 
 @CALM
 @given(st.binary(max_size=400), st.binary(max_size=60), st.integers(0, 3))
-def test_hostile_bytes_are_corrupt_and_nothing_else(stored, header, number):
-    """Chunk tables, chunks, sealed indexes and wrapped keys of whoever may write to the bucket."""
+def test_hostile_bytes_in_an_encoded_object_are_corrupt(stored, header, number):
+    """Chunk tables, chunks, encrypted indexes and wrapped keys with arbitrary bytes from the bucket."""
     cipher = KEYS.new_object("k", "stem")[0]
     for head in (b"", bytes.fromhex("0002 00 00 00000001"), bytes.fromhex("0002 01 01 00000002")):
         with suppress(Corrupt):

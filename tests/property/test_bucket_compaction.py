@@ -1,4 +1,4 @@
-"""Any log that went up uncleaned, compacted in the bucket in any number of jobs, against the oracle of the cleaner."""
+"""Bucket compaction of logs that were copied uncleaned, in several jobs, compared with the cleaner's reference."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from local.cleaner.offset_map import Buffer
 from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.manifest.tombstone_bound import tombstone_bound
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.bucket_compaction import CompactionOutcome
@@ -46,7 +46,7 @@ WHOLE = 1 << 30
 
 @dataclass
 class World(LogWorld):
-    """The log of a disk, and a bucket to which its sealed segments go as they are."""
+    """A local log and a bucket to which its closed segments are copied uncleaned."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     group_bytes: int = WHOLE
@@ -55,13 +55,13 @@ class World(LogWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=2, kept_rows_min=2)
+        rule = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=2, kept_rows_min=2)
         self.metadata = MetadataLog(self.store, BUCKET.prefix, rule=rule)
         names = {"topic": NAME.topic, "topic_id": TOPIC_ID, "partition": NAME.partition}
         self.metadata.become_writer("m", self.now_ms, **names, properties=PROPERTIES)
 
     def clean(self, tombstones_below: int | None, buffer_bytes: int) -> None:
-        """In the place of a cleaning of the disk: everything that is stable goes up, and the bucket is compacted."""
+        """Instead of cleaning the log, copy everything below the last stable offset and compact the bucket."""
         del tombstones_below
         self.ship()
         self.compact(buffer_bytes)
@@ -87,16 +87,16 @@ class World(LogWorld):
         remote = RemotePartition(self.store, BUCKET.prefix, metadata=metadata)
         return PartitionSource(NAME, None, remote, metadata)
 
-    def rows(self) -> list[RemoteSegment]:
+    def rows(self) -> list[SegmentEntry]:
         return list(self.metadata.index(self.head()).rows())
 
     def batches(self) -> list[list[Batch]]:
-        """By row."""
+        """The batches of each segment entry."""
         remote = RemotePartition(self.store, BUCKET.prefix)
         return [parsed(memoryview(bytes(remote.read(row, 0, row.size_bytes)))) for row in self.rows()]
 
     def table(self) -> dict[bytes | None, bytes]:
-        """What a table made from the bucket's committed records holds."""
+        """The table of newest committed values in the bucket."""
         source = self.source()
         if source.start_offset() == source.next_offset():
             return {}
@@ -109,7 +109,7 @@ class World(LogWorld):
         source, head = self.source(), self.head()
         end = stable_end(source)
         upto = max((row.next_offset for row in self.rows() if row.next_offset <= end), default=0)
-        aborted = aborted_transactions(source, 0, end) if head.has_rows else []
+        aborted = aborted_transactions(source, 0, end) if head.has_entries else []
         known = producers_in_bucket(source).entries()
         return Round(
             dirty_from=0,
@@ -151,7 +151,9 @@ class World(LogWorld):
         )
 
     def compare(self, wanted: list[Batch]) -> None:
-        """Equal, but for a row's only batch, which may stay empty, and for markers of other groups' transactions."""
+        """The batches must be equal, with two exceptions.
+        1. The only batch of a segment entry may stay although it is empty.
+        2. Markers of transactions in other groups may stay."""
         found = []
         for row in self.batches():
             is_alone = len(row) == 1 and not row[0].records and row[0] not in wanted
@@ -162,25 +164,29 @@ class World(LogWorld):
         offsets = {batch.base_offset for batch in wanted}
         extra = [batch for batch in found if batch.base_offset not in offsets]
         assert all(batch.is_control for batch in extra)
-        assert offsets <= {batch.base_offset for batch in found}, "a marker left before its data"
+        assert offsets <= {batch.base_offset for batch in found}, "a marker must not be removed before its data"
         kept = [batch for batch in found if batch.base_offset in offsets and not batch.is_control]
         assert kept == [batch for batch in wanted if not batch.is_control]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=25), st.sampled_from([WHOLE, 1, 1500]))
-def test_any_log_compacted_in_the_bucket_keeps_what_the_oracle_keeps(steps: list[tuple], group_bytes: int) -> None:
+def test_bucket_compaction_keeps_the_same_batches_as_the_reference_cleaner(
+    steps: list[tuple], group_bytes: int
+) -> None:
     play(World(group_bytes=group_bytes), steps)
 
 
 @pytest.mark.parametrize("group_bytes", [WHOLE, 1, 2000])
 @pytest.mark.parametrize("seed", range(12))
-def test_long_stories_of_transactions_and_horizons_leave_what_the_oracle_leaves(seed: int, group_bytes: int) -> None:
+def test_bucket_compaction_of_transactions_and_horizons_keeps_the_references_batches(
+    seed: int, group_bytes: int
+) -> None:
     play(World(group_bytes=group_bytes), drawn(seed))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_no_row_knows_its_producers_no_marker_leaves_before_its_data(seed: int) -> None:
+def test_without_producer_snapshots_no_marker_is_removed_before_its_data(seed: int) -> None:
     play(World(group_bytes=1, has_snapshots=False), drawn(seed))
 
 
@@ -195,10 +201,10 @@ def play(world: World, steps: list[tuple]) -> None:
     if world.group_bytes == WHOLE:
         left = [record for row in world.batches() for batch in row for record in batch.records if not batch.is_control]
         newest = {record.key: record.offset for record in left}
-        assert len(left) == len(newest), "after enough jobs there is one record a key"
+        assert len(left) == len(newest), "after enough jobs each key must have one record"
 
 
-def test_a_job_that_finds_nothing_to_do_vouches_and_uploads_nothing() -> None:
+def test_a_compaction_job_without_work_uploads_no_data() -> None:
     world = World()
     play(world, drawn(3))
     for _ in range(4):
@@ -212,7 +218,7 @@ def test_a_job_that_finds_nothing_to_do_vouches_and_uploads_nothing() -> None:
     assert outcome.records_after == outcome.records_before
 
 
-def test_equal_jobs_are_one() -> None:
+def test_a_compaction_job_repeated_with_the_same_id_does_nothing() -> None:
     world = World()
     for name, *words in drawn(5)[:30]:
         if name != "clean":
@@ -224,11 +230,11 @@ def test_equal_jobs_are_one() -> None:
     assert not first.was_done
     assert second.was_done
     assert world.head() == head
-    assert GuestLog(world.store, BUCKET.prefix).join() == head
+    assert CoWriterLog(world.store, BUCKET.prefix).join() == head
 
 
-def test_digests_that_all_collide_show_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is all that tells keys apart between the passes: a bad one must not go unseen."""
+def test_the_reference_cleaner_detects_colliding_key_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes tell keys apart by their digests alone, so a test must detect a bad digest."""
     from tiered.jobs import compaction_passes
 
     real = compaction_passes.digest_keys

@@ -1,4 +1,4 @@
-"""The plan, the status and the simulation name the same moment for a copy."""
+"""The plan, the status and the simulation give the same time at which a copy is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import copy_due_since_ms
-from policies.cost.simulation import SpillRule, Workload, _Partition
+from policies.cost.simulation import PageRule, Workload, _Partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copies_at_once
@@ -19,7 +19,7 @@ rules = st.builds(PartitionRules, copy_lag_ms=LAGS, copy_lag_bytes=LAGS, local_r
 
 
 def _snapshot(asked: PartitionRules, model: _Partition, now_ms: int) -> PartitionSnapshot:
-    """The stream of the simulation as a partition at `now_ms`: closed segments, and the batches after them."""
+    """The stream of the simulation as a partition at `now_ms`: closed segments, then the batches behind them."""
     closed = model.closed_by(now_ms)
     per_segment = model.of.batches_per_segment
     sizes = [model.rolled_bytes] * closed
@@ -49,11 +49,11 @@ def _snapshot(asked: PartitionRules, model: _Partition, now_ms: int) -> Partitio
 
 @settings(deadline=None)
 @given(rules, st.integers(0, 4), st.integers(1, 5))
-def test_plan_status_and_simulation_agree_when_a_segment_is_due(
+def test_plan_status_and_simulation_agree_on_the_time_at_which_a_copy_is_due(
     asked: PartitionRules, number: int, batches: int
 ) -> None:
     workload = Workload(batch_bytes=BATCH_BYTES, batch_ms=BATCH_MS, segment_bytes=batches * BATCH_BYTES)
-    model = _Partition(workload, asked, (), SpillRule())
+    model = _Partition(workload, asked, (), PageRule())
     due, base = model.copies(number), number * batches
     closed = model.closes(number)
     near = [] if due > closed + 1200 else [int(due) - 1, int(due), int(due) + 1]

@@ -1,8 +1,8 @@
-"""Forged manifests, drawn: readers read the truth or say Corrupt; nothing is deleted, no local checkpoint changes.
+"""Random forged manifests: readers return the written records or raise Corrupt, and no data or checkpoint is deleted.
 
-A forgery changes the newest manifest of a sound bucket and has all its checksums. `ABSURD` values lie outside the
-bounds of every field that they are put into, or are of another shape. `LEGAL` changes keep the bounds: then a reader
-may see another log (a later start, a missing entry), but never a record that was not written, and no other error.
+A forgery changes the newest manifest of a sound bucket and has valid checksums. `ABSURD` values are outside the
+bounds of every field, or have another type. `LEGAL` values are within the bounds: a reader may then see another log
+(a later start, a missing entry), but no record that was not written and no other error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError
 from local.names import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS
-from remote.check.manifest_salvage import salvage_head
-from remote.keys import head_key
+from remote.check.manifest_salvage import salvage_manifest
+from remote.keys import manifest_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import decode_head, decode_line, encode_line
+from remote.manifest.manifest import decode_line, decode_manifest, encode_line
 from remote.manifest.manifest_validation import contradictions
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
@@ -48,7 +48,7 @@ LISTS = ("segments", "unlinked", "spills", "unlinked_pages", "views", "jobs")
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a sound bucket holds, what its disk holds, and what a reader has to find."""
+    """The world of a sound bucket, its newest manifest, and the records that a reader must return."""
 
     world: World
     prefix: str
@@ -59,12 +59,13 @@ class Bucket:
 
 @cache
 def bucket() -> Bucket:
-    """Two epochs, manifest pages, entries of the manifest itself, pending deletes; records on the disk alone too."""
+    """A bucket with two epochs, manifest pages, entries in the manifest, pending deletes, and records on the disk
+    only."""
     with pytest.MonkeyPatch.context() as patched:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=4)
-        patched.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=4)
+        patched.setattr(commit_protocol, "PAGE_RULE", rule)
         world = World()
-        World.made.remove(world)  # it is forged, not checked
+        World.made.remove(world)  # the forged bucket must not be checked at the end of the test
         with world.open() as manager:
             manager.create_topic("t", 1, TIERED, now_ms=NOW)
             send(manager, 600)
@@ -79,7 +80,7 @@ def bucket() -> Bucket:
     assert head.spills
     assert len(head.segments) > 3
     assert head.unlinked
-    key = name.prefix + head_key(head.sequence)
+    key = name.prefix + manifest_key(head.sequence)
     body = json.loads(decode_line(world.store.get(key)))
     return Bucket(world, name.prefix, key, body, records(world.store))
 
@@ -90,7 +91,7 @@ def records(store) -> list:
 
 
 def paths(value, above=()):
-    """Every place in a manifest's JSON, containers too."""
+    """The path of every value in a manifest's JSON, containers included."""
     if above:
         yield above
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -117,7 +118,7 @@ def forged_store(body) -> MemoryStore:
 
 @st.composite
 def absurd(draw):
-    """One place with a value that it cannot have. A list without its entries is a legal manifest of another log."""
+    """The manifest with one impossible value. A list without its entries is the legal manifest of another log."""
     path = draw(st.sampled_from(list(paths(bucket().body))))
     before = bucket().body
     for name in path:
@@ -128,7 +129,7 @@ def absurd(draw):
 
 @st.composite
 def twisted(draw):
-    """Some places with values of their own kind, and entries that were dropped, doubled, moved or forged."""
+    """The manifest with some values of the right type replaced, and entries removed, repeated, moved or forged."""
     body = bucket().body
     for _ in range(draw(st.integers(1, 3))):
         places = list(paths(body))
@@ -165,7 +166,7 @@ def spark_records(store) -> list:
 @pytest.mark.parametrize("read", [records, spark_records])
 @CALM
 @given(forgery=absurd())
-def test_an_absurd_value_is_corrupt_or_changes_nothing_that_is_read(read, forgery):
+def test_an_absurd_value_is_corrupt_or_does_not_change_the_records_read(read, forgery):
     try:
         found = read(forged_store(forgery))
     except Corrupt:
@@ -175,7 +176,7 @@ def test_an_absurd_value_is_corrupt_or_changes_nothing_that_is_read(read, forger
 
 @CALM
 @given(forgery=twisted())
-def test_no_forgery_makes_a_reader_give_what_was_not_written(forgery):
+def test_no_forged_manifest_makes_a_reader_return_records_that_were_not_written(forgery):
     try:
         found = records(forged_store(forgery))
     except LogError:
@@ -183,7 +184,7 @@ def test_no_forgery_makes_a_reader_give_what_was_not_written(forgery):
     written = dict(bucket().truth)
     offsets = [offset for offset, _ in found]
     assert offsets == sorted(set(offsets))
-    # Offsets below the log start are still in their segments: a lower start shows them again.
+    # Records below the log start are still in their segments: a lower log start shows them again.
     assert all(written.get(offset, value) == value for offset, value in found)
 
 
@@ -200,7 +201,7 @@ def checkpoints(disk) -> dict[str, bytes]:
 
 @CALM
 @given(forgery=absurd())
-def test_a_manager_on_a_forged_bucket_deletes_nothing_and_keeps_its_checkpoints(forgery):
+def test_a_manager_of_a_forged_bucket_deletes_no_data_and_keeps_its_checkpoints(forgery):
     made = bucket()
     store, disk = forged_store(forgery), copy.deepcopy(made.world.disk)
     objects, before = data_objects(store), checkpoints(disk)
@@ -218,12 +219,14 @@ def test_a_manager_on_a_forged_bucket_deletes_nothing_and_keeps_its_checkpoints(
     assert objects <= data_objects(store)
     if not is_sound:
         assert checkpoints(disk) == before
-        assert store.get(made.key) == encode_line(json.dumps(forgery).encode()), "the evidence stays"
+        assert store.get(made.key) == encode_line(json.dumps(forgery).encode()), (
+            "the forged manifest must stay as evidence"
+        )
 
 
 @CALM
 @given(forgery=st.one_of(absurd(), twisted()))
-def test_a_scrub_of_a_forged_bucket_ends_with_findings_or_nothing_to_find(forgery):
+def test_a_scrub_of_a_forged_bucket_changes_nothing_and_reports_corrupt_manifests(forgery):
     made, store = bucket(), forged_store(forgery)
     before = dict(store._objects)
     plan = plan_scrub(store, list_partitions(store), deep=True)
@@ -231,26 +234,26 @@ def test_a_scrub_of_a_forged_bucket_ends_with_findings_or_nothing_to_find(forger
     report = report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
     assert store._objects == before
     try:
-        decode_head(store.get(made.key), made.prefix)
+        decode_manifest(store.get(made.key), made.prefix)
     except Corrupt:
         assert report.of("corrupt")
 
 
 @CALM
 @given(forgery=st.one_of(absurd(), twisted()))
-def test_what_is_salvaged_is_a_manifest_that_readers_take(forgery):
+def test_a_salvaged_manifest_is_accepted_by_readers(forgery):
     made = bucket()
     data = encode_line(json.dumps(forgery).encode())
-    salvage = salvage_head(data, made.prefix)
+    salvage = salvage_manifest(data, made.prefix)
     if salvage.head is not None:
         assert list(contradictions(salvage.head, made.prefix)) == []
     try:
-        assert decode_head(data, made.prefix) == salvage.head
+        assert decode_manifest(data, made.prefix) == salvage.head
     except Corrupt:
         assert salvage.found
 
 
-def test_the_forged_bucket_is_sound_without_a_forgery():
+def test_the_bucket_without_a_forgery_is_sound():
     made = bucket()
     assert records(forged_store(made.body)) == made.truth == spark_records(forged_store(made.body))
     assert [offset for offset, _ in made.truth] == list(range(130, made.truth[-1][0] + 1))

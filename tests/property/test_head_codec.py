@@ -1,4 +1,5 @@
-"""Laws of the remote codecs: heads, bundles, chunk tables, names come back as they went in; damage never does."""
+"""Codecs of the remote tier: manifests, index bundles, chunk tables and names are decoded again, and damage is
+detected."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from policies.coverage import Coverage
 from remote import keys
-from remote.manifest.manifest import Head, UnlinkedObject, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest import Head, PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import decode_page, encode_page, summary_contradiction
 from remote.manifest.view import CompactedView, ViewFailure, ViewStart
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
 from remote.segments.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
 
@@ -34,7 +35,7 @@ EPOCHS = st.integers(1, 2**31 - 1)
 
 @st.composite
 def rows(draw, count_max=4):
-    """Ascending rows, sometimes with gaps in between."""
+    """Segment entries in ascending order, sometimes with gaps."""
     reached, made = draw(st.integers(0, 1000)), []
     for _ in range(draw(st.integers(0, count_max))):
         base = reached + draw(st.sampled_from([0, 0, 0, 1, 50]))
@@ -45,7 +46,7 @@ def rows(draw, count_max=4):
         names = base, reached - 1, draw(EPOCHS), draw(ULIDS)
         starts = sorted(draw(st.lists(st.integers(base, reached - 1), max_size=3)))
         made.append(
-            RemoteSegment(
+            SegmentEntry(
                 ulid=names[-1],
                 base_offset=base,
                 next_offset=reached,
@@ -75,7 +76,7 @@ def rows(draw, count_max=4):
 
 
 UNLINKED = st.builds(
-    UnlinkedObject,
+    PendingDelete,
     key=st.builds(keys.data_key, OFFSETS, OFFSETS, EPOCHS, ULIDS),
     size_bytes=SIZES,
     unlinked_ms=OFFSETS,
@@ -97,7 +98,7 @@ VIEWS = st.lists(
 
 @st.composite
 def heads(draw):
-    """A head whose oldest rows, if any, lie in pages."""
+    """A manifest; its oldest entries may be in pages."""
     segments = draw(rows())
     cut = draw(st.integers(0, len(segments)))
     pages = [segments[:cut]] if draw(st.booleans()) else [segments[at : at + 1] for at in range(cut)]
@@ -125,7 +126,7 @@ HEADS = heads()
 
 @CALM
 @given(rows(count_max=9).filter(bool))
-def test_a_page_of_rows_comes_back_as_it_went_in(segments):
+def test_an_encoded_manifest_page_is_decoded_again(segments):
     spill, body = encode_page(segments, 1, "A" * 26)
     assert tuple(decode_page(spill, body)) == segments
     held = [(row.base_offset, row.next_offset) for row in segments]
@@ -145,34 +146,34 @@ def test_a_page_of_rows_comes_back_as_it_went_in(segments):
 
 @CALM
 @given(HEADS)
-def test_a_head_comes_back_as_it_went_in(head):
-    assert decode_head(encode_head(head)) == head
+def test_an_encoded_manifest_is_decoded_again(head):
+    assert decode_manifest(encode_manifest(head)) == head
 
 
 @CALM
 @given(HEADS)
-def test_one_head_has_one_encoding_and_its_body_is_json(head):
-    whole = encode_head(head)
-    assert encode_head(decode_head(whole)) == whole
+def test_a_manifest_has_one_encoding_and_its_body_is_json(head):
+    whole = encode_manifest(head)
+    assert encode_manifest(decode_manifest(whole)) == whole
     assert json.loads(decode_line(whole))["sequence"] == head.sequence
 
 
 @CALM
 @given(HEADS, st.data())
-def test_a_damaged_head_is_corrupt(head, data):
-    whole = bytearray(encode_head(head))
+def test_a_damaged_manifest_is_corrupt(head, data):
+    whole = bytearray(encode_manifest(head))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(Corrupt):
-        decode_head(whole)
+        decode_manifest(whole)
 
 
 @CALM
 @given(st.binary(max_size=300))
-def test_bytes_of_any_kind_are_a_head_or_corrupt_and_nothing_else(body):
+def test_arbitrary_bytes_are_corrupt_manifests(body):
     for data in (body, b"tiered-head 1 %08x %d 300\n" % (crc32c(body), len(body)) + body, encode_line(body)):
         with pytest.raises(Corrupt):
-            decode_head(data)
+            decode_manifest(data)
 
 
 JSON = st.recursive(
@@ -184,20 +185,20 @@ JSON = st.recursive(
 
 @CALM
 @given(HEADS, st.sampled_from(sorted(Head.__slots__)), JSON)
-def test_a_field_of_another_shape_is_corrupt_or_a_head(head, field, value):
-    body = json.loads(decode_line(encode_head(head)))
+def test_a_manifest_field_of_another_type_is_corrupt_or_decoded_consistently(head, field, value):
+    body = json.loads(decode_line(encode_manifest(head)))
     body[field] = value
     text = json.dumps(body).encode()
     try:
-        decoded = decode_head(encode_line(text))
+        decoded = decode_manifest(encode_line(text))
     except Corrupt:
         return
-    assert decode_head(encode_head(decoded)) == decoded
+    assert decode_manifest(encode_manifest(decoded)) == decoded
 
 
 @CALM
 @given(rows(), OFFSETS, st.integers(0, 1200))
-def test_a_lookup_is_the_plain_search(segments, offset, start):
+def test_a_lookup_by_offset_equals_a_linear_search(segments, offset, start):
     index = MetadataIndex(_head(segments, log_start_offset=start), lambda spill: ())
     for asked in (offset, *(row.base_offset for row in segments), *(row.next_offset for row in segments)):
         wanted = max(asked, start)
@@ -211,7 +212,7 @@ def test_a_lookup_is_the_plain_search(segments, offset, start):
 
 @CALM
 @given(rows(), st.integers(-(2**63), 2**63 - 1))
-def test_a_lookup_by_time_is_the_plain_search(segments, timestamp):
+def test_a_lookup_by_time_equals_a_linear_search(segments, timestamp):
     reaching = [row for row in segments if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp]
     index = MetadataIndex(_head(segments), lambda spill: ())
     assert index.find_by_timestamp(timestamp) == (reaching[0] if reaching else None)
@@ -219,7 +220,7 @@ def test_a_lookup_by_time_is_the_plain_search(segments, timestamp):
 
 @CALM
 @given(st.binary(max_size=5000), st.integers(1, 700))
-def test_a_chunk_table_knows_each_chunk_and_the_whole(body, chunk_bytes):
+def test_a_chunk_table_has_the_range_and_checksum_of_each_chunk_and_of_the_whole(body, chunk_bytes):
     table = table_of(body, chunk_bytes)
     assert decode_chunks(encode_chunks(table)) == table
     assert table.whole_crc == combine(table.crcs, table.lengths) == crc32c(body)
@@ -229,7 +230,7 @@ def test_a_chunk_table_knows_each_chunk_and_the_whole(body, chunk_bytes):
 
 @CALM
 @given(st.integers(1, 5000), st.integers(1, 700), st.integers(0, 6000), st.integers(0, 6000))
-def test_the_chunks_of_a_range_cover_it_and_no_more(size, chunk_bytes, position, length):
+def test_the_chunks_of_a_range_are_exactly_the_chunks_it_touches(size, chunk_bytes, position, length):
     lengths = [min(chunk_bytes, size - at) for at in range(0, size, chunk_bytes)]
     table = ChunkTable(lengths=tuple(lengths), crcs=(0,) * len(lengths))
     touched = {at // chunk_bytes for at in range(position, min(position + length, size))}
@@ -238,7 +239,7 @@ def test_the_chunks_of_a_range_cover_it_and_no_more(size, chunk_bytes, position,
 
 @CALM
 @given(st.lists(st.binary(max_size=50), min_size=5, max_size=5), st.binary(min_size=1, max_size=99), st.data())
-def test_a_bundle_comes_back_and_its_damage_does_not(sections, body, data):
+def test_an_encoded_index_bundle_is_decoded_again_and_its_damage_is_detected(sections, body, data):
     bundle = IndexBundle(**dict(zip(SECTIONS, sections, strict=False)), chunks=table_of(body, 16))
     whole, ranges = encode_bundle(bundle)
     found = decode_bundle(whole)
@@ -254,7 +255,7 @@ def test_a_bundle_comes_back_and_its_damage_does_not(sections, body, data):
 
 @CALM
 @given(st.binary(max_size=200))
-def test_bytes_of_any_kind_are_a_bundle_or_corrupt(body):
+def test_arbitrary_bytes_are_corrupt_index_bundles(body):
     from struct import pack
 
     for table in (0, len(body), len(body) + 1, 2**32 - 1):
@@ -265,16 +266,16 @@ def test_bytes_of_any_kind_are_a_bundle_or_corrupt(body):
 
 @CALM
 @given(st.integers(0, 10**20 - 1), st.integers(0, 10**20 - 1), st.integers(0, 10**10 - 1), st.integers(0, 2**48 - 1))
-def test_names_have_inverses_and_sort_as_their_offsets(base, last, epoch, now_ms):
+def test_object_names_are_parsed_back_and_sort_by_offset(base, last, epoch, now_ms):
     ulid = keys.new_ulid(now_ms)
     found = keys.parse_data_key(keys.data_key(base, last, epoch, ulid))
     assert found == keys.DataKey(base_offset=base, last_offset=last, epoch=epoch, ulid=ulid, suffix=".log")
-    assert (keys.head_key(base) < keys.head_key(last)) == (base < last)
+    assert (keys.manifest_key(base) < keys.manifest_key(last)) == (base < last)
 
 
 @CALM
 @given(st.from_regex(r"[a-zA-Z0-9._-]{1,40}", fullmatch=True), st.from_regex(r"[A-Za-z0-9_-]{22}", fullmatch=True))
-def test_a_topics_directory_has_an_inverse(topic, topic_id):
+def test_a_topic_directory_name_is_parsed_back(topic, topic_id):
     if topic not in (".", ".."):
         assert keys.parse_topic_directory(keys.topic_directory(topic, topic_id)) == (topic, topic_id)
 

@@ -1,7 +1,7 @@
-"""Laws of the policies over drawn partitions.
+"""Properties of the policies over random partitions.
 
-The remote prefix is drawn first: drawing each segment's state evenly would hardly ever build a long tiered prefix.
-"""
+The remote prefix is drawn first: drawing the state of each segment evenly would hardly ever give a long tiered
+prefix."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from policies.compaction import first_dirty_offset, tombstones_below
 from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.coverage import Coverage
 from policies.decisions import (
+    AdvanceCleanedOffset,
     AdvanceLogStart,
     BuildView,
     CleanLog,
     CopySegment,
     Decision,
+    DisableTier,
     DropLocal,
     ExpirePage,
     ExpireRemote,
-    GiveUpRemote,
-    RaiseCleaned,
     ReplaceRemote,
 )
 from policies.deferrals import Action, Code
@@ -36,10 +36,10 @@ from policies.remote_retention import deletions, expirations, page_to_know
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
-from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest import PendingDelete
 from remote.manifest.manifest_page import Rows, encode_page
 from remote.manifest.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewRun
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 NOW = 10_000
 LIMITS = st.none() | st.integers(0, 3_000)
@@ -83,8 +83,8 @@ def row(
     state: SegmentState,
     copy: int = 0,
     committed_age: int = 0,
-) -> RemoteSegment:
-    return RemoteSegment(
+) -> SegmentEntry:
+    return SegmentEntry(
         ulid=f"u{base}-{copy}",
         base_offset=base,
         next_offset=following,
@@ -106,7 +106,7 @@ def row(
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
-    """A partition: the tiered prefix, how much of it the disk still has, what is only local, and stray rows."""
+    """A random partition: tiered prefix, its part that is still local, local-only segments, and unfinished entries."""
     ages = st.none() | st.integers(-100, 3_000)
     spans = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 900), ages), max_size=8)
     tiered, only_local = draw(spans), draw(spans)
@@ -122,7 +122,7 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         )
         for at, (_, size_bytes, age) in enumerate(tiered)
     ]
-    rows = [one for one in rows if draw(st.integers(0, 19)) > 0]  # now and then a hole
+    rows = [one for one in rows if draw(st.integers(0, 19)) > 0]  # sometimes a gap
     strays = draw(
         st.lists(st.tuples(st.integers(0, len(facts)), st.sampled_from(sorted(set(SegmentState) - {_FINISHED}))))
     )
@@ -136,7 +136,7 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         SegmentInfo(
             base_offset=cuts[at],
             next_offset=cuts[at + 1],
-            size_bytes=facts[at][1] // draw(st.sampled_from([1, 1, 1, 3])),  # cleaned again, perhaps
+            size_bytes=facts[at][1] // draw(st.sampled_from([1, 1, 1, 3])),  # sometimes cleaned again
             max_timestamp_ms=None if facts[at][2] is None else NOW - facts[at][2],
             is_active=False,
             modified_ms=NOW - draw(st.integers(-10, 3_000)),
@@ -183,7 +183,7 @@ _CLEANING = CleanLog(first_dirty_offset=0, upto_offset=1, size_bytes=1, reason="
 
 
 def _views(ends: list[int]) -> st.SearchStrategy[tuple[CompactedView, ...]]:
-    """No view, or the one that a threshold keeps, built or not, its last run perhaps failed."""
+    """No view, or the default view: built or not, with or without a failed last run."""
     failures = st.none() | st.builds(ViewFailure, failed_ms=st.sampled_from([NOW, -NOW * NOW]), error=st.just("no"))
     built = st.builds(
         CompactedView,
@@ -196,10 +196,10 @@ def _views(ends: list[int]) -> st.SearchStrategy[tuple[CompactedView, ...]]:
     return st.just(()) | st.tuples(built) | st.tuples(never)
 
 
-def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[UnlinkedObject, ...]]:
-    """Unlinked objects, among them (which must never happen) one that a row still names."""
+def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[PendingDelete, ...]]:
+    """Pending deletes. One of them may have the key of an entry, which must never happen."""
     one = st.builds(
-        UnlinkedObject,
+        PendingDelete,
         key=st.sampled_from(["data/gone-1.log", "data/gone-2.log", *row_keys]),
         size_bytes=st.integers(0, 99),
         unlinked_ms=st.integers(NOW - 3_000, NOW + 100),
@@ -209,7 +209,7 @@ def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[UnlinkedObject, ..
 
 
 def retained(taken: PartitionSnapshot, decided: list[Decision]) -> dict[int, int]:
-    """For each offset from the (advanced) log start on, how many copies are left; counted offset by offset."""
+    """The number of copies of each offset from the advanced log start on, counted offset by offset."""
     start = max([taken.log_start_offset, *(one.offset for one in decided if isinstance(one, AdvanceLogStart))])
     dropped = {one.base_offset for one in decided if isinstance(one, DropLocal)}
     gone = {one.ulid for one in decided if isinstance(one, ExpireRemote)}
@@ -226,7 +226,7 @@ def retained(taken: PartitionSnapshot, decided: list[Decision]) -> dict[int, int
 
 @CALM
 @given(snapshots())
-def test_a_plan_breaks_no_invariant(taken: PartitionSnapshot) -> None:
+def test_a_plan_violates_no_invariant(taken: PartitionSnapshot) -> None:
     assert violations(taken, plan_partition(taken)) == []
 
 
@@ -265,7 +265,7 @@ def test_a_compacted_topic_copies_only_below_the_cleaner_checkpoint(taken: Parti
 
 @CALM
 @given(snapshots())
-def test_rows_that_are_not_finished_change_nothing(taken: PartitionSnapshot) -> None:
+def test_unfinished_entries_do_not_change_a_plan(taken: PartitionSnapshot) -> None:
     finished = tuple(one for one in taken.remote if one.state is _FINISHED)
     without = replace(taken, remote=finished, unlinked=())
     assert plan_partition(without) == plan_partition(replace(taken, unlinked=()))
@@ -273,7 +273,7 @@ def test_rows_that_are_not_finished_change_nothing(taken: PartitionSnapshot) -> 
 
 @CALM
 @given(snapshots(), st.integers(0, 3_000))
-def test_what_may_go_now_may_go_later(taken: PartitionSnapshot, later_ms: int) -> None:
+def test_decisions_to_drop_expire_or_delete_stay_valid_later(taken: PartitionSnapshot, later_ms: int) -> None:
     later = replace(taken, now_ms=taken.now_ms + later_ms)
     for policy in (local_drops, expirations):
         now_bases = [decision.base_offset for decision in policy(taken)]
@@ -283,7 +283,7 @@ def test_what_may_go_now_may_go_later(taken: PartitionSnapshot, later_ms: int) -
 
 @CALM
 @given(snapshots())
-def test_one_more_committed_row_never_keeps_a_local_segment_longer(taken: PartitionSnapshot) -> None:
+def test_one_more_committed_entry_never_prevents_a_drop(taken: PartitionSnapshot) -> None:
     copied = copies(taken)
     if not copied:
         return
@@ -296,7 +296,7 @@ def test_one_more_committed_row_never_keeps_a_local_segment_longer(taken: Partit
 
 @CALM
 @given(snapshots())
-def test_what_is_copied_tiles_upwards_without_overlap(taken: PartitionSnapshot) -> None:
+def test_copies_are_in_ascending_order_without_overlap(taken: PartitionSnapshot) -> None:
     reached = max(taken.remote_next_offset or 0, 0)
     for decision in copies(taken):
         assert decision.base_offset >= reached
@@ -305,8 +305,8 @@ def test_what_is_copied_tiles_upwards_without_overlap(taken: PartitionSnapshot) 
 
 @CALM
 @given(snapshots())
-def test_what_is_copied_leaves_no_record_out(taken: PartitionSnapshot) -> None:
-    """Every closed record at or above the bucket's end and the log start, and below the last copy, is copied."""
+def test_copies_omit_no_record(taken: PartitionSnapshot) -> None:
+    """Every closed record between the end of the remote tier or the log start and the last copy is copied."""
     copied = copies(taken)
     if not copied:
         return
@@ -318,7 +318,7 @@ def test_what_is_copied_leaves_no_record_out(taken: PartitionSnapshot) -> None:
 
 @CALM
 @given(snapshots(), st.data())
-def test_a_plan_with_a_copy_left_out_or_behind_a_cleaning_is_refused(
+def test_a_plan_with_a_missing_copy_or_with_a_clean_before_copies_is_a_violation(
     taken: PartitionSnapshot, data: st.DataObject
 ) -> None:
     copied = copies(taken)
@@ -332,7 +332,7 @@ def test_a_plan_with_a_copy_left_out_or_behind_a_cleaning_is_refused(
 
 @CALM
 @given(snapshots())
-def test_a_drop_is_refused_when_one_retained_offset_has_no_row(taken: PartitionSnapshot) -> None:
+def test_a_drop_is_a_violation_if_one_retained_offset_has_no_entry(taken: PartitionSnapshot) -> None:
     oldest = taken.segments[0]
     if oldest.is_active or oldest.is_empty:
         return
@@ -345,14 +345,14 @@ def test_a_drop_is_refused_when_one_retained_offset_has_no_row(taken: PartitionS
 
 @CALM
 @given(snapshots())
-def test_no_plan_both_cleans_and_copies(taken: PartitionSnapshot) -> None:
+def test_no_plan_contains_both_a_clean_and_copies(taken: PartitionSnapshot) -> None:
     kinds = {type(decision) for decision in plan_partition(taken)}
     assert not {CleanLog, CopySegment} <= kinds
 
 
 @CALM
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))), st.integers(0, 40), st.integers(0, 12))
-def test_coverage_holds_a_range_when_it_holds_every_offset(
+def test_coverage_contains_a_range_exactly_if_it_contains_every_offset(
     drawn: list[tuple[int, int]], base_offset: int, width: int
 ) -> None:
     held = {offset for base, length in drawn for offset in range(base, base + length)}
@@ -363,15 +363,16 @@ def test_coverage_holds_a_range_when_it_holds_every_offset(
 
 @CALM
 @given(snapshots())
-def test_nothing_is_given_up_for_good_while_copying_is_on(taken: PartitionSnapshot) -> None:
+def test_no_local_segment_expires_while_copies_are_enabled(taken: PartitionSnapshot) -> None:
     if taken.is_copying_on:
         assert local_expirations(taken, local_drops(taken), expirations(taken)) == []
 
 
 @CALM
 @given(snapshots())
-def test_applying_a_plan_and_planning_again_comes_to_rest(taken: PartitionSnapshot) -> None:
-    """Each round frees something for the next (a copy a drop, a drop nothing), so a few rounds must do."""
+def test_repeated_plans_end_with_an_empty_plan(taken: PartitionSnapshot) -> None:
+    """Each plan enables something in the next one (a copy enables a drop, a drop nothing), so a few plans must
+    suffice."""
     for _ in range(12):
         decided = [one for one in plan_partition(taken) if type(one).__name__ not in ("RollActive", "CleanLog")]
         if not decided:
@@ -399,7 +400,9 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in decided
         if isinstance(one, ReplaceRemote)
     ]
-    raised = {ulid: one.cleaned_through for one in decided if isinstance(one, RaiseCleaned) for ulid in one.ulids}
+    raised = {
+        ulid: one.cleaned_through for one in decided if isinstance(one, AdvanceCleanedOffset) for ulid in one.ulids
+    }
     kept = [
         replace(one, cleaned_through=max(raised.get(one.ulid, 0), one.cleaned_through or 0))
         for one in taken.remote
@@ -410,14 +413,14 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in decided
         if isinstance(one, BuildView)
     ]
-    given_up = [one.offset for one in decided if isinstance(one, GiveUpRemote)]
+    given_up = [one.offset for one in decided if isinstance(one, DisableTier)]
     if given_up:
         start = max(start, *given_up)
         return replace(taken, log_start_offset=start, remote=(), views=(), given_up=taken.committed)
     return replace(
         taken,
         log_start_offset=start,
-        given_up=tuple(one for one in taken.given_up if isinstance(one, RemoteSegment) and one.ulid not in gone),
+        given_up=tuple(one for one in taken.given_up if isinstance(one, SegmentEntry) and one.ulid not in gone),
         segments=tuple(one for one in taken.segments if one.base_offset not in dropped),
         remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
         unlinked=(),
@@ -426,29 +429,29 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
 
 
 def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnapshot, dict[str, Rows]]:
-    """The same partition, its oldest finished rows unknown; and the rows by the key of their page."""
-    known, pages, rows_of = list(taken.remote), [], {}
+    """The same partition with its oldest finished entries in unread pages, and the entries by page key."""
+    known, pages, entries_of = list(taken.remote), [], {}
     for number, size in enumerate(sizes):
         run = tuple(known[:size])
         if len(run) < size or any(each.state is not _FINISHED for each in run):
             break
         spill = encode_page(run, 1, f"{number:026d}")[0]
         pages.append(spill)
-        rows_of[spill.key] = run
+        entries_of[spill.key] = run
         del known[:size]
-    return replace(taken, remote=tuple(known), spills=tuple(pages)), rows_of
+    return replace(taken, remote=tuple(known), spills=tuple(pages)), entries_of
 
 
-def _row_by_row(taken: PartitionSnapshot, rows_of: dict[str, Rows]) -> list[Decision | str]:
-    """The plan, told of rows where it tells of pages, and without replacements: rows in pages have none, as what
-    is older than a head's worth of rows has left the disk, as a rule."""
+def _row_by_row(taken: PartitionSnapshot, entries_of: dict[str, Rows]) -> list[Decision | str]:
+    """The plan by entries instead of pages and without replacements.
+    Entries in pages are never replaced, because their local segments were dropped, as a rule."""
     told: list[Decision | str] = []
     for one in plan_partition(taken):
         match one:
-            case ReplaceRemote() | RaiseCleaned():
+            case ReplaceRemote() | AdvanceCleanedOffset():
                 pass
             case ExpirePage():
-                told += [row.ulid for row in rows_of[one.key]]
+                told += [row.ulid for row in entries_of[one.key]]
             case ExpireRemote():
                 told.append(one.ulid)
             case _:
@@ -458,34 +461,36 @@ def _row_by_row(taken: PartitionSnapshot, rows_of: dict[str, Rows]) -> list[Deci
 
 @CALM
 @given(snapshots(), st.lists(st.integers(1, 3), max_size=5))
-def test_what_lies_in_pages_is_judged_as_if_it_were_known(full: PartitionSnapshot, sizes: list[int]) -> None:
-    # That a row names what is unlinked never happens, and could not be seen in a page.
+def test_a_plan_for_entries_in_pages_equals_the_plan_for_known_entries(
+    full: PartitionSnapshot, sizes: list[int]
+) -> None:
+    # An entry never names a pending delete, and in an unread page this would be invisible.
     full = replace(full, unlinked=tuple(one for one in full.unlinked if one.key not in full.named_keys))
-    # What lies beyond a view is told in whole pages where it begins in one: its threshold may be met sooner.
+    # The bytes above a view count whole pages, so a threshold may be reached sooner.
     full = replace(full, rules=replace(full.rules, view_threshold_bytes=None))
-    taken, rows_of = _in_pages(full, sizes)
-    # Copies are made oldest first, and pages hold the oldest rows: a copy under way lies above them.
+    taken, entries_of = _in_pages(full, sizes)
+    # Copies are made oldest first and pages have the oldest entries, so a running copy is above them.
     copying = frozenset(one for one in full.copying if all(one >= page.next_offset for page in taken.spills))
     full, taken = replace(full, copying=copying), replace(taken, copying=copying)
     assert violations(taken, plan_partition(taken)) == []
     while (spill := page_to_know(taken)) is not None:
         at = len(taken.known_oldest())
-        remote = (*taken.remote[:at], *rows_of[spill.key], *taken.remote[at:])
+        remote = (*taken.remote[:at], *entries_of[spill.key], *taken.remote[at:])
         spills = tuple(each for each in taken.spills if each is not spill)
         taken = replace(taken, remote=remote, spills=spills, known_pages=(*taken.known_pages, spill))
     assert violations(taken, plan_partition(taken)) == []
-    assert _row_by_row(taken, rows_of) == _row_by_row(full, rows_of)
+    assert _row_by_row(taken, entries_of) == _row_by_row(full, entries_of)
     assert (taken.committed_count, taken.committed_bytes) == (full.committed_count, full.committed_bytes)
     assert taken.coverage == full.coverage
     bounds = [tombstones_below(each, is_bucket_known=True) for each in (taken, full)]
     assert (bounds[0] is None) == (bounds[1] is None)
-    assert (bounds[0] or 0) <= (bounds[1] or 0), "a page is told by the least of its rows"
+    assert (bounds[0] or 0) <= (bounds[1] or 0), "a page must give the lowest bound of its entries"
     if bounds[0] is not None:
         assert all(_may_lose_a_tombstone(full, offset) for offset in range(bounds[0]))
 
 
 def _may_lose_a_tombstone(taken: PartitionSnapshot, offset: int) -> bool:
-    """Whether no older record of the key of a tombstone at `offset` can be read any more (I5)."""
+    """Whether no older record of the key of a tombstone at `offset` is readable any more (I5)."""
     readable = (each for each in taken.committed if each.next_offset > taken.log_start_offset)
     is_clean = all(each.base_offset > offset or (each.cleaned_through or 0) > offset for each in readable)
     return is_clean and all(view.is_built and view.horizon_offset > offset for view in taken.views)
@@ -493,7 +498,7 @@ def _may_lose_a_tombstone(taken: PartitionSnapshot, offset: int) -> bool:
 
 @CALM
 @given(snapshots())
-def test_the_bound_of_tombstones_is_the_highest_that_hides_no_older_record(taken: PartitionSnapshot) -> None:
+def test_the_tombstone_bound_is_the_highest_offset_that_hides_no_older_record(taken: PartitionSnapshot) -> None:
     bound = tombstones_below(taken, is_bucket_known=True)
     upto = 1000 if bound is None else bound
     assert all(_may_lose_a_tombstone(taken, offset) for offset in range(upto))
@@ -502,7 +507,7 @@ def test_the_bound_of_tombstones_is_the_highest_that_hides_no_older_record(taken
 
 @CALM
 @given(snapshots())
-def test_every_uncopied_segment_is_planned_or_put_off_and_never_both(taken: PartitionSnapshot) -> None:
+def test_every_segment_without_a_copy_is_planned_or_deferred_and_never_both(taken: PartitionSnapshot) -> None:
     decided = plan_partition(taken)
     waiting = deferrals(taken, decided)
     for action, kind in ((Action.COPY, CopySegment), (Action.DROP, DropLocal)):
@@ -521,7 +526,7 @@ def test_every_uncopied_segment_is_planned_or_put_off_and_never_both(taken: Part
 
 @CALM
 @given(snapshots())
-def test_every_dirty_segment_is_cleaned_or_put_off(taken: PartitionSnapshot) -> None:
+def test_every_dirty_segment_is_cleaned_or_deferred(taken: PartitionSnapshot) -> None:
     decided = plan_partition(replace(taken, given_up=()))
     if not taken.rules.cleanup_compact or taken.rules.gives_up_remote:
         return
@@ -535,7 +540,7 @@ def test_every_dirty_segment_is_cleaned_or_put_off(taken: PartitionSnapshot) -> 
 
 @CALM
 @given(snapshots())
-def test_a_deferral_by_the_copy_lag_ends_at_its_time_and_not_before(taken: PartitionSnapshot) -> None:
+def test_a_copy_lag_deferral_ends_exactly_at_its_time(taken: PartitionSnapshot) -> None:
     by_lag = [each for each in copy_deferrals(taken) if each.code is Code.COPY_LAG]
     for each in by_lag:
         assert each.until_ms is None or each.until_ms > taken.now_ms
@@ -548,7 +553,7 @@ def test_a_deferral_by_the_copy_lag_ends_at_its_time_and_not_before(taken: Parti
 
 @CALM
 @given(snapshots())
-def test_what_is_due_since_a_time_was_put_off_before_it(taken: PartitionSnapshot) -> None:
+def test_a_copy_due_since_a_time_was_deferred_before_that_time(taken: PartitionSnapshot) -> None:
     since = copy_due_since_ms(taken)
     if since is None:
         return
@@ -557,12 +562,12 @@ def test_what_is_due_since_a_time_was_put_off_before_it(taken: PartitionSnapshot
     late = {each.base_offset: each.code for each in copy_deferrals(taken)}
     assert late.get(oldest.base_offset) is not Code.COPY_LAG
     is_plain = oldest.base_offset not in late and taken.rules.copy_lag_bytes is None
-    if is_plain and oldest.modified_ms < since:  # before the segment was closed no rule speaks of it
+    if is_plain and oldest.modified_ms < since:  # no rule applies before the segment was closed
         before = copy_deferrals(replace(taken, now_ms=since - 1))
         assert [one.code for one in before if one.base_offset == oldest.base_offset] == [Code.COPY_LAG]
 
 
-def test_every_field_of_the_rules_is_drawn() -> None:
+def test_every_field_of_the_rules_gets_different_values() -> None:
     drawn: dict[str, set[object]] = {each.name: set() for each in fields(PartitionRules)}
 
     @settings(max_examples=200, database=None, deadline=None)

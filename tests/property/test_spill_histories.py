@@ -1,4 +1,4 @@
-"""Random histories of one partition's index, with pages of a few rows, against a plain list of rows."""
+"""Random histories of a partition's manifests with small pages, compared with a plain list of entries."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from hypothesis import strategies as st
 
 from local.errors import InvalidRequest, NotFound
 from policies.coverage import Coverage
-from remote.keys import SPILLS
+from remote.keys import PAGES
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import UnlinkedObject
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.manifest import PendingDelete
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "support"))
 from remote_samples import stored_row
 
 PREFIX = f"orders-{'A' * 22}/0/"
-RULE = SpillRule(head_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_rows_min=2, gaps_max=1)
+RULE = PageRule(manifest_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_rows_min=2, gaps_max=1)
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 END = 1 << 60
 
 
 @dataclass
 class World:
-    """The store and what a plain list says should be in it."""
+    """The store, and a plain list of the entries it must contain."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     rows: list = field(default_factory=list)
     start: int = 0
-    struck: set = field(default_factory=set)  # keys that were unlinked, deleted and struck off
-    ever: set = field(default_factory=set)  # data objects that were ever named
+    struck: set = field(default_factory=set)  # keys that were unlinked, deleted and removed from the pending deletes
+    ever: set = field(default_factory=set)  # every data object that an entry ever named
     writers: int = 0
     next_id: int = 0
 
@@ -71,7 +71,7 @@ class World:
             del self.rows[first : first + count]
 
     def merge(self, first, count):
-        """Rows replaced by one that holds the same offsets, as a later pass of the cleaner does."""
+        """Replace entries by one with the same offsets, as a later cleaner pass does."""
         old = self.rows[first : first + count]
         if not old:
             return
@@ -83,7 +83,7 @@ class World:
                 return head
             kept = [each for each in head.segments if each.ulid not in names]
             unlinked = [
-                UnlinkedObject(key=key, size_bytes=1, unlinked_ms=8, epoch=head.epoch)
+                PendingDelete(key=key, size_bytes=1, unlinked_ms=8, epoch=head.epoch)
                 for each in old
                 for key in (each.data_key, each.indexes_key)
             ]
@@ -101,13 +101,13 @@ class World:
         keys = [each.key for each in self.log.cached.unlinked]
         self.store.delete([PREFIX + key for key in keys])
         self.struck |= set(keys)
-        self.log.commit(forget_unlinked(keys), now_ms=10)
+        self.log.commit(remove_pending_deletes(keys), now_ms=10)
 
     def check(self):
         log = MetadataLog(self.store, PREFIX)
         head = log.refresh()
         index = log.index(head)
-        assert list(index.rows_with_dead(0, END)) == self.rows
+        assert list(index.entries_with_dead(0, END)) == self.rows
         live = [each for each in self.rows if each.next_offset > self.start]
         assert list(index.rows()) == live
         for offset in {0, *(each.base_offset for each in self.rows), *(each.next_offset for each in self.rows)}:
@@ -126,14 +126,14 @@ class World:
         self.check_objects(head)
 
     def check_objects(self, head):
-        """Every object ever named is named, listed for deletion, or was deleted; every page too."""
+        """Every object ever named is named, a pending delete, or deleted. The same holds for pages."""
         named = {key for each in self.rows for key in (each.data_key, each.indexes_key)}
         listed = {each.key for each in head.unlinked}
         pages = {spill.key for spill in head.spills}
         assert self.ever <= named | listed | self.struck
         assert not named & (listed | self.struck)
-        there = {info.key.removeprefix(PREFIX) for info in self.store.list(PREFIX + SPILLS)}
-        assert there == pages | {key for key in listed if key.startswith(SPILLS)}
+        there = {info.key.removeprefix(PREFIX) for info in self.store.list(PREFIX + PAGES)}
+        assert there == pages | {key for key in listed if key.startswith(PAGES)}
         assert not pages & listed
 
 
@@ -154,7 +154,7 @@ STEPS = st.lists(
 
 @CALM
 @given(st.integers(0, 25), STEPS)
-def test_an_index_in_pages_is_the_plain_list_and_forgets_no_object(count, steps):
+def test_an_index_with_pages_equals_the_plain_list_and_loses_no_object(count, steps):
     world = World()
     for number in range(count):
         world.add(0 if number % 7 else 3, number % 4)
@@ -171,7 +171,7 @@ def filled(count=30):
     return world
 
 
-def test_a_change_that_loses_a_row_of_a_page_is_refused_and_nothing_is_written():
+def test_a_change_that_loses_an_entry_or_a_page_is_refused_and_nothing_is_written():
     world = filled()
     before = {info.key for info in world.store.list("")}
 
@@ -186,7 +186,7 @@ def test_a_change_that_loses_a_row_of_a_page_is_refused_and_nothing_is_written()
     world.check()
 
 
-def test_a_reader_whose_page_was_replaced_and_deleted_asks_the_newest_head():
+def test_a_reader_whose_page_was_deleted_reads_the_newest_manifest():
     world = filled()
     reader = MetadataLog(world.store, PREFIX)
     old = reader.refresh()
@@ -197,13 +197,13 @@ def test_a_reader_whose_page_was_replaced_and_deleted_asks_the_newest_head():
     assert reader.ask(old, lambda index: index.find_by_offset(25)) == world.rows[0]
 
 
-def test_pages_leave_the_head_small_and_the_newest_rows_in_it():
+def test_pages_keep_the_manifest_small_and_the_newest_entries_in_it():
     world = filled(100)
     head = world.log.cached
     assert RULE.kept_rows_min <= len(head.segments) < RULE.kept_rows_min + RULE.page_rows_min
     assert {spill.segment_count for spill in head.spills} <= {3, 4, 5}
     wide = MetadataLog(
-        world.store, PREFIX, rule=SpillRule(head_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
+        world.store, PREFIX, rule=PageRule(manifest_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
     )
     wide.become_writer("wide", 1, topic="orders", topic_id="A" * 22, partition=0)
     head = wide.commit(lambda head: replace(head, properties={"x": "y"}), now_ms=3, touches=(0, END))

@@ -1,9 +1,9 @@
-"""A small world in which every way to get a local log and a manifest is made; no verdict may cost a record.
+"""A small model of a local log and a manifest in all their combinations: no verdict may lose a record.
 
-Two nodes and jobs that commit act on one partition: append, copy, expire, delete records, crash with the loss of an
-unsynced tail, come back from an old copy of the disk, take the writer role. The model remembers who acknowledged what.
-The verdict (`policies.tier_relation`) is the product's; the facts are what its checkpoints and manifests keep.
-Two disks that took records in one epoch are told apart by the records (`test_manager_opening.py`).
+Two nodes and committing jobs act on one partition. They append, copy, expire, delete records, crash with the loss of
+an unsynced tail, restore an old copy of the disk, and take over. The model knows which node acknowledged which
+record. `policies.tier_relation` gives the verdict; the facts are those in checkpoints and manifests. Not modelled:
+two disks that took records in the same epoch. `test_manager_opening.py` tells them apart by the records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDS = (0, 1, 2, 3, 4)
 
 
 def ranges_of(records: dict[int, tuple[int, int]]) -> tuple[EpochRange, ...]:
-    """Records by offset, (epoch, identity), as ranges."""
+    """Records by offset, each (epoch, identity), as epoch ranges."""
     found: list[EpochRange] = []
     for offset in sorted(records):
         epoch = records[offset][0]
@@ -40,11 +40,12 @@ def ranges_of(records: dict[int, tuple[int, int]]) -> tuple[EpochRange, ...]:
     return tuple(found)
 
 
-# --- every constellation of a few offsets ----------------------------------------------------------------------------
+# --- every combination of a few offsets -------------------------------------------------------------------------------
 
 
 def every_pair() -> list[tuple[LocalTier, RemoteTier]]:
-    """Local range, local epochs, remote range, what of it expired, remote epochs, remote log start, whose it is."""
+    """Every combination of local range, local epochs, remote range, expired part, remote epochs, log start and
+    writer."""
     found = []
     for start, end in product(ENDS, ENDS):
         for turn in (None, *range(start + 1, end)) if start < end else (None,):
@@ -70,7 +71,7 @@ def every_manifest() -> list[RemoteTier]:
             found.append(
                 RemoteTier(
                     log_start_offset=log_start,
-                    taken_upto=max(copied_upto, log_start),
+                    allocated_end_offset=max(copied_upto, log_start),
                     entries=ranges_of({at: each for at, each in records.items() if at >= log_start}),
                     expired=ranges_of({at: each for at, each in records.items() if at < log_start}),
                     is_other_writer=is_other,
@@ -86,7 +87,7 @@ def proven(local: LocalTier, remote: RemoteTier, offset: int) -> bool:
     )
 
 
-def test_every_constellation_of_a_few_offsets_has_a_verdict_that_loses_nothing() -> None:
+def test_the_verdict_on_every_combination_of_a_few_offsets_loses_no_record() -> None:
     seen = set()
     for local, remote in every_pair():
         verdict = tier_relation(local, remote)
@@ -100,15 +101,15 @@ def test_every_constellation_of_a_few_offsets_has_a_verdict_that_loses_nothing()
             assert unproven == [], told
         if verdict.allows(Action.TAKE_OVER) and remote.is_other_writer:
             assert all(offset >= remote.log_start_offset for offset in unproven), told
-        if local.next_offset < remote.taken_upto:
+        if local.next_offset < remote.allocated_end_offset:
             assert verdict.allows(Action.START_OVER) or not verdict.allows(Action.TAKE_ROLE), told
         if not verdict.allows(Action.TAKE_ROLE):
             assert verdict.from_offset is not None, told
     assert seen == set(Relation) - {Relation.UNCOMMITTED, Relation.LOST}
 
 
-def test_a_retained_record_that_left_the_bucket_is_not_proven() -> None:
-    """Offsets [1, 3) left the bucket, and only offset 1 lies below the log start: 2 is a hole."""
+def test_a_retained_record_without_a_remote_copy_is_not_proven() -> None:
+    """Offsets [1, 3) left the remote tier and only offset 1 is below the log start: offset 2 has no copy."""
     local = LocalTier(
         log_start_offset=0,
         local_start_offset=0,
@@ -118,12 +119,12 @@ def test_a_retained_record_that_left_the_bucket_is_not_proven() -> None:
         lineage_from=0,
     )
     remote = RemoteTier(
-        log_start_offset=2, taken_upto=4, entries=(EpochRange(1, 3, 4),), expired=(EpochRange(1, 0, 3),)
+        log_start_offset=2, allocated_end_offset=4, entries=(EpochRange(1, 3, 4),), expired=(EpochRange(1, 0, 3),)
     )
     assert tier_relation(local, remote).only_here == ((2, 3),)
 
 
-def test_a_log_that_dropped_records_never_agrees_with_a_manifest_that_ends_before_its_disk() -> None:
+def test_a_log_with_dropped_records_is_lost_if_the_manifest_ends_below_local_start() -> None:
     for start, local_start, end, taken in product(ENDS, repeat=4):
         if not start < local_start <= end:
             continue
@@ -136,11 +137,13 @@ def test_a_log_that_dropped_records_never_agrees_with_a_manifest_that_ends_befor
             lineage_from=start,
         )
         assert tier_relation(local, None).relation is Relation.LOST
-        remote = RemoteTier(log_start_offset=0, taken_upto=taken, entries=(EpochRange(1, 0, taken),) if taken else ())
+        remote = RemoteTier(
+            log_start_offset=0, allocated_end_offset=taken, entries=(EpochRange(1, 0, taken),) if taken else ()
+        )
         assert (tier_relation(local, remote).relation is Relation.LOST) == (taken < local_start)
 
 
-def test_no_relation_starts_over_or_maintains_a_log_without_the_writer_role() -> None:
+def test_no_relation_restarts_or_maintains_a_log_without_the_writer_role() -> None:
     assert set(ALLOWED) == set(Relation)
     for relation, actions in ALLOWED.items():
         if actions & {Action.START_OVER, Action.APPEND, Action.MAINTAIN}:
@@ -153,10 +156,7 @@ def test_no_relation_starts_over_or_maintains_a_log_without_the_writer_role() ->
 
 @dataclass
 class Disk:
-    """A node's disk: records by offset as (epoch, identity), what of them is synced, and what it acknowledged.
-
-    `given_up` are identities that this node itself expired, or that the model's operator took from it.
-    """
+    """The disk of a node: records by offset as (epoch, identity), their synced end, and the node's role."""
 
     mark: int
     records: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Disk:
 
 
 class History:
-    """The world of the module text; `rule` is the verdict under test."""
+    """The model of this module. `rule` is the verdict under test."""
 
     def __init__(self, seed: int, rule=tier_relation) -> None:
         self.draw, self.rule = random.Random(seed), rule
@@ -199,7 +199,7 @@ class History:
         self.story: list[str] = []
 
     @property
-    def taken_upto(self) -> int:
+    def allocated_end_offset(self) -> int:
         return max(self.start, self.tiered_upto, max(self.entries, default=-1) + 1)
 
     def facts(self, disk: Disk) -> RemoteTier | None:
@@ -209,7 +209,7 @@ class History:
         is_other = self.appender not in (None, disk.mark) and (latest is None or latest < self.epoch)
         return RemoteTier(
             log_start_offset=self.start,
-            taken_upto=self.taken_upto,
+            allocated_end_offset=self.allocated_end_offset,
             entries=ranges_of(self.entries),
             expired=ranges_of(self.expired),
             is_other_writer=is_other,
@@ -233,10 +233,10 @@ class History:
         self.epoch += 1
         self.is_committed = disk.is_writer = True
         self.appender, disk.epoch = disk.mark, self.epoch
-        if disk.end < self.taken_upto:
+        if disk.end < self.allocated_end_offset:
             self.judge_loss(disk, disk.records)
             history = {**self.expired, **self.entries}
-            disk.records, disk.end, disk.synced = {}, self.taken_upto, self.taken_upto
+            disk.records, disk.end, disk.synced = {}, self.allocated_end_offset, self.allocated_end_offset
             disk.epochs = LeaderEpochs()
             for offset, (epoch, _) in sorted(history.items()):
                 if disk.epochs.latest is None or epoch > disk.epochs.latest:
@@ -264,11 +264,11 @@ class History:
             disk.synced = disk.end
 
     def copy(self, disk: Disk) -> None:
-        if not disk.is_writer or disk.end <= self.taken_upto or not disk.records:
+        if not disk.is_writer or disk.end <= self.allocated_end_offset or not disk.records:
             return
-        upto = self.draw.randint(self.taken_upto + 1, disk.end)
+        upto = self.draw.randint(self.allocated_end_offset + 1, disk.end)
         disk.synced = max(disk.synced, upto)
-        for offset in range(max(self.taken_upto, min(disk.records)), upto):
+        for offset in range(max(self.allocated_end_offset, min(disk.records)), upto):
             self.entries[offset] = disk.records[offset]
             self.ever_copied.add(disk.records[offset][1])
 
@@ -276,13 +276,14 @@ class History:
         if not disk.is_writer or disk.end <= self.start:
             return
         upto = self.draw.randint(self.start + 1, disk.end)
-        disk.synced = max(disk.synced, upto)  # `tiered.maintenance.delete_records`: durable before the manifest says it
+        # `tiered.maintenance.delete_records`: durable before the manifest is committed
+        disk.synced = max(disk.synced, upto)
         self.tiered_upto = max(self.tiered_upto, max(self.entries, default=-1) + 1)
         self.expired_by_owner |= {each[1] for at, each in disk.records.items() if at < upto}
         self.expired |= {at: each for at, each in self.entries.items() if at < upto}
         self.entries = {at: each for at, each in self.entries.items() if at >= upto}
         self.start = upto
-        if self.draw.random() < 0.7:  # otherwise a crash comes before the checkpoint
+        if self.draw.random() < 0.7:  # otherwise a crash happens before the checkpoint
             self.raise_start(disk)
         else:
             disk.is_writer = False
@@ -299,10 +300,11 @@ class History:
             disk.end = max(disk.synced, disk.log_start)
             disk.epochs = disk.epochs.truncate_from_end(disk.end)
         if disk.mark == 0 and self.draw.random() < 0.1:
-            self.disks[0] = replace(self.backup.copy(), is_writer=False)  # what was acknowledged since is lost with it
+            # loses the records that were acknowledged since the backup
+            self.disks[0] = replace(self.backup.copy(), is_writer=False)
 
     def job(self, disk: Disk) -> None:
-        """A job takes the epoch and keeps no log: the appender stays."""
+        """A job takes over the epoch and has no log: the appending node stays the same."""
         if self.is_committed and self.draw.random() < 0.3:
             self.epoch += 1
             for each in self.disks:
@@ -310,13 +312,13 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_history_of_two_nodes_drops_the_only_copy_of_a_record(seed: int) -> None:
+def test_no_history_of_two_nodes_deletes_the_only_copy_of_a_record(seed: int) -> None:
     for number in range(25):
         History(seed * 1000 + number).run(60)
 
 
 def _by_log_start_alone(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
-    """The rule before: records below the remote log start count as expired, whoever raised it."""
+    """An unsafe rule: records below the remote log start count as expired, no matter which node raised it."""
     if remote is None:
         return tier_relation(local, remote)
     start = remote.log_start_offset
@@ -331,7 +333,7 @@ def _by_epochs_of_entries_alone(local: LocalTier, remote: RemoteTier | None) -> 
 
 
 @pytest.mark.parametrize("rule", [_by_log_start_alone, _by_epochs_of_entries_alone])
-def test_the_histories_find_the_loss_of_a_rule_that_trusts_more(rule) -> None:
+def test_the_histories_detect_the_record_loss_of_unsafe_rules(rule) -> None:
     def run_all() -> None:
         for seed in range(1000):
             History(seed, rule).run(60)

@@ -1,20 +1,20 @@
-"""A compacted, tiered partition in the small: a world of a few records, all of whose futures can be looked at.
+"""A small model of a compacted, tiered partition of a few records, whose every history can be searched.
 
-What decides is the product: `policies` (cleanings, tombstones_below, copies, replacements, local_drops, expirations,
-deletions) on real snapshots, and `remote.manifest.manifest_changes` on real heads. What is modelled is the world they
-decide about (`World`) and the keep-or-drop rule of the cleaner, which `test_the_models_cleaner_is_the_cleaner` holds
-against the real one. docs/explanation/compaction-across-tiers.md has the table of states, steps and crashes that this
-follows.
+The real policies decide on real snapshots: `policies` (cleanings, tombstones_below, copies, replacements, local_drops,
+expirations, deletions). The real `remote.manifest.manifest_changes` change real manifests. Modelled are the state
+(`World`) and the cleaner's rule for which records stay;
+`test_the_models_cleaner_keeps_the_same_records_as_the_real_cleaner` compares this rule with the real cleaner.
+docs/explanation/compaction-across-tiers.md has the table of states, steps and crashes.
 
-Time goes in ticks. `delete.retention.ms` is RETENTION_TICKS, the grace time GRACE_TICKS. One reader may be on its way:
+Time is counted in ticks. `delete.retention.ms` is RETENTION_TICKS, the grace period GRACE_TICKS. There is at most one
+reader:
 
-* it knows the head of the moment it began at, however old that gets, until the store answers 404 or the disk's first
-  offset lies above that head's end;
-* ``both`` reads the disk where it holds the offset, the bucket elsewhere, as `tiered.read.reader`; ``bucket`` reads the
-  rows of its head alone, as a job on another machine;
-* it makes one step at a time and may rest between any two, for less than RETENTION_TICKS all in all: that is what
-  Kafka promises to a consumer that materialises a table, and what is promised here, counted from its first head.
-"""
+* It uses the manifest of the moment at which it began, until the store answers 404 or the first local offset is above
+  that manifest's end.
+* A reader of ``both`` reads locally if the disk has the offset, and otherwise remotely, like `tiered.read.reader`. A
+  reader of the ``bucket`` uses only its manifest's entries, like a job on another machine.
+* It makes one step at a time and may pause between any two, for less than RETENTION_TICKS in total. Kafka promises
+  this to a consumer that builds a table, and so does this project, counted from the reader's first manifest."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from policies.remote_retention import deletions, expirations
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
-from remote.manifest.manifest import Head, UnlinkedObject, contradiction
-from remote.manifest.manifest_changes import add_segments, expire_segments, raise_cleaned, replace_segments
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import Head, PendingDelete, contradiction
+from remote.manifest.manifest_changes import add_segments, advance_cleaned_offset, expire_segments, replace_segments
+from remote.segment_entry import SegmentEntry
 
 NOW = 1_000_000
 TICK_MS = 1000
@@ -42,7 +42,7 @@ RETENTION_TICKS = 2
 GRACE_TICKS = 1
 RECORD_BYTES, EMPTY_BYTES = 100, 10
 NO_HORIZON = -1
-MERGE_RECORDS_MAX = 2  # of a cleaned segment that stands for several
+MERGE_RECORDS_MAX = 2  # of a cleaned segment that replaces several
 LIMITS = PartitionRules(
     cleanup_compact=True,
     retention_ms=None,
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Of the disk. `records` are pairs (offset, ticks until the delete horizon; NO_HORIZON without one)."""
+    """A local segment. `records` are pairs (offset, ticks until the delete horizon; NO_HORIZON without one)."""
 
     base: int
     next: int
@@ -70,7 +70,7 @@ class Segment(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Of a head, or of what a reader remembers of one. `object` names the bytes, 0 those that are gone."""
+    """A segment entry, in a manifest or in a reader's copy of one. `object` identifies the bytes; 0: deleted."""
 
     base: int
     next: int
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """`table` holds by key the offset of the value it has now, -1 without one. `age` is in ticks."""
+    """A reader. `table` has, by key, the offset of its present value, -1 without one. `age` is in ticks."""
 
     is_bucket_only: bool
     at: int
@@ -92,10 +92,9 @@ class Reader(NamedTuple):
 
 
 class World(NamedTuple):
-    """`log` is what was appended and not lost with a disk. The last segment of `local` is active.
-
-    `unlinked` are pairs (object, age in ticks) of those that the reader may still ask for.
-    """
+    """The state of the model. `log` has the appended records that were not lost with a disk.
+    The last segment of `local` is active. `unlinked` are pairs (object, age in ticks) that the reader may still
+    request."""
 
     log: tuple[Record, ...] = ()
     local: tuple[Segment, ...] = (Segment(0, 0, ()),)
@@ -118,19 +117,19 @@ class World(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """How large a world is looked at."""
+    """The limits of the searched worlds."""
 
     offsets: int = 4
     keys: int = 2
     segment_records: int = 1
-    readers: tuple[bool, ...] = ()  # is_bucket_only of those that may start
+    readers: tuple[bool, ...] = ()  # is_bucket_only of readers that may start
     losses: int = 0
     has_retention: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Which rule is broken by hand; none is the product."""
+    """The rule that a test breaks on purpose. The product breaks none."""
 
     drops_by_time_alone: bool = False
     horizon_at_first_sight: bool = False
@@ -146,11 +145,11 @@ class Rules:
     vouches_unseen: bool = False
 
 
-Step = tuple[str, "World | str"]  # what happened, and the world after it or what is wrong
+Step = tuple[str, "World | str"]  # the step, and the world after it or the violation
 
 
 def steps(world: World, scope: Scope, rules: Rules) -> list[Step]:
-    """Everything that can happen next."""
+    """Every possible next step."""
     taken = snapshot(world)
     found = [*_appends(world, scope), *_passes(world, taken, rules), *_copies(world, taken, rules)]
     found += [*_replacements(world, taken, rules), *_drops(world, taken, rules), *_deletions(world, taken, rules)]
@@ -161,7 +160,7 @@ def steps(world: World, scope: Scope, rules: Rules) -> list[Step]:
 
 
 def wrong(world: World) -> str | None:
-    """What no world may show to one who reads all of it at this moment."""
+    """The violation that a reader of the whole world would see now, or None."""
     if any(row.object == 0 for row in world.rows):
         return "a row names an object that is gone"
     first_local = world.local[0].base
@@ -178,7 +177,7 @@ def wrong(world: World) -> str | None:
 
 
 def wrong_table(world: World, table: tuple[int, ...], end: int, start: int) -> str | None:
-    """What is wrong with what a reader made of the log below `end`; a value below `start` may be missing."""
+    """The error in a reader's table of the log below `end`, or None. A value below `start` may be missing."""
     for key, value in enumerate(table):
         newest = max((at for at, record in enumerate(world.log[:end]) if record.key == key), default=-1)
         expected = -1 if newest < 0 or world.log[newest].is_tombstone else newest
@@ -194,7 +193,7 @@ def wrong_table(world: World, table: tuple[int, ...], end: int, start: int) -> s
 _KEYS = "abcdefgh"
 
 
-# -- what the policies are told -----------------------------------------------------------------------------------
+# -- the inputs of the policies -----------------------------------------------------------------------------------
 
 
 def snapshot(world: World) -> PartitionSnapshot:
@@ -246,8 +245,8 @@ def _info(segment: Segment, is_active: bool) -> SegmentInfo:
 
 
 @lru_cache(maxsize=100_000)
-def _remote(row: Row) -> RemoteSegment:
-    return RemoteSegment(
+def _remote(row: Row) -> SegmentEntry:
+    return SegmentEntry(
         ulid=str(row.object),
         base_offset=row.base,
         next_offset=row.next,
@@ -266,14 +265,14 @@ def _remote(row: Row) -> RemoteSegment:
     )
 
 
-def _unlinked(world: World) -> tuple[UnlinkedObject, ...]:
+def _unlinked(world: World) -> tuple[PendingDelete, ...]:
     return tuple(
-        UnlinkedObject(key=str(name), size_bytes=1, unlinked_ms=NOW - age * TICK_MS, epoch=1)
+        PendingDelete(key=str(name), size_bytes=1, unlinked_ms=NOW - age * TICK_MS, epoch=1)
         for name, age in world.unlinked
     )
 
 
-# -- what can happen ----------------------------------------------------------------------------------------------
+# -- the possible steps -------------------------------------------------------------------------------------------
 
 
 def _appends(world: World, scope: Scope) -> list[Step]:
@@ -281,11 +280,12 @@ def _appends(world: World, scope: Scope) -> list[Step]:
         return []
     seen = {record.key for record in world.log}
     found: list[Step] = []
-    for key in range(min(scope.keys, len(seen) + 1)):  # keys in the order of their first use: names do not matter
+    # keys in the order of first use, because their names do not matter
+    for key in range(min(scope.keys, len(seen) + 1)):
         values = [record for record in world.log if record.key == key]
         for is_tombstone in (False, True):
             if is_tombstone and (not values or values[-1].is_tombstone):
-                continue  # nothing to delete
+                continue  # no value to delete
             active = world.local[-1]
             grown = Segment(active.base, world.end + 1, (*active.records, (world.end, NO_HORIZON)))
             local = (*world.local[:-1], grown)
@@ -297,7 +297,7 @@ def _appends(world: World, scope: Scope) -> list[Step]:
 
 
 def _passes(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
-    """A cleaning: finished, called off after any swap, or with a buffer for the first dirty segments only."""
+    """Cleaner passes: completed, aborted after any swap, or with a buffer for only the first dirty segments."""
     found: list[Step] = []
     for decision in cleanings(taken):
         bound = None if rules.drops_by_time_alone else tombstones_below(taken, is_bucket_known=True)
@@ -330,7 +330,7 @@ def _passes(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
 def kept_records(
     world: World, segment: Segment, mapped: dict[int, int], bound: int | None, rules: Rules
 ) -> tuple[tuple[int, int], ...]:
-    """Kafka's rule. `mapped` is by key the newest offset that the pass knows of; `bound` is `tombstones_below`."""
+    """Kafka's rule. `mapped` has the newest offset per key in the pass; `bound` is `tombstones_below`."""
     return tuple(
         (at, after)
         for at, horizon in segment.records
@@ -340,7 +340,7 @@ def kept_records(
 
 
 def merged(judged: list[Segment], bucket_end: int) -> list[Segment]:
-    """Small neighbours as one segment; what is in the bucket stays apart from what is not."""
+    """Merge small neighbouring segments. Copied segments are not merged with segments without a copy."""
     groups: list[Segment] = []
     for each in judged:
         before = groups[-1] if groups else None
@@ -352,7 +352,7 @@ def merged(judged: list[Segment], bucket_end: int) -> list[Segment]:
 
 
 def _swaps(judged: list[Segment], groups: list[Segment], may_end: bool) -> list[tuple[list[Segment], int]]:
-    """Segments by themselves (too large to merge) or merged, and how many are swapped in, lowest first."""
+    """Segments unmerged (as if too large) or merged, and the number of them swapped in, lowest first."""
     found = []
     for chosen in [judged] if groups == judged else [judged, groups]:
         found += [(chosen, swapped) for swapped in range(1 if may_end else len(chosen), len(chosen) + 1)]
@@ -360,7 +360,7 @@ def _swaps(judged: list[Segment], groups: list[Segment], may_end: bool) -> list[
 
 
 def _horizon(record: Record, at: int, horizon: int, bound: int | None, rules: Rules) -> int | None:
-    """The horizon that a newest record leaves a pass with; None when it goes."""
+    """The delete horizon of a newest record after a pass; None: the record is removed."""
     if not record.is_tombstone:
         return NO_HORIZON
     may_leave = bound is None or at < bound
@@ -370,7 +370,7 @@ def _horizon(record: Record, at: int, horizon: int, bound: int | None, rules: Ru
 
 
 def _swapped(local: tuple[Segment, ...], groups: list[Segment]) -> tuple[Segment, ...]:
-    """Each group stands for the segments of its range."""
+    """Replace the segments in the range of each group by the group."""
     reached = groups[-1].next if groups else 0
     return (*groups, *(each for each in local if each.base >= reached))
 
@@ -414,13 +414,13 @@ def _replacements(world: World, taken: PartitionSnapshot, rules: Rules) -> list[
         rows = [row for row in world.rows if str(row.object) in decision.ulids]
         if rules.vouches_unseen or sum(len(row.offsets) for row in rows) == len(local.records):
             through = world.end if rules.raises_cleaned_too_far else decision.cleaned_through
-            after = raise_cleaned(decision.ulids, through)(head(world))
+            after = advance_cleaned_offset(decision.ulids, through)(head(world))
             found.append((f"note that {place} is clean through {through}", _committed(world, after, [])))
     return found
 
 
 def _as_if_all_were_up(taken: PartitionSnapshot, end: int) -> PartitionSnapshot:
-    """What is not in the bucket left out of sight, the checkpoint as it is."""
+    """Hide the segments without a copy, and keep the checkpoint."""
     inside = tuple(each for each in taken.segments if each.next_offset <= end)
     active = replace(taken.segments[-1], base_offset=end)
     return replace(taken, segments=(*inside, active), cleaner_reach=0)
@@ -450,7 +450,7 @@ def _expirations(world: World, taken: PartitionSnapshot) -> list[Step]:
 
 
 def _deletions(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
-    """Objects go; one that a reader with a head younger than the grace time may ask for is said at once."""
+    """Delete objects. Deleting an object that a reader within the grace period may request is a violation."""
     due = {one.key for one in deletions(taken)}
     if rules.deletes_without_grace:
         due = {str(name) for name, _ in world.unlinked}
@@ -467,7 +467,7 @@ def _deletions(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Ste
 
 
 def _losses(world: World, scope: Scope) -> list[Step]:
-    """The disk is gone: a new one begins where the bucket ends, and what was above that never was."""
+    """Lose the disk. The new log begins at the end of the remote tier; higher records never existed."""
     if world.losses == scope.losses:
         return []
     end = world.bucket_end
@@ -564,7 +564,7 @@ def _is_there(world: World, row: Row) -> bool:
 
 
 def _read(world: World, reader: Reader, label: str, found: int | None, following: int) -> Step:
-    """The reader after one record, or past those there are; judged and gone when it has reached the end."""
+    """The reader after one record, or at `following` without one. At its end the reader is checked and removed."""
     table = reader.table
     if found is not None:
         record = world.log[found]
@@ -577,11 +577,11 @@ def _read(world: World, reader: Reader, label: str, found: int | None, following
     return label, f"the reader is done: {said}" if said else world._replace(reader=None)
 
 
-# -- small things -------------------------------------------------------------------------------------------------
+# -- helpers ------------------------------------------------------------------------------------------------------
 
 
 def _row(world: World, base: int, following: int, cleaned: int, number: int) -> Row:
-    """The disk's segment as a row, with a name that was never used."""
+    """The entry of a local segment, with an object name that was never used."""
     local = next(each for each in world.local if each.base == base)
     used = [row.object for row in world.rows] + [name for name, _ in world.unlinked]
     used += [row.object for row in world.reader.rows] if world.reader is not None else []
@@ -589,7 +589,7 @@ def _row(world: World, base: int, following: int, cleaned: int, number: int) -> 
 
 
 def _committed(world: World, after: Head, fresh: list[Row]) -> World:
-    """The world with that head; what is unlinked now and was not before is so since this moment."""
+    """The world with that manifest. Objects that this commit unlinked have age 0."""
     known = {row.object: row for row in (*world.rows, *fresh)}
     rows = tuple(known[int(each.ulid)]._replace(cleaned=each.cleaned_through or 0) for each in after.segments)
     ages = dict(world.unlinked)
@@ -607,7 +607,7 @@ def _table_of(world: World, offsets: list[int]) -> tuple[int, ...]:
 
 
 def _canonical(world: World) -> World:
-    """Objects named by where they occur first, and only those unlinked that the reader may ask for."""
+    """Rename objects in the order of their first use, and keep only pending deletes that the reader may request."""
     reader = world.reader
     asked = {row.object for row in reader.rows if row.next > reader.at} if reader is not None else set()
     names: dict[int, int] = {0: 0}

@@ -93,12 +93,12 @@ def test_spark_makes_what_one_process_makes(spark, file_bucket, tmp_path_factory
             more = {"storage": DiskStorage(), "directory": directory, "group_bytes": 3000}
             compact_partition(other.store, name, now_ms=now_ms, settings=SETTINGS, **more)
         assert there(file_bucket.store) == there(other.store)
-        assert rows_of(file_bucket.store) == rows_of(other.store)
+        assert entries_of(file_bucket.store) == entries_of(other.store)
     assert not any(value is None for *_, value in there(file_bucket.store))
     assert {key for _, key, *_ in there(file_bucket.store)} != set()
 
 
-def rows_of(store):
+def entries_of(store):
     names = ("base_offset", "next_offset", "size_bytes", "record_count", "cleaned_through", "content_crc32c")
     return [
         tuple(getattr(row, each) for each in names)

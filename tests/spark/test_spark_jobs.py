@@ -22,7 +22,7 @@ from tiered.cli.schemas.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_state import ScrubState
 from tiered.spark import export, scrub
-from tiered.spark.jobs.task_batches import in_waves, packed
+from tiered.spark.jobs.task_batches import in_task_batches, packed
 
 pytestmark = pytest.mark.spark
 
@@ -86,14 +86,14 @@ def test_each_piece_of_work_is_done_once_and_results_come_in_order(spark, tmp_pa
         with open(tmp_path / f"done-{number}", "x"):  # a second time would fail
             return number * 2
 
-    waves = list(in_waves(spark, "counting", list(range(7)), work, wave_tasks=3))
+    waves = list(in_task_batches(spark, "counting", list(range(7)), work, wave_tasks=3))
     assert waves == [[0, 2, 4], [6, 8, 10], [12]]
     assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_a_job_that_is_stopped_ends_between_two_waves(spark):
     given = []
-    waves = in_waves(spark, "counting", [0, 1, 2, 3, 4], abs, wave_tasks=2, should_stop=lambda: len(given) >= 4)
+    waves = in_task_batches(spark, "counting", [0, 1, 2, 3, 4], abs, wave_tasks=2, should_stop=lambda: len(given) >= 4)
     for wave in waves:
         given.extend(wave)
     assert given == [0, 1, 2, 3]

@@ -191,7 +191,7 @@ def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_pat
     from local.records.record_columns import of_arrow
     from remote.gc.pins import pin_newest, release
     from remote.keys import HEADS
-    from remote.manifest.co_writer import GuestLog
+    from remote.manifest.co_writer import CoWriterLog
     from remote.manifest.manifest_changes import set_properties
     from tiered.jobs.ingest import commit_ingest, plan_ingest
     from tiered.jobs.ingest_task import IngestTask
@@ -209,7 +209,7 @@ def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_pat
         for columns in of_arrow(pa.table({"value": [b"%d" % at * 30 for at in range(90)]}), now_ms=NOW - 20 * DAY):
             task.add(0, columns)
         commit_ingest(store, plan, [task.end()], now_ms=NOW - 20 * DAY)
-    log = GuestLog(store, names["freed"].prefix)
+    log = CoWriterLog(store, names["freed"].prefix)
     log.join()
     for number in range(410):
         log.commit(set_properties({**settings, "segment.ms": str(DAY + number)}), NOW - 20 * DAY)

@@ -19,7 +19,7 @@ from local.records.isolation import Isolation
 from remote.gc.pins import list_pins
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.open_store import open_store
 from tiered.config.config import Config
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
@@ -42,7 +42,7 @@ SMALL = {
     "local.retention.ms": "1",
     "retention.ms": "-1",
 }
-SMALL_PAGES = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
 
 
 @dataclass
@@ -101,7 +101,7 @@ def open_bucket(home: Path, **settings) -> Bucket:
 def everything(tmp_path_factory):
     """Topics of every kind; rows of the index in pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
+        patch.setattr(commit_protocol, "PAGE_RULE", SMALL_PAGES)
         bucket = open_bucket(tmp_path_factory.mktemp("everything") / "home")
         source = random.Random(5)
         for topic, properties in {
@@ -153,7 +153,7 @@ def drawn(source, count):
     return records
 
 
-def rows_of(frame):
+def entries_of(frame):
     """As `Bucket.told` has them."""
     found = []
     for row in frame.selectExpr("*", "unix_millis(timestamp) as ms").collect():
@@ -176,9 +176,9 @@ def test_every_kind_of_topic_is_read_as_plain_python_reads_it(spark, everything,
     want = sorted((row for topic in TOPICS for row in everything.told(topic, isolation=isolation)), key=lambda r: r[:3])
     options = {"subscribePattern": ".*", "kafka.isolation.level": level, "splitBytes": "20KiB", **everything.options}
     source = spark.read.format("tiered").options(includeHeaders="true", **options).load(everything.url)
-    assert rows_of(source) == want
+    assert entries_of(source) == want
     fast = read_arrow(spark, everything.url, columns=source.columns, **options)
-    assert rows_of(fast) == want
+    assert entries_of(fast) == want
     for topic, partition, offset, key, value, ms, *_ in want:
         sent = everything.appended.get(TopicPartition(topic, partition))
         assert sent is None or sent[offset] == (key, value, ms)
@@ -201,10 +201,10 @@ def test_ranges_by_offset_and_time_are_those_of_plain_python(spark, everything):
             options = {"assign": '{"plain":[0]}', "splitBytes": "8KiB", **everything.options}
             offsets = {"startingOffsets": _json(start), "endingOffsets": _json(end)}
             frame = spark.read.format("tiered").options(includeHeaders="true", **options, **offsets)
-            assert rows_of(frame.load(everything.url)) == everything_told[start:end]
+            assert entries_of(frame.load(everything.url)) == everything_told[start:end]
             first = log.reader().offset_for_timestamp(name, since)
             later = spark.read.format("tiered").options(includeHeaders="true", startingTimestamp=str(since), **options)
-            assert rows_of(later.load(everything.url)) == everything_told[first:]
+            assert entries_of(later.load(everything.url)) == everything_told[first:]
 
 
 def _json(offset):

@@ -62,7 +62,7 @@ def _key(name):
     return base64.b64encode(bytes(range(32)) if name == "a" else bytes(range(32, 64))).decode()
 
 
-def rows_of(store):
+def entries_of(store):
     found = []
     for name in list_partitions(store):
         log = MetadataLog(store, name.prefix)
@@ -103,7 +103,7 @@ def test_tasks_rewrite_to_what_one_process_rewrites_to(spark, pour, kind):
     outcomes = rewrite(spark, bucket, plans, wave_tasks=4, job_id=f"job-{kind}", progress=told.append, **SMALL)
     assert context.statusTracker().getJobIdsForGroup(f"job-{kind}"), "Spark's UI has them together"
     assert context.getLocalProperty("spark.jobGroup.id") is None, "and what comes after is none of it"
-    assert rows_of(store) == rows_of(plain)
+    assert entries_of(store) == entries_of(plain)
     assert records_of(store) == before
     assert all(each.is_complete for each in outcomes)
     assert sum(told) == sum(group.size_bytes for plan in plans for group in plan.groups) > 0
@@ -126,7 +126,7 @@ def test_a_rewriting_that_is_stopped_keeps_what_is_done_and_goes_on(spark, pour)
     (rest,) = plans = [PLANNERS["recode"](store, named("t"))]
     assert len(rest.groups) == 8, "what was committed is not done again"
     rewrite(spark, bucket, plans, **SMALL)
-    assert {row[FACTS.index("key_id") + 1] for row in rows_of(store)} == {"b"}
+    assert {row[FACTS.index("key_id") + 1] for row in entries_of(store)} == {"b"}
     assert records_of(store) == before
     assert_sound(store, keys=KEYS)
 
@@ -148,8 +148,8 @@ def test_what_cannot_be_rewritten_is_told_when_all_else_is_done(spark, pour):
     outcomes = rewrite(spark, bucket, plans, wave_tasks=2, errors=errors, **{**SMALL, "task_bytes": 1})
     assert {number: type(error) for number, error in errors.items()} == {0: Corrupt, 1: Fenced}
     assert [each.is_complete for each in outcomes] == [False, False, True]
-    codecs = {row[0]: set() for row in rows_of(store)}
-    for row in rows_of(store):
+    codecs = {row[0]: set() for row in entries_of(store)}
+    for row in entries_of(store):
         codecs[row[0]].add(row[FACTS.index("codec") + 1])
     assert (codecs["raw"], codecs["encrypted"], codecs["viewed"]) == ({"none", "zstd"}, {"none"}, {"zstd"})
     with pytest.raises(Corrupt):
@@ -174,10 +174,10 @@ def test_tasks_copy_to_what_one_process_copies_to_and_catch_up(spark, pour):
     first = copy(spark, source, target, plans, wave_tasks=6, should_stop=stop, **{**SMALL, "task_bytes": 1})
     assert not all(each.is_complete for each in first)
     plans = [plan_copy(store, to, name, now_ms=NOW) for name in names]
-    assert 0 < sum(len(plan.rows) for plan in plans) < len(rows_of(store))
+    assert 0 < sum(len(plan.rows) for plan in plans) < len(entries_of(store))
     outcomes = copy(spark, source, target, plans, **SMALL)
     assert [(each.is_complete, each.differences, each.behind) for each in outcomes] == [(True, (), 0)] * len(names)
-    assert rows_of(to) == rows_of(plain) == rows_of(store)
+    assert entries_of(to) == entries_of(plain) == entries_of(store)
     assert records_of(to) == records_of(store)
     assert_sound(to, keys=KEYS)
 
@@ -194,9 +194,11 @@ def test_nothing_behind_a_row_that_cannot_be_copied_is_committed_and_other_parti
     plans[0] = replace(plans[0], at_once=False)
     with pytest.raises(Corrupt):
         copy(spark, source, target, plans, wave_tasks=1, **{**SMALL, "task_bytes": 1 << 20})
-    there = rows_of(to)
+    there = entries_of(to)
     assert [row[1] for row in there if row[0] == "raw"] == [rows[0].base_offset]
-    assert [row for row in there if row[0] == "encrypted"] == [row for row in rows_of(store) if row[0] == "encrypted"]
+    assert [row for row in there if row[0] == "encrypted"] == [
+        row for row in entries_of(store) if row[0] == "encrypted"
+    ]
 
 
 def test_orphans_are_found_and_deleted_in_tasks_as_by_one_process(spark, pour):
@@ -249,7 +251,7 @@ def test_tasks_that_die_and_a_driver_that_dies_leave_what_another_run_ends(spark
         plan for name in list_partitions(store) if (plan := plan_recode(store, name, now_ms=NOW, codec="zstd")).groups
     ]
     assert len(left) > 0, "the driver died too late"
-    assert any(row[FACTS.index("codec") + 1] == "zstd" and row[0] == "encrypted" for row in rows_of(store))
+    assert any(row[FACTS.index("codec") + 1] == "zstd" and row[0] == "encrypted" for row in entries_of(store))
     outcomes = rewrite(spark, bucket, left, **SMALL)
     assert all(each.is_complete for each in outcomes)
     assert records_of(store) == before

@@ -208,7 +208,7 @@ def run_benchmark(
     )
 
 
-def foretell_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
+def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
     """The requests of a run to a bucket, its clean-up included, counted in a rehearsal against memory.
 
     The store's URL is not that of a memory store. For every other store a manager first checks races of creates

@@ -25,8 +25,8 @@ Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offs
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
-    """As `told_copies`, for all partitions of a manager."""
-    with told_copies(session) as tell:
+    """As `copy_progress_of`, for all partitions of a manager."""
+    with copy_progress_of(session) as tell:
         if tell is not None:
             for held in manager.partitions():
                 held.on_copied = _of(tell, held.name)
@@ -34,7 +34,7 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
 
 
 @contextmanager
-def told_copies(session: Session) -> Iterator[Tell | None]:
+def copy_progress_of(session: Session) -> Iterator[Tell | None]:
     """Report copies as ``--progress`` asks: a bar for each on a terminal, a line every ten seconds, events, or nothing.
 
     Quick copies show nothing. Returns None if no report is wanted.

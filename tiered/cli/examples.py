@@ -71,10 +71,10 @@ EXAMPLES = {
 _CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
 
 
-def tell_example(command: click.Command, path: str) -> None:
+def report_example(command: click.Command, path: str) -> None:
     """Add the example to the end of the command's help, and to those of a group's commands."""
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
-            tell_example(each, f"{path} {name}")
+            report_example(each, f"{path} {name}")
     if path in EXAMPLES:
         command.epilog = f"\b\nExample: tiered {EXAMPLES[path]}\n{_CODES}"

@@ -57,7 +57,7 @@ def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str
     return LayoutWords(layout=layout, prefixes=prefixes or ("",), private_keys=files)
 
 
-def tell_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
+def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
     """Print a line on stderr for each inconsistency in a bucket of an external layout."""
     for each in found:
         where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""

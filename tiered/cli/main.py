@@ -19,7 +19,7 @@ import click
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
-from tiered.cli.examples import tell_example
+from tiered.cli.examples import report_example
 from tiered.cli.session import Session, parse_setting
 
 # name: (module, one line of help); in the order in which a new user needs them.
@@ -116,7 +116,7 @@ class _LazyGroup(click.Group):
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(module), f"{name}_" if iskeyword(name) else name)
         command.short_help = summary
-        tell_example(command, cmd_name)
+        report_example(command, cmd_name)
         return command
 
     def resolve_command(

@@ -18,7 +18,7 @@ from tiered.cli.progress import Progress
 if TYPE_CHECKING:
     from local.names import TopicPartition
     from policies.cost.prices import PriceTable
-    from remote.manifest.manifest_memory_cache import KnownHeads
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.config.config import Config
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import TopicRegistry
@@ -98,7 +98,7 @@ class Session:
         is_daemon: bool = False,
         overrides: Mapping[str, str] | None = None,
         observations: Observations | None = None,
-        known: KnownHeads | None = None,
+        known: ManifestMemoryCache | None = None,
         takes_over: bool = False,
         is_alone: bool = False,
         is_hasty: bool = False,
@@ -118,11 +118,11 @@ class Session:
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager.manager import LogManager
-        from tiered.stores.short_deadline_store import BriefStore, HastyStore
+        from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
         from tiered.web.pages.offline_store import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
-        hasty = HastyStore.of(config) if is_hasty else None
+        hasty = ShortDeadlineStore.of(config) if is_hasty else None
         brief = BriefStore.of(config) if is_brief else None
         store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
         way, meter = self.progress.way, self.progress.meter
@@ -173,7 +173,7 @@ class Session:
         is_silent = tells_problems and not (self.is_verbose or self.is_debug)
         logging.getLogger("tiered.manager.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
-    def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
+    def report_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
         """Print a line on stderr for each cause of problems, even with -q, with the number of partitions.
 
         If the key ring lacks a key, the line gives the next step.
@@ -187,7 +187,7 @@ class Session:
             step = f"; next: {next_step(error)}" if lacks_key(error) else ""
             click.echo(f"! {each.line}{step}", err=True)
 
-    def tell_served_alone(
+    def report_served_alone(
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
     ) -> None:
         """Print a line for each reason why the remote tier of a partition is unknown and only the disk answers."""

@@ -60,7 +60,7 @@ class _Jump:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class ClockSuspicion:
     """A doubt: the wall clock said `seen_ms` at the last check, and was in doubt since `since_ms`."""
 
     since_ms: int
@@ -77,7 +77,7 @@ class Timekeeper:
         *,
         last_ms: int | None = None,
         has_store: bool = False,
-        doubt: Doubt | None = None,
+        doubt: ClockSuspicion | None = None,
     ) -> None:
         """`last_ms` is the time that the last process recorded, `doubt` its doubt at the end.
 
@@ -129,11 +129,11 @@ class Timekeeper:
             return expected  # the doubt of an earlier process is over, but this process has not asked the store
         return self._believe(wall_ms, counted) if counted - began.seen_ms >= self.hold_ms else expected
 
-    def doubt(self, wall_ms: int) -> Doubt | None:
+    def doubt(self, wall_ms: int) -> ClockSuspicion | None:
         """The present doubt for the next process; None if a store has confirmed or refuted the clock."""
         if self._jump is None or self._jump.of != COUNTED:
             return None
-        return Doubt(since_ms=wall_ms - (self._counted() - self._jump.seen_ms), seen_ms=wall_ms)
+        return ClockSuspicion(since_ms=wall_ms - (self._counted() - self._jump.seen_ms), seen_ms=wall_ms)
 
     def _doubted_before_ms(self, wall_ms: int) -> int:
         """How long the doubt has lasted since before this process, returned once; 0 for another clock."""

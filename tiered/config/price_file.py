@@ -44,7 +44,7 @@ def configured_prices(config: Config) -> PriceTable:
     return load_prices(os.path.abspath(os.path.join(os.path.dirname(config.path or ""), path))) if path else BUILT_IN
 
 
-def told_prices(config: Config) -> PriceTable | None:
+def prices_or_none(config: Config) -> PriceTable | None:
     """As `configured_prices`, but None, with a logged warning, if they cannot be read."""
     try:
         return configured_prices(config)

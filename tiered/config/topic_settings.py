@@ -17,7 +17,7 @@ from tiered.config.properties import DEFAULTS, parse
 if TYPE_CHECKING:
     from local.settings import LogSettings
     from remote.segments.encryption import KeyRing
-    from remote.segments.object_encoding import AtRest
+    from remote.segments.object_encoding import ObjectEncoding
 
 KEY_ID, STORAGE_CLASS = "remote.encryption.key.id", "remote.storage.class"
 UNLIMITED, FOLLOW = -1, -2
@@ -96,17 +96,17 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
     )
 
 
-def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
+def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncoding:
     """The object encoding of a topic's new objects. Raises InvalidRequest for a key that `keys` lacks."""
     from remote.segments.chunk_table import RAW, ZSTD
-    from remote.segments.object_encoding import AtRest
+    from remote.segments.object_encoding import ObjectEncoding
 
     key_id = cast(str, _value(settings, KEY_ID)) or None
     if key_id is not None and key_id not in keys:
         wrong = "choosing how objects are kept, the key is not in the key ring"
         raise InvalidRequest(wrong, **{KEY_ID: key_id, "key_ring": keys})
     storage_class = cast(str, _value(settings, STORAGE_CLASS))
-    return AtRest(
+    return ObjectEncoding(
         codec=ZSTD if _value(settings, "remote.compression") == "zstd" else RAW,
         level=_int(settings, "remote.compression.zstd.level"),
         key_id=key_id,

@@ -35,14 +35,14 @@ from tiered.config.price_file import configured_prices
 from tiered.config.properties import canonical, parse
 from tiered.cost.advice_file import AlterStep, MovedSegment, RecodeStep, SavedAdvice, Step, saved_advice
 from tiered.cost.topic_cost import all_rows
-from tiered.jobs.rewriting import GROUPS_A_HEAD, Only, cost_of, plan_recode, run_rewrite
+from tiered.jobs.rewriting import GROUPS_A_MANIFEST, Only, cost_of, plan_recode, run_rewrite
 from tiered.plans.plan_basis import basis_changes, plan_basis
 from tiered.stores.object_encoding import Keeping
 
 if TYPE_CHECKING:
     from policies.cost.cost_advice import CostAdvice, Move
     from policies.cost.prices import PriceTable
-    from remote.segment_entry import RemoteSegment
+    from remote.segment_entry import SegmentEntry
     from remote.store import ObjectStore
     from tiered.cost.cost_advising import AdvisedCosts
     from tiered.manager.manager import LogManager
@@ -119,7 +119,7 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
         rows = [each for each in _rows(held) if only(each) and (each.storage_class or STANDARD) != move.to]
         moved += [_moved(held, each) for each in rows]
         costs = [cost_of([each], _kept_in(each, move.to), prices, replaced_ms=now_ms) for each in rows]
-        heads = -(-len(rows) // GROUPS_A_HEAD)
+        heads = -(-len(rows) // GROUPS_A_MANIFEST)
         puts += sum(each.puts for each in costs) + heads
         gets += sum(each.gets for each in costs)
         dollars += sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None))
@@ -136,7 +136,7 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
     )
 
 
-def _moved(held: Partition, row: RemoteSegment) -> MovedSegment:
+def _moved(held: Partition, row: SegmentEntry) -> MovedSegment:
     return MovedSegment(
         partition=held.name.partition,
         base_offset=row.base_offset,
@@ -146,11 +146,11 @@ def _moved(held: Partition, row: RemoteSegment) -> MovedSegment:
     )
 
 
-def _kept_in(row: RemoteSegment, storage_class: str) -> Keeping:
+def _kept_in(row: SegmentEntry, storage_class: str) -> Keeping:
     return Keeping(codec=row.codec, key_id=row.key_id, storage_class=storage_class)
 
 
-def _rows(held: Partition) -> Iterator[RemoteSegment]:
+def _rows(held: Partition) -> Iterator[SegmentEntry]:
     """Return the entries of the log, without the entries of its views."""
     return (row for row in all_rows(held) if row.data_key.startswith("data/"))
 
@@ -200,7 +200,7 @@ def _altered(manager: LogManager, step: AlterStep) -> tuple[StepState, list[str]
 
 
 def _recoded(manager: LogManager, step: RecodeStep) -> tuple[StepState, list[str]]:
-    rows: dict[tuple[int, int, int], RemoteSegment] = {}
+    rows: dict[tuple[int, int, int], SegmentEntry] = {}
     for held in manager.partitions([step.topic]):
         rows |= {(held.name.partition, row.base_offset, row.next_offset): row for row in _rows(held)}
     due, wrong = 0, []
@@ -275,7 +275,7 @@ def _move(
             break
         name = RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition)
 
-        def is_meant(row: RemoteSegment, ulids: set[str] = ulids) -> bool:
+        def is_meant(row: SegmentEntry, ulids: set[str] = ulids) -> bool:
             return row.ulid in ulids
 
         plan = plan_recode(

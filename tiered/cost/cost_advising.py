@@ -13,7 +13,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.cost_advice import CostAdvice, KeptSegment, advise_costs
 from policies.cost.prices import STANDARD, PriceTable
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
 from tiered.cost.cost_history import Measured, measured_streams
 from tiered.cost.topic_cost import all_rows
@@ -95,7 +95,7 @@ def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegm
     ]
 
 
-def _kept(held: Partition, row: RemoteSegment, now_ms: int) -> KeptSegment:
+def _kept(held: Partition, row: SegmentEntry, now_ms: int) -> KeptSegment:
     limit = held.rules.log_limits.ms
     newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
     return KeptSegment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from policies.cost.scenarios import KINDS, BreakEven, VariantCost
+from policies.cost.scenarios import KINDS, BreakEven, ScenarioCost
 from tiered.config.units import format_bytes, format_count, format_dollars, format_ms
 from tiered.cost.cost_simulation import CostSimulation, shown
 
@@ -47,7 +47,7 @@ def chart_lines(simulation: CostSimulation, width: int) -> list[str]:
     return [*lines, *_legend(used, width)]
 
 
-def _bar(cost: VariantCost, room: int, most: float) -> str:
+def _bar(cost: ScenarioCost, room: int, most: float) -> str:
     """Draw the kinds one after another. Each ends at its cumulative sum, so rounding errors do not add up."""
     bar, reached = "", 0.0
     for kind in KINDS:
@@ -92,17 +92,17 @@ def cost_page(simulation: CostSimulation) -> str:
 
 
 def _levers(simulation: CostSimulation) -> str:
-    saving = [(each, dollars) for each, dollars in simulation.levers if dollars > 0][:2]
+    saving = [(each, dollars) for each, dollars in simulation.sensitivities if dollars > 0][:2]
     if not saving:
         return "<p>None of the changes asked about saves anything.</p>"
     items = "".join(
         f"<li><strong>{escape(shown(each))}</strong> saves {format_dollars(dollars)} a month</li>"
         for each, dollars in saving
     )
-    return f"<h2>The largest levers</h2><ol>{items}</ol>"
+    return f"<h2>The largest sensitivities</h2><ol>{items}</ol>"
 
 
-def _drawing(costs: Sequence[VariantCost]) -> str:
+def _drawing(costs: Sequence[ScenarioCost]) -> str:
     """Return inline SVG: a bar for each variant, with its kinds one after another."""
     row, left, width = 26, 330, 1000
     most = max(each.total for each in costs) or 1.0

@@ -30,7 +30,7 @@ from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
 from policies.formatting import counted, format_ms
 from remote.keys import topic_directory
 from remote.manifest.manifest import Head, encode_line
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, ZSTD
 from remote.segments.object_encoding import Seal
 from remote.store import Body
@@ -110,8 +110,8 @@ def measured(
 ) -> Measured:
     """Measure one topic. All its partitions are combined, and each counts as the average."""
     held = manager.partitions([topic])
-    rows_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
-    rows = [row for each in rows_of.values() for row in each]
+    entries_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
+    rows = [row for each in entries_of.values() for row in each]
     pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
     samples = list(_samples(held))
@@ -125,7 +125,7 @@ def measured(
     looked_at = [data for _, data in beginnings]
     batch_bytes, zstd = _batches(looked_at)
     if bytes_per_day is None:
-        marks = [_marks(each, rows_of[each.name], beginnings) for each in held]
+        marks = [_marks(each, entries_of[each.name], beginnings) for each in held]
         compacted = by_offsets(marks, _record_bytes(rows)) if shares[0] < 1 else None
         local = [segment for _, segment in samples]
         arriving = compacted or arrival(pieces, local, batch_bytes, shares[0], len(held))
@@ -172,17 +172,17 @@ def measured(
 
 
 def _marks(
-    held: Partition, rows: Iterable[RemoteSegment], beginnings: Iterable[tuple[TopicPartition, Body]]
+    held: Partition, rows: Iterable[SegmentEntry], beginnings: Iterable[tuple[TopicPartition, Body]]
 ) -> list[Mark]:
     """Return marks at the ends of the segments of both tiers, and at the starts of sampled segments."""
-    ends: list[RemoteSegment | SegmentInfo] = [*rows, *held.log.segments()]
+    ends: list[SegmentEntry | SegmentInfo] = [*rows, *held.log.segments()]
     found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
              for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
     firsts = [first_mark(data) for name, data in beginnings if name == held.name]
     return [*found, *(each for each in firsts if each is not None)]
 
 
-def _record_bytes(rows: Iterable[RemoteSegment]) -> float:
+def _record_bytes(rows: Iterable[SegmentEntry]) -> float:
     """Return the average bytes of a record with its part of a batch; 0 without records."""
     known = [(row.size_bytes, row.record_count) for row in rows]
     return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
@@ -205,17 +205,17 @@ def _heads(held: Sequence[Partition]) -> list[Head]:
     return [head for each in held if (head := each.head()) is not None]
 
 
-def _rows_at_hand(held: Partition) -> tuple[RemoteSegment, ...]:
+def _rows_at_hand(held: Partition) -> tuple[SegmentEntry, ...]:
     """Return the newest entries, which are in the manifest itself."""
     head = held.head()
-    return (*head.segments, *head.view_rows) if head is not None else ()
+    return (*head.segments, *head.view_entries) if head is not None else ()
 
 
-def head_costs(head: Head) -> dict[str, Any]:
+def manifest_costs(head: Head) -> dict[str, Any]:
     """Return sizes of a manifest and of its entries, pending deletes and pages: fields of `Workload`."""
     bare = replace(head, segments=(), unlinked=(), spills=(), views=())
     base = float(_encoded(bare))
-    found: dict[str, Any] = {"head_base_bytes": base}
+    found: dict[str, Any] = {"manifest_base_bytes": base}
     if head.segments:
         found |= _row_costs(bare, head.segments)
     if head.unlinked:
@@ -223,13 +223,13 @@ def head_costs(head: Head) -> dict[str, Any]:
         more = _encoded(replace(with_rows, unlinked=head.unlinked)) - _encoded(with_rows)
         found["unlinked_bytes"] = max(1.0, more / len(head.unlinked))
     if head.spills:
-        found["spill_bytes"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
+        found["page_bytes_due"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
         pages = sum(spill.segment_count for spill in head.spills)
         found["page_row_bytes"] = sum(spill.page_bytes for spill in head.spills) / pages
     return found
 
 
-def _row_costs(bare: Head, rows: tuple[RemoteSegment, ...]) -> dict[str, Any]:
+def _row_costs(bare: Head, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
     """Measure the size of 1, 2, 4, ... and all entries.
 
     The first entries take the most bytes, because compression has not seen similar ones yet.
@@ -247,18 +247,18 @@ def _encoded(head: Head) -> int:
     return len(encode_line(msgspec.json.encode(head)))
 
 
-def _with_index(workload: Workload, rows: Sequence[RemoteSegment], heads: Sequence[Head]) -> Workload:
+def _with_index(workload: Workload, rows: Sequence[SegmentEntry], heads: Sequence[Head]) -> Workload:
     """Add index sizes: the average of the index share, and the sizes of the largest manifest."""
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
         workload = replace(workload, index_base_bytes=0.0, index_share=share)
     if heads:
-        of = head_costs(max(heads, key=lambda head: head.segment_count))
+        of = manifest_costs(max(heads, key=lambda head: head.segment_count))
         workload = replace(workload, **of)
     return workload
 
 
-def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, float]:
+def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float]:
     """Return (share of records left by compaction, share of bytes left by compression).
 
     The share of bytes left by compaction is assumed to be the same.
@@ -306,7 +306,7 @@ def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
 
 
 def _reads(
-    manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
+    manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[SegmentEntry], now_ms: int
 ) -> tuple[float, int, int]:
     """Return (share of stored bytes read in a month, bytes of an average data GET, metered ms)."""
     directory = topic_directory(topic, manager.topic(topic).topic_id)
@@ -320,4 +320,4 @@ def _reads(
     return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets), period_ms
 
 
-__all__ = ["Measured", "head_costs", "measured", "measured_streams"]
+__all__ = ["Measured", "manifest_costs", "measured", "measured_streams"]

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 
 from local.errors import InvalidRequest
 from policies.cost.prices import PriceTable
-from policies.cost.scenarios import BreakEven, Stream, Variant, VariantCost, break_evens, changed, cost_of, levers
+from policies.cost.scenarios import (
+    BreakEven,
+    Scenario,
+    ScenarioCost,
+    Stream,
+    break_evens,
+    changed,
+    cost_of,
+    sensitivities,
+)
 from policies.cost.storage_cost import DAY_MS
 from tiered.config.units import parse_bytes, parse_duration
 from tiered.cost.cost_history import Measured
@@ -67,26 +76,26 @@ class CostLab:
 
     `curve` has the cost of the chosen settings at each step `along` one setting. `curve_today` has the same with
     today's other settings. The values of `chosen` and of today are steps too, so `chosen` is on the curve. `by_class`
-    is the cost of each class by the share that is read in a month, with the other settings as chosen. `levers` are
-    single changes of today's settings, the largest saving first.
+    is the cost of each class by the share that is read in a month, with the other settings as chosen. `sensitivities`
+    are single changes of today's settings, the largest saving first.
     """
 
     measured: tuple[Measured, ...]
     streams: tuple[Stream, ...]
     prices: PriceTable
-    today: VariantCost
-    chosen: VariantCost
+    today: ScenarioCost
+    chosen: ScenarioCost
     along: str
-    curve: tuple[tuple[int | float, VariantCost], ...]
-    curve_today: tuple[tuple[int | float, VariantCost], ...]
-    by_class: Mapping[str, tuple[tuple[float, VariantCost], ...]]
-    levers: tuple[tuple[Variant, float], ...]
+    curve: tuple[tuple[int | float, ScenarioCost], ...]
+    curve_today: tuple[tuple[int | float, ScenarioCost], ...]
+    by_class: Mapping[str, tuple[tuple[float, ScenarioCost], ...]]
+    sensitivities: tuple[tuple[Scenario, float], ...]
     break_evens: tuple[BreakEven, ...]
 
     @property
-    def largest_levers(self) -> list[tuple[Variant, float]]:
+    def largest_sensitivities(self) -> list[tuple[Scenario, float]]:
         """The two changes with the largest savings, if they save anything."""
-        return [(each, dollars) for each, dollars in self.levers if dollars > 0][:2]
+        return [(each, dollars) for each, dollars in self.sensitivities if dollars > 0][:2]
 
     def value_today(self, field: str) -> int | float | str | None:
         """Return today's value of a setting, in the largest stream; no limit of time is FOR_EVER_MS."""
@@ -99,7 +108,7 @@ class CostLab:
         return _place(self.streams, self.chosen.variant, self.along)
 
 
-def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
+def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
     """Simulate. Raises InvalidRequest if there is nothing to simulate, or for an impossible setting."""
     streams = [each.stream for each in measured if each.stream is not None]
     if not streams:
@@ -111,9 +120,9 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
         )
     axes = default_axes(streams, prices)
 
-    places = {_place(streams, asked, along), _place(streams, Variant(), along)} - {None, FOR_EVER_MS}
+    places = {_place(streams, asked, along), _place(streams, Scenario(), along)} - {None, FOR_EVER_MS}
 
-    def curve(variant: Variant) -> tuple[tuple[int | float, VariantCost], ...]:
+    def curve(variant: Scenario) -> tuple[tuple[int | float, ScenarioCost], ...]:
         steps = sorted({step for step in STEPS[along] if step != FOR_EVER_MS} | {each for each in places if each})
         at = [replace(variant, **{along: step}) for step in steps]  # type: ignore[arg-type]
         return tuple((step, cost_of(streams, each, prices)) for step, each in zip(steps, at, strict=True))
@@ -122,11 +131,11 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
         measured=tuple(measured),
         streams=tuple(streams),
         prices=prices,
-        today=cost_of(streams, Variant(), prices),
+        today=cost_of(streams, Scenario(), prices),
         chosen=cost_of(streams, asked, prices),
         along=along,
         curve=curve(asked),
-        curve_today=curve(Variant()),
+        curve_today=curve(Scenario()),
         by_class={
             name: tuple(
                 (share, cost_of(streams, replace(asked, storage_class=name, read_share=share), prices))
@@ -134,12 +143,12 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
             )
             for name in offered_classes(prices)
         },
-        levers=tuple(levers(streams, axes, prices)),
+        sensitivities=tuple(sensitivities(streams, axes, prices)),
         break_evens=tuple(break_evens([changed(each, asked) for each in streams], prices)),
     )
 
 
-def _place(streams: Sequence[Stream], variant: Variant, along: str) -> int | float | None:
+def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | float | None:
     """Return the value of a setting under a variant; None if the streams differ."""
     asked = variant.changes.get(along)
     values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
@@ -162,13 +171,13 @@ def _value_of(stream: Stream, field: str) -> int | float | str | None:
     return FOR_EVER_MS if found is None and field.endswith("_ms") else found
 
 
-def read_variant(query: Mapping[str, str]) -> Variant:
+def read_scenario(query: Mapping[str, str]) -> Scenario:
     """Parse the settings of a URL query: ``retention=7d&class=ia``. Raises InvalidRequest.
 
     An empty setting stays as it is today.
     """
     given = {name: query[name].strip() for name in _NAMES if query.get(name, "").strip()}
-    return Variant(**{_NAMES[name]: _read(name, text) for name, text in given.items()})  # type: ignore[arg-type]
+    return Scenario(**{_NAMES[name]: _read(name, text) for name, text in given.items()})  # type: ignore[arg-type]
 
 
 def _read(name: str, text: str) -> int | float | str:

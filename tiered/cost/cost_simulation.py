@@ -16,12 +16,12 @@ from policies.cost.scenarios import (
     KINDS,
     VARIANTS_MAX,
     BreakEven,
+    Scenario,
+    ScenarioCost,
     Stream,
-    Variant,
-    VariantCost,
     break_evens,
     cost_of,
-    levers,
+    sensitivities,
     variants,
 )
 from policies.cost.simulation import Counts
@@ -51,14 +51,14 @@ Axes = Mapping[str, Sequence[int | float | str]]
 class CostSimulation:
     """The cost of `today` and of the variants `found`, in the requested order.
 
-    `levers` are the single changes that save most, with dollars. `measured` has the basis of each topic.
+    `sensitivities` are the single changes that save most, with dollars. `measured` has the basis of each topic.
     """
 
     measured: tuple[Measured, ...]
     prices: PriceTable
-    today: VariantCost
-    found: tuple[VariantCost, ...]
-    levers: tuple[tuple[Variant, float], ...]
+    today: ScenarioCost
+    found: tuple[ScenarioCost, ...]
+    sensitivities: tuple[tuple[Scenario, float], ...]
     break_evens: tuple[BreakEven, ...]
 
     def rows(self) -> list[dict[str, object]]:
@@ -80,7 +80,7 @@ def simulate_costs(
     *,
     rates: Mapping[str | None, float] | None = None,
 ) -> CostSimulation:
-    """Measure the tiered topics (None: all) and simulate. `axes` are values by field of `Variant`.
+    """Measure the tiered topics (None: all) and simulate. `axes` are values by field of `Scenario`.
 
     `rates` are bytes a day by topic, for topics with too short a history (see `Measured.warning`); the key None stands
     for the only topic. Without a rate such a topic is left out. Reads samples of local segments; changes nothing.
@@ -108,13 +108,13 @@ def simulate_streams(
     if axes:
         found = variants(asked)
     else:
-        found = [Variant(**{name: value}) for name, values in asked.items() for value in values]  # type: ignore[arg-type]
+        found = [Scenario(**{name: value}) for name, values in asked.items() for value in values]  # type: ignore[arg-type]
     return CostSimulation(
         measured=tuple(measured),
         prices=prices,
-        today=cost_of(streams, Variant(), prices),
+        today=cost_of(streams, Scenario(), prices),
         found=tuple(cost_of(streams, each, prices) for each in found),
-        levers=tuple(levers(streams, asked, prices)),
+        sensitivities=tuple(sensitivities(streams, asked, prices)),
         break_evens=tuple(break_evens(streams, prices)),
     )
 
@@ -149,7 +149,7 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
     return {name: values for name, values in found.items() if values}
 
 
-def shown(variant: Variant, *, is_short: bool = False) -> str:
+def shown(variant: Scenario, *, is_short: bool = False) -> str:
     """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``.
 
     A variant without changes gives ``as it is``.
@@ -191,10 +191,10 @@ _SHORT = {
 }
 
 
-def _row(cost: VariantCost, today: VariantCost) -> dict[str, object]:
+def _row(cost: ScenarioCost, today: ScenarioCost) -> dict[str, object]:
     return {
         "changes": shown(cost.variant),
-        **{each.name: getattr(cost.variant, each.name) for each in fields(Variant)},
+        **{each.name: getattr(cost.variant, each.name) for each in fields(Scenario)},
         "dollars_per_month": cost.total,
         "saved_dollars": today.total - cost.total,
         **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},

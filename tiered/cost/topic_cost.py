@@ -16,17 +16,17 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.cost.prices import PriceTable
-from policies.cost.storage_usage import Lying, together
-from remote.keys import is_foreign, topic_directory
-from remote.segment_entry import RemoteSegment
+from policies.cost.storage_usage import StorageUsage, together
+from remote.keys import is_in_other_topic, topic_directory
+from remote.segment_entry import SegmentEntry
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import configured_prices
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
-from tiered.status.storage_cost import lying_for
+from tiered.status.storage_cost import usage_for
 from tiered.status.unknown_figures import unread_partitions
 from tiered.stores.persistent_meter import RequestHistory
-from tiered.topics.deleted_topic_usage import lying_of_deleted
+from tiered.topics.deleted_topic_usage import usage_of_deleted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,11 +126,11 @@ def topic_facts(
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
     return TopicFacts(
         topic=topic,
-        lying=together(lying_for(each, prices, rows[each.name]) for each in held),
+        lying=together(usage_for(each, prices, rows[each.name]) for each in held),
         local_bytes=local_bytes,
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
-        shared_bytes=sum(row.stored_bytes for each in rows.values() for row in each if is_foreign(row.data_key)),
+        shared_bytes=sum(row.stored_bytes for each in rows.values() for row in each if is_in_other_topic(row.data_key)),
         requests=as_requests(counts) if counts is not None else None,
         period_ms=period_ms,
     )
@@ -143,7 +143,7 @@ def deleted_label(topic: str) -> str:
 
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
     """Return the remaining remote data of deleted topics, by name, and the errors of unreadable ones."""
-    lying: dict[str, list[Lying]] = {}
+    lying: dict[str, list[StorageUsage]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.deleted_partitions():
         topic = deleted_label(each.name.topic)
@@ -151,11 +151,11 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
             unread[each.name] = each.error
             lying.setdefault(topic, [])
         elif each.head is not None:
-            lying.setdefault(topic, []).append(lying_of_deleted(each.head, prices))
+            lying.setdefault(topic, []).append(usage_of_deleted(each.head, prices))
     return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
 
 
-def all_rows(held: Partition) -> Iterable[RemoteSegment]:
+def all_rows(held: Partition) -> Iterable[SegmentEntry]:
     """Yield every segment entry of a partition: the log's, oldest first, then its views'.
 
     Entries of a partition without a manifest are none.
@@ -164,9 +164,9 @@ def all_rows(held: Partition) -> Iterable[RemoteSegment]:
     if head is None or held.metadata is None:
         return
     for spill in head.spills:
-        yield from held.metadata.page_rows(spill)
+        yield from held.metadata.page_entries(spill)
     yield from head.segments
-    yield from head.view_rows
+    yield from head.view_entries
 
 
 def as_requests(counts: RequestCounts) -> Requests:

@@ -30,7 +30,7 @@ from local.verify.index_checks import check_offset_index, check_time_index, plac
 from remote.check.partition_check import BucketReport, check_partition
 from remote.fetch.segment_check import ReadRange
 from remote.manifest.catalog import list_partitions
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.index_bundle import IndexBundle
 from remote.store import ObjectStore
@@ -61,7 +61,7 @@ class _Seen:
         return min(self.timestamps, default=None), max(self.timestamps, default=None)
 
 
-def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
+def check_contents(path: str, row: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
     """Yield the damage inside one segment. Raises Corrupt if its bytes contradict their checksums."""
     seen = _Seen()
     walk = BatchRuns(read, row.size_bytes)
@@ -78,7 +78,7 @@ def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: Rea
     yield from _of_indexes(path, row, bundle, seen)
 
 
-def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Finding]:
+def _of_run(path: str, row: SegmentEntry, run: Run, seen: _Seen) -> Iterator[Finding]:
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
     if first < row.base_offset or last >= row.next_offset:
@@ -115,7 +115,7 @@ def _take_transactions(run: Run, seen: _Seen) -> None:
         seen.open_producers.discard(producer)
 
 
-def _of_transactions(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+def _of_transactions(path: str, row: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
     if row.cleaned_through is not None or row.made_by is not None:
         return  # a cleaner pass removes markers and entries by rules of its own
     known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
@@ -125,7 +125,7 @@ def _of_transactions(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _
         yield _wrong(path, row, f"no such transaction was aborted: producer_id={producer} marker_at={offset}")
 
 
-def _of_row(path: str, row: RemoteSegment, seen: _Seen) -> Iterator[Finding]:
+def _of_row(path: str, row: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     low, high = seen.min_max()
     facts = {
         "record_count": (row.record_count, seen.records),
@@ -137,7 +137,7 @@ def _of_row(path: str, row: RemoteSegment, seen: _Seen) -> Iterator[Finding]:
             yield _wrong(path, row, f"the row says something else than its bytes: {name}={says} found={found}")
 
 
-def _of_indexes(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+def _of_indexes(path: str, row: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
     places, base, where = places_of(seen.tables, row.size_bytes), row.base_offset, path.removesuffix(row.data_key)
     where += row.indexes_key
     yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
@@ -153,6 +153,6 @@ def _of_indexes(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen)
         yield damaged(error, where)
 
 
-def _wrong(path: str, row: RemoteSegment, what: str, at: int | None = None) -> Finding:
+def _wrong(path: str, row: SegmentEntry, what: str, at: int | None = None) -> Finding:
     offsets = (row.base_offset, row.next_offset)
     return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at, offsets=offsets)

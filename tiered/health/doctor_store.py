@@ -27,7 +27,7 @@ RESOLUTION_MS = 1000  # stores report whole seconds
 PARTITIONS_LOOKED_AT = 200  # pins cost a listing each
 PIN_MS_LONG = 7 * 86_400_000
 UPLOAD_MS_OLD = 86_400_000
-HEAD_BYTES_LARGE = 8 << 20
+MANIFEST_BYTES_LARGE = 8 << 20
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
@@ -152,11 +152,11 @@ def partitions(patient: Patient) -> Iterator[Finding]:
         state = State.OK if whole == count else State.SKIPPED
         yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be opened{rest}")
         for each in held:
-            yield from _of_head(each)
+            yield from _of_manifest(each)
         yield from _pins(patient, held, now_ms)
 
 
-def _of_head(held: Partition) -> Iterator[Finding]:
+def _of_manifest(held: Partition) -> Iterator[Finding]:
     from remote.manifest.manifest import encoded_size, lacks_seal
 
     head = held.head()
@@ -166,10 +166,10 @@ def _of_head(held: Partition) -> Iterator[Finding]:
         what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not found"
         step = f"upgrade all readers, then: tiered rotate-keys {head.topic}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
-    if held.stopped is None and held.log.size_bytes and held.log.next_offset < head.taken_upto:
+    if held.stopped is None and held.log.size_bytes and held.log.next_offset < head.allocated_end_offset:
         yield _behind(held, head)
     size_bytes = encoded_size(head)
-    if size_bytes > HEAD_BYTES_LARGE:
+    if size_bytes > MANIFEST_BYTES_LARGE:
         waits = f"{counted(len(head.unlinked), 'object')} to be deleted"
         what = f"{held.name}: its head has {format_bytes(size_bytes)}, {waits}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step="is a manager at work? tiered run")
@@ -187,7 +187,7 @@ def _behind(held: Partition, head: Head) -> Finding:
     except LogError as error:
         finding = failed("partitions", error)
         return _bad("partitions", f"{held.name}: {finding.what}", finding.next_step)
-    what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.taken_upto}"
+    what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.allocated_end_offset}"
     step = "another machine wrote, or this disk lost its end; the next start begins at the bucket's end"
     return Finding(check="index", state=State.WARNING, what=what, next_step=step)
 

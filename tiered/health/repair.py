@@ -34,23 +34,23 @@ from local.segment.segment_info import SegmentInfo
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
-from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_head_key, parse_spill_key, parse_view_key
+from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.job_changes import replace_tiled
-from remote.manifest.manifest import Head, JobNote, SpillRow
+from remote.manifest.manifest import AppliedJob, Head, PageEntry
 from remote.manifest.manifest_changes import Change, objects_of
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page, summary_contradiction
-from remote.manifest.manifest_validation import row_contradiction
+from remote.manifest.manifest_validation import entry_contradiction
 from remote.manifest.sealing import sealer_of
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.health.bucket_check import check_contents
 from tiered.health.repair_relatives import Relatives
-from tiered.health.repair_sources import from_bucket, rows_of_page
+from tiered.health.repair_sources import entries_of_page, from_bucket
 from tiered.health.scrub_report import Found, ScrubReport
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, kept_as, own_settings
@@ -61,7 +61,7 @@ Progress = Callable[[int], None]
 class Copies(Protocol):
     """Good copies on this machine's disk (`tiered.health.repair_from_local`)."""
 
-    def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool: ...
+    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool: ...
 
     def log(self, name: RemotePartitionName) -> Log | None: ...
 
@@ -75,10 +75,10 @@ class SegmentRepair:
     """
 
     name: RemotePartitionName
-    row: RemoteSegment
+    row: SegmentEntry
     source: str
     relative: RemotePartitionName | None = None
-    other: RemoteSegment | None = None
+    other: SegmentEntry | None = None
 
     @property
     def object(self) -> str:
@@ -93,8 +93,8 @@ class PageRepair:
     """
 
     name: RemotePartitionName
-    spill: SpillRow
-    rows: tuple[RemoteSegment, ...]
+    spill: PageEntry
+    rows: tuple[SegmentEntry, ...]
     source: str
 
     @property
@@ -195,16 +195,16 @@ def _of_partition(
     relatives: Relatives,
 ) -> RepairPlan:
     try:
-        head = GuestLog(store, name.prefix).join()
+        head = CoWriterLog(store, name.prefix).join()
     except (Corrupt, NotFound, Conflict) as error:
         why = f"the newest head cannot be read, and nothing but a copy of it would do: {error}"
         return RepairPlan(hopeless=(Untouched(name=name, object=HEADS, why=why),))
     hopeless: list[Untouched] = []
-    needless = list(_of_heads(name, head, found))
+    needless = list(_of_manifests(name, head, found))
     pages = []
     for spill, known in _damaged_pages(store, name, head):
         try:
-            rows, source = known or rows_of_page(store, name.prefix, head, spill)
+            rows, source = known or entries_of_page(store, name.prefix, head, spill)
             pages.append(PageRepair(name=name, spill=spill, rows=tuple(rows), source=source))
         except Corrupt as error:
             offsets = (spill.base_offset, spill.next_offset)
@@ -223,9 +223,9 @@ def _of_partition(
     return RepairPlan(pages=tuple(pages), segments=tuple(segments), hopeless=tuple(hopeless), needless=tuple(needless))
 
 
-def _of_heads(name: RemotePartitionName, head: Head, found: Sequence[Found]) -> Iterator[Untouched]:
+def _of_manifests(name: RemotePartitionName, head: Head, found: Sequence[Found]) -> Iterator[Untouched]:
     for key in sorted({each.object for each in found if each.object.startswith(HEADS)}):
-        sequence = parse_head_key(key)
+        sequence = parse_manifest_key(key)
         if sequence is None or sequence != head.sequence:
             why = "only the newest head counts, which is whole; the older ones go when they are collected"
             yield Untouched(name=name, object=key, why=why)
@@ -238,7 +238,7 @@ def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Unt
 
 def _damaged_pages(
     store: ObjectStore, name: RemotePartitionName, head: Head
-) -> Iterator[tuple[SpillRow, tuple[tuple[RemoteSegment, ...], str] | None]]:
+) -> Iterator[tuple[PageEntry, tuple[tuple[SegmentEntry, ...], str] | None]]:
     """Yield unreadable pages (with None), and wrongly described ones with their entries.
 
     A page is wrongly described if its summary in the manifest contradicts its entries.
@@ -256,7 +256,7 @@ def _damaged_pages(
 
 def _rows(
     store: ObjectStore, name: RemotePartitionName, head: Head, repaired: Sequence[PageRepair], ulids: set[str]
-) -> list[RemoteSegment]:
+) -> list[SegmentEntry]:
     """Return the log's entries with these ULIDs, including entries of pages under repair."""
     pages, rows = Pages(store, name.prefix), list(head.segments)
     anew = {each.spill: each.rows for each in repaired}
@@ -268,9 +268,9 @@ def _rows(
     return sorted((row for row in rows if row.ulid in ulids), key=lambda row: row.base_offset)
 
 
-def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: RemoteSegment, keys: KeyRing) -> bool:
+def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: SegmentEntry, keys: KeyRing) -> bool:
     view = parse_view_key(row.data_key)
-    if row_contradiction(row, view=view.view if view is not None else None) is not None:
+    if entry_contradiction(row, view=view.view if view is not None else None) is not None:
         return True
     sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
     try:
@@ -285,7 +285,7 @@ def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: RemoteSegmen
 def _source(
     store: ObjectStore,
     name: RemotePartitionName,
-    row: RemoteSegment,
+    row: SegmentEntry,
     head: Head,
     keys: KeyRing,
     copies: Copies | None,
@@ -295,7 +295,7 @@ def _source(
     if copies is not None and copies(name, row):
         return SegmentRepair(name=name, row=row, source="local")
     try:
-        from_bucket(store, name.prefix, row, keys, is_last=row.next_offset >= head.rows_next_offset)
+        from_bucket(store, name.prefix, row, keys, is_last=row.next_offset >= head.entries_end_offset)
     except (Corrupt, NotFound, AccessDenied, InvalidRequest):
         if copies is not None and (relative := relatives.on_disk(name, row, copies)) is not None:
             return SegmentRepair(name=name, row=row, source="local", relative=relative)
@@ -349,30 +349,32 @@ def _repair_segment(
     progress: Progress,
     settings: SettingsOf,
 ) -> None:
-    log = GuestLog(store, repair.name.prefix)
+    log = CoWriterLog(store, repair.name.prefix)
     head, old = log.join(), repair.row
     if not log.ask(head, lambda index: index.holds(old)):
         raise NotFound("repairing a segment, its row is gone: it expired or was replaced", object=old.data_key)
     source = _to_copy(store, repair, head, keys, copies)
-    at_rest = kept_as(old, settings(repair.name.topic, head.properties)).at_rest(keys)
+    object_encoding = kept_as(old, settings(repair.name.topic, head.properties)).object_encoding(keys)
     place = repair.name.prefix
-    row = copy_segment(store, place, source, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=progress)
+    row = copy_segment(
+        store, place, source, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=progress
+    )
     sharing = _sharing(log, head, old)
     touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
     log.commit(put_in_place(old, row, spares=sharing), now_ms, touches=touches)
 
 
-def _sharing(log: GuestLog, head: Head, old: RemoteSegment) -> list[RemoteSegment]:
+def _sharing(log: CoWriterLog, head: Head, old: SegmentEntry) -> list[SegmentEntry]:
     """Return other entries of the log that name an object of this one.
 
     A damaged entry may name another entry's object.
     """
     keys = {old.data_key, old.indexes_key}
-    rows = log.ask(head, lambda index: list(index.rows_with_dead(0, head.rows_next_offset)))
+    rows = log.ask(head, lambda index: list(index.entries_with_dead(0, head.entries_end_offset)))
     return [row for row in rows if row != old and keys & {row.data_key, row.indexes_key}]
 
 
-def put_in_place(old: RemoteSegment, new: RemoteSegment, *, spares: Sequence[RemoteSegment] = ()) -> Change:
+def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:
     """Replace one entry by another with the same offsets.
 
     The old entry is found by all its fields, because damaged entries may share a name. Its objects become pending
@@ -405,7 +407,7 @@ def _to_copy(
         if log is None or copies is None or not copies(holder, row):
             raise NotFound("repairing a segment, the disk does not hold its bytes any more", object=row.data_key)
         return segment_to_copy(log, _info(log, row), cleaned_through=row.cleaned_through)
-    is_last = row.next_offset >= head.rows_next_offset
+    is_last = row.next_offset >= head.entries_end_offset
     if repair.relative is not None and repair.other is not None:
         return replace(
             from_bucket(store, repair.relative.prefix, repair.other, keys, is_last=is_last),
@@ -414,7 +416,7 @@ def _to_copy(
     return from_bucket(store, repair.name.prefix, row, keys, is_last=is_last)
 
 
-def _info(log: Log, row: RemoteSegment) -> SegmentInfo:
+def _info(log: Log, row: SegmentEntry) -> SegmentInfo:
     return next(info for info in log.segments() if info.base_offset == row.base_offset)
 
 
@@ -424,7 +426,7 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
     Otherwise a commit puts the entries into a new page.
     """
     prefix, spill = repair.name.prefix, repair.spill
-    says = parse_spill_key(spill.key)
+    says = parse_page_key(spill.key)
     assert says is not None, "a head names pages by their keys"
     sealer, key_id = sealer_of(store, prefix), spill.seal_key_id
     again, body = encode_page(repair.rows, says.epoch, says.ulid, sealer=sealer, seal_key_id=key_id)
@@ -432,11 +434,11 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
         with suppress(AlreadyExists):  # in an immutable bucket the damaged page stays
             store.put(prefix + spill.key, body)
             return
-    log = GuestLog(store, prefix)
+    log = CoWriterLog(store, prefix)
     head = log.join()
     if spill not in head.spills:
         raise NotFound("repairing a page, the head names it no more", page=spill.key)
-    log.vouch_for_page(spill, repair.rows)
-    note = JobNote(job_id=f"repair-{new_ulid(now_ms)}")
+    log.certify_page(spill, repair.rows)
+    note = AppliedJob(job_id=f"repair-{new_ulid(now_ms)}")
     change = replace_tiled([], cleaned_through=0, bound=None, note=note)
     log.commit(change, now_ms, touches=(spill.base_offset, spill.next_offset))

@@ -13,7 +13,7 @@ from local.errors import LogError, NotFound
 from local.format.crc32c import crc32c
 from local.log import Log
 from remote.manifest.catalog import RemotePartitionName
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.manager.manager import LogManager
 
 _READ_BYTES = 8 << 20
@@ -40,7 +40,7 @@ class LocalCopies:
         if self._opened is not None:
             self._opened.close()
 
-    def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool:
+    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool:
         log = self.log(name)
         return log is not None and has_same_bytes(log, row)
 
@@ -64,7 +64,7 @@ class LocalCopies:
         return self._opened
 
 
-def has_same_bytes(log: Log, row: RemoteSegment) -> bool:
+def has_same_bytes(log: Log, row: SegmentEntry) -> bool:
     """Return whether a closed local segment has the entry's bytes. A missing or unreadable one does not."""
     try:
         infos = [info for info in log.segments()[:-1] if info.base_offset == row.base_offset]

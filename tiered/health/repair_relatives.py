@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from local.errors import Corrupt, NotFound
 from remote.gc.fork_references import forks_of
 from remote.gc.pins import list_pins
-from remote.keys import foreign_key, home_of, parse_partition, parse_topic_directory
+from remote.keys import home_of, key_in_other_topic, parse_partition, parse_topic_directory
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 
-IsWhole = Callable[[RemotePartitionName, RemoteSegment], bool]
+IsWhole = Callable[[RemotePartitionName, SegmentEntry], bool]
 
 
 class Relatives:
@@ -34,9 +34,9 @@ class Relatives:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._forks: dict[str, tuple[RemotePartitionName, ...]] = {}
-        self._rows: dict[RemotePartitionName, tuple[RemoteSegment, ...]] = {}
+        self._rows: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
 
-    def naming(self, name: RemotePartitionName, row: RemoteSegment) -> Iterator[tuple[RemotePartitionName, str]]:
+    def naming(self, name: RemotePartitionName, row: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
         """Yield other partitions with an entry that names an object of this one, and its ULID.
 
         Only the newest manifests count.
@@ -48,8 +48,8 @@ class Relatives:
                     yield other, each.ulid
 
     def same_bytes(
-        self, name: RemotePartitionName, row: RemoteSegment, is_whole: IsWhole
-    ) -> tuple[RemotePartitionName, RemoteSegment] | None:
+        self, name: RemotePartitionName, row: SegmentEntry, is_whole: IsWhole
+    ) -> tuple[RemotePartitionName, SegmentEntry] | None:
         """Return a relative's entry with the same bytes in undamaged objects of its own."""
         objects = self._objects(name, row)
         for other in self._of(name, row):
@@ -58,11 +58,11 @@ class Relatives:
                     return other, each
         return None
 
-    def on_disk(self, name: RemotePartitionName, row: RemoteSegment, copies: IsWhole) -> RemotePartitionName | None:
+    def on_disk(self, name: RemotePartitionName, row: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
         """Return the relative with the entry's bytes in its log on this machine's disk."""
         return next((other for other in self._of(name, row) if copies(other, row)), None)
 
-    def rows(self, name: RemotePartitionName) -> Sequence[RemoteSegment]:
+    def rows(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
         """Return the newest manifest's entries; none if the partition is unreadable or deleted."""
         if name not in self._rows:
             self._rows[name] = ()
@@ -75,7 +75,7 @@ class Relatives:
                 pass  # its own repair reports the error
         return self._rows[name]
 
-    def _of(self, name: RemotePartitionName, row: RemoteSegment) -> Iterable[RemotePartitionName]:
+    def _of(self, name: RemotePartitionName, row: SegmentEntry) -> Iterable[RemotePartitionName]:
         homes = {home_of(key) for key in self._objects(name, row)}
         found = [_named(home) for home in sorted(homes)]
         found += [fork for home in sorted(homes) for fork in self._forks_of(home)]
@@ -87,11 +87,11 @@ class Relatives:
             self._forks[home] = tuple(name for each in prefixes if (name := _named(each)) is not None)
         return self._forks[home]
 
-    def _objects(self, name: RemotePartitionName, row: RemoteSegment) -> set[str]:
-        return {foreign_key(name.prefix, key) for key in (row.data_key, row.indexes_key)}
+    def _objects(self, name: RemotePartitionName, row: SegmentEntry) -> set[str]:
+        return {key_in_other_topic(name.prefix, key) for key in (row.data_key, row.indexes_key)}
 
 
-def _is_same(one: RemoteSegment, other: RemoteSegment) -> bool:
+def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
     facts = [(row.base_offset, row.next_offset, row.size_bytes, row.content_crc32c) for row in (one, other)]
     return facts[0] == facts[1]
 

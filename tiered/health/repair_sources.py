@@ -29,12 +29,12 @@ from local.records.batch_runs import BatchRuns
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key
-from remote.manifest.manifest import Head, SpillRow
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest import Head, PageEntry
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import Rows, summary_contradiction
 from remote.manifest.page_spill import waiting_keys
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import RAW
 from remote.segments.encryption import KeyRing
 from remote.segments.index_bundle import IndexBundle, decode_bundle, encode_bundle
@@ -42,10 +42,10 @@ from remote.segments.object_encoding import CODECS, open_ring
 from remote.segments.segment_upload import SegmentToCopy
 from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store import Body, ObjectStore
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096
-HEADS_MAX = 512  # older manifests searched for a page's entries
+MANIFESTS_MAX = 512  # older manifests searched for a page's entries
 
 Read = Callable[[int, int], Body]
 
@@ -59,7 +59,7 @@ class _Bytes:
     bundle: IndexBundle | None
 
 
-def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
+def from_bucket(store: ObjectStore, prefix: str, row: SegmentEntry, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
     """Build the segment from its own data, with new indexes and facts.
 
     `is_last`: the partition has no entry above. Raises Corrupt, with the reason, if the bucket has no good copy.
@@ -87,12 +87,12 @@ def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRi
         cleaned_through=row.cleaned_through,
         read=found.read,
         inspect=partial(
-            SegmentWatch, full_key(prefix, row.data_key), row.base_offset, row.next_offset, epochs, indexes
+            SegmentInspector, full_key(prefix, row.data_key), row.base_offset, row.next_offset, epochs, indexes
         ),
     )
 
 
-def with_own_names(row: RemoteSegment) -> RemoteSegment:
+def with_own_names(row: SegmentEntry) -> SegmentEntry:
     """Return the entry with the names of its own objects.
 
     The name with the entry's offsets counts. Raises Corrupt if there is none.
@@ -112,7 +112,7 @@ def with_own_names(row: RemoteSegment) -> RemoteSegment:
     raise Corrupt("repairing a segment, its row says other offsets than its objects' names", ulid=row.ulid)
 
 
-def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing) -> _Bytes | None:
+def _indexed(store: ObjectStore, prefix: str, row: SegmentEntry, keys: KeyRing) -> _Bytes | None:
     """Read through the indexes object, ignoring the entry's sizes and checksums; None if it is damaged.
 
     None also if it is missing.
@@ -128,7 +128,7 @@ def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing)
     return _Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle)
 
 
-def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> RemoteSegment:
+def as_indexed(row: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> SegmentEntry:
     """Return the entry with the sizes, checksums and codec of its indexes."""
     table = bundle.chunks
     return replace(
@@ -142,7 +142,7 @@ def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> R
     )
 
 
-def _raw(store: ObjectStore, prefix: str, row: RemoteSegment) -> _Bytes:
+def _raw(store: ObjectStore, prefix: str, row: SegmentEntry) -> _Bytes:
     """Read a plain object, checked by the entry's size and checksum."""
     key = full_key(prefix, row.data_key)
     if row.codec != "none" or row.key_id is not None:
@@ -194,7 +194,7 @@ def _epochs_of(tables: Sequence[BatchTable], base_offset: int) -> tuple[tuple[in
 
 
 def _side_files(
-    bundle: IndexBundle | None, row: RemoteSegment, tables: Sequence[BatchTable], *, is_last: bool
+    bundle: IndexBundle | None, row: SegmentEntry, tables: Sequence[BatchTable], *, is_last: bool
 ) -> tuple[bytes, bytes, bytes]:
     """Return transaction index, producers and leader epochs: as stored, or empty if they must have been."""
     if bundle is not None:
@@ -209,12 +209,12 @@ def _side_files(
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of_page(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> tuple[Rows, str]:
+def entries_of_page(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> tuple[Rows, str]:
     """Return the entries of an unreadable page, and their source; they match the manifest's summary.
 
     Raises Corrupt if there is no good copy.
     """
-    if (rows := _from_older_heads(store, prefix, head, spill)) is not None:
+    if (rows := _from_older_manifests(store, prefix, head, spill)) is not None:
         return rows, "older head"
     rows = _from_objects(store, prefix, head, spill)
     if (wrong := _unlike(spill, rows)) is not None:
@@ -222,9 +222,9 @@ def rows_of_page(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -
     return rows, "objects"
 
 
-def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows | None:
-    chain, pages = HeadChain(store, prefix), Pages(store, prefix)
-    for sequence in range(head.sequence - 1, max(head.void_upto, head.sequence - HEADS_MAX), -1):
+def _from_older_manifests(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> Rows | None:
+    chain, pages = ManifestChain(store, prefix), Pages(store, prefix)
+    for sequence in range(head.sequence - 1, max(head.void_upto, head.sequence - MANIFESTS_MAX), -1):
         older = None
         with suppress(Corrupt):
             older = chain.read(sequence)
@@ -243,20 +243,20 @@ def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillR
     return None
 
 
-def _is_proof(page: SpillRow, of: SpillRow) -> bool:
+def _is_proof(page: PageEntry, of: PageEntry) -> bool:
     return page.seal_key_id is not None or of.seal_key_id is None
 
 
-def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
+def _touch(part: PageEntry | SegmentEntry, spill: PageEntry) -> bool:
     return part.base_offset < spill.next_offset and spill.base_offset < part.next_offset
 
 
-def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows:
+def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> Rows:
     """Build an entry for each pair of objects in the page's range that is not a pending delete."""
     if spill.seal_key_id is not None:
         raise Corrupt("repairing a page, it was sealed, and objects alone prove nothing: forgeries", page=spill.key)
     gone = set(waiting_keys(head, Pages(store, prefix).rows))
-    rows: list[RemoteSegment] = []
+    rows: list[SegmentEntry] = []
     for info in store.list(prefix + DATA):
         key = info.key.removeprefix(prefix)
         says = parse_data_key(key)
@@ -272,7 +272,7 @@ def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) 
     return tuple(rows)
 
 
-def _row_of(store: ObjectStore, prefix: str, key: str, spill: SpillRow, modified_ms: int) -> RemoteSegment:
+def _row_of(store: ObjectStore, prefix: str, key: str, spill: PageEntry, modified_ms: int) -> SegmentEntry:
     says = parse_data_key(key)
     assert says is not None
     if says.suffix.endswith(".enc"):
@@ -283,7 +283,7 @@ def _row_of(store: ObjectStore, prefix: str, key: str, spill: SpillRow, modified
     except NotFound as error:
         raise Corrupt("repairing a page, a segment has no indexes", page=spill.key, object=key) from error
     bundle = decode_bundle(body)
-    bare = RemoteSegment(
+    bare = SegmentEntry(
         ulid=says.ulid,
         base_offset=says.base_offset,
         next_offset=says.last_offset + 1,
@@ -314,8 +314,8 @@ def _row_of(store: ObjectStore, prefix: str, key: str, spill: SpillRow, modified
     )
 
 
-def _facts(remote: RemotePartition, row: RemoteSegment) -> SegmentFacts:
-    watch = SegmentWatch(row.data_key, row.base_offset, row.next_offset, row.epochs)
+def _facts(remote: RemotePartition, row: SegmentEntry) -> SegmentFacts:
+    watch = SegmentInspector(row.data_key, row.base_offset, row.next_offset, row.epochs)
     walk = BatchRuns(lambda start, length: remote.read(row, start, length), row.size_bytes)
     for run in walk:
         watch.take(run.data)
@@ -330,7 +330,7 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
     return ranges
 
 
-def _unlike(spill: SpillRow, rows: Rows) -> str | None:
+def _unlike(spill: PageEntry, rows: Rows) -> str | None:
     """Return a difference between entries and page, ignoring facts that only entries have."""
     names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
     sums = {

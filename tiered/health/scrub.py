@@ -34,7 +34,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment, unreadable
 from remote.keys import full_key, parse_data_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.health.bucket_check import check_contents
@@ -44,7 +44,7 @@ from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
 
 THREADS = 4
 _WEIGHTS: dict[Severity, Weight] = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CORRUPT: "corrupt"}
-LocalCopy = Callable[[RemotePartitionName, RemoteSegment], bool]  # whether this machine's disk has the same bytes
+LocalCopy = Callable[[RemotePartitionName, SegmentEntry], bool]  # whether this machine's disk has the same bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class SegmentJob:
     """One segment to check; it can be pickled."""
 
     prefix: str
-    row: RemoteSegment
+    row: SegmentEntry
 
     @property
     def name(self) -> str:
@@ -212,7 +212,7 @@ def report_of(
     )
 
 
-def _told(name: RemotePartitionName, found: Finding, row: RemoteSegment | None, local_copy: LocalCopy) -> Found:
+def _told(name: RemotePartitionName, found: Finding, row: SegmentEntry | None, local_copy: LocalCopy) -> Found:
     is_bad = found.severity is Severity.CORRUPT and row is not None
     is_of_log = row is not None and parse_data_key(row.data_key) is not None
     has_copy = is_bad and is_of_log and row is not None and local_copy(name, row)

@@ -21,7 +21,7 @@ from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
 from local.verify.findings import Finding, Severity, damaged, told, unreadable, worst
 from remote.manifest.view_catalog import ViewCatalog, decode_catalog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import decode_bundle
 
 _LOOKS = 3
@@ -77,7 +77,7 @@ def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
             yield told(Severity.INFO, join(directory, key), what)
 
 
-def _of_part(storage: Storage, directory: str, row: RemoteSegment) -> Iterator[Finding]:
+def _of_part(storage: Storage, directory: str, row: SegmentEntry) -> Iterator[Finding]:
     path = join(directory, row.data_key)
     try:
         body = storage.map(path)

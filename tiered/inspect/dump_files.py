@@ -22,9 +22,9 @@ from local.records.batch_runs import BatchRuns
 from local.verify.findings import Finding
 from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
 from remote.keys import HEADS
-from remote.manifest.manifest import SpillRow, UnlinkedObject, UnlinkedPage, decode_head
+from remote.manifest.manifest import PageEntry, PendingDelete, PendingPageDelete, decode_manifest
 from remote.manifest.sealing import Sealer
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.index_bundle import IndexBundle, decode_bundle
@@ -229,11 +229,11 @@ _NO_PRODUCERS = Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=[])
 
 def _head(data: bytes, sealer: Sealer) -> list[Sheet]:
     """Return a sheet for each list of a manifest; the other fields of the manifest are facts."""
-    head = msgspec.to_builtins(decode_head(data, sealer=sealer))
+    head = msgspec.to_builtins(decode_manifest(data, sealer=sealer))
     lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [
-        Sheet(name=name, fields=_HEAD_FIELDS[name], rows=rows, facts=head if name == "segments" else {})
+        Sheet(name=name, fields=_MANIFEST_FIELDS[name], rows=rows, facts=head if name == "segments" else {})
         for name, rows in lists.items()
     ]
 
@@ -242,11 +242,11 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(each.name for each in dataclasses.fields(kind))
 
 
-_HEAD_FIELDS = {  # fields of the types, not of the present rows: scripts rely on the columns
-    "segments": _fields(RemoteSegment),
-    "unlinked": _fields(UnlinkedObject),
-    "unlinked_pages": (*_fields(SpillRow), *(name for name in _fields(UnlinkedPage) if name != "spill")),
-    "spills": _fields(SpillRow),
+_MANIFEST_FIELDS = {  # fields of the types, not of the present rows: scripts rely on the columns
+    "segments": _fields(SegmentEntry),
+    "unlinked": _fields(PendingDelete),
+    "unlinked_pages": (*_fields(PageEntry), *(name for name in _fields(PendingPageDelete) if name != "spill")),
+    "spills": _fields(PageEntry),
 }
 
 

@@ -20,7 +20,7 @@ from remote.keys import (
     ENCRYPTED_SUFFIX,
     INDEXES_SUFFIX,
     ZSTD_SUFFIX,
-    parse_head_key,
+    parse_manifest_key,
     parse_partition,
     parse_topic_directory,
 )
@@ -64,7 +64,7 @@ def kind_of(path: str) -> Kind | None:
     name = path.rpartition("/")[2]
     for suffix in _ON_ITS_WAY:
         name = name.removesuffix(suffix)
-    if parse_head_key("/".join(path.split("/")[-3:])) is not None:
+    if parse_manifest_key("/".join(path.split("/")[-3:])) is not None:
         return Kind.HEAD
     for kind in _BY_NAME:
         if name == kind.value:

@@ -31,15 +31,15 @@ from policies.cost.storage_cost import (
     request_cost,
     retrieval_cost,
 )
-from remote.external.external_layout import ForeignName
+from remote.external.external_layout import ExternalName
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.keys import full_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, SpillRow, UnlinkedObject
+from remote.manifest.manifest import Head, PageEntry, PendingDelete
 from remote.manifest.manifest_changes import objects_of
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -157,24 +157,24 @@ def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOpti
     }
     for spill in head.spills:
         yield _full({**common, **_page(spill, name, options)})
-    for row in index.rows_with_dead(0, head.rows_next_offset):
-        alive = head.deleted_ms is None and row.next_offset > head.readable_from
+    for row in index.entries_with_dead(0, head.entries_end_offset):
+        alive = head.deleted_ms is None and row.next_offset > head.min_readable_offset
         yield _full({**common, **_segment(row, name, options), "kind": "log", "is_readable": alive})
     for view in head.views:
         for row in view.rows:
             more = {"kind": "view", "view": view.name, "is_readable": head.deleted_ms is None}
             yield _full({**common, **_segment(row, name, options), **more})
-    for each in (*head.unlinked, *_of_unlinked_pages(index)):
+    for each in (*head.unlinked, *_of_pending_pages(index)):
         yield _full({**common, **_waiting(each, head, name, options)})
 
 
-def _of_unlinked_pages(index: MetadataIndex) -> Iterator[UnlinkedObject]:
+def _of_pending_pages(index: MetadataIndex) -> Iterator[PendingDelete]:
     """Yield the objects of each page's entries, then the page itself, which is deleted last."""
     for each in index.head.unlinked_pages:
         with suppress(NotFound):
             for row in index.page(each.spill):
                 yield from objects_of(row, each.unlinked_ms, each.epoch)
-        yield UnlinkedObject(
+        yield PendingDelete(
             key=each.spill.key,
             size_bytes=each.spill.page_bytes,
             unlinked_ms=each.unlinked_ms,
@@ -188,8 +188,8 @@ def _full(row: Row) -> Row:
     return {column: row.get(column) for column in COLUMNS}
 
 
-def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOptions) -> Row:
-    is_foreign = isinstance(name, ForeignName)
+def _segment(row: SegmentEntry, name: RemotePartitionName, options: TableOptions) -> Row:
+    is_in_other_topic = isinstance(name, ExternalName)
     prices, small = options.prices.of(row.storage_class), options.prices.of(STANDARD)
     age_days = max(0, options.now_ms - row.committed_ms) / DAY_MS
     gets = -(-row.stored_bytes // RANGE_BYTES)
@@ -198,7 +198,7 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
         "state": row.state.name,
         "base_offset": row.base_offset,
         "next_offset": row.next_offset,
-        "record_count": None if is_foreign else row.record_count,
+        "record_count": None if is_in_other_topic else row.record_count,
         "size_bytes": row.size_bytes,
         "stored_bytes": row.stored_bytes,
         "indexes_bytes": row.indexes_bytes,
@@ -210,9 +210,9 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
         "key_id": row.key_id,
         "storage_class": row.storage_class or STANDARD,
         "cleaned_through": row.cleaned_through,
-        "ulid": None if is_foreign else row.ulid,
-        "data_key": row.data_key if is_foreign else full_key(name.prefix, row.data_key),
-        "indexes_key": None if is_foreign else full_key(name.prefix, row.indexes_key),
+        "ulid": None if is_in_other_topic else row.ulid,
+        "data_key": row.data_key if is_in_other_topic else full_key(name.prefix, row.data_key),
+        "indexes_key": None if is_in_other_topic else full_key(name.prefix, row.indexes_key),
         "dollars_per_month": storage + monthly_storage(row.indexes_bytes, small),
         "dollars_to_read": request_cost(gets=gets, prices=prices)
         + request_cost(gets=1, prices=small)
@@ -221,7 +221,7 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
     }
 
 
-def _page(spill: SpillRow, name: RemotePartitionName, options: TableOptions) -> Row:
+def _page(spill: PageEntry, name: RemotePartitionName, options: TableOptions) -> Row:
     return {
         "kind": "page",
         "is_readable": True,
@@ -234,7 +234,7 @@ def _page(spill: SpillRow, name: RemotePartitionName, options: TableOptions) -> 
     }
 
 
-def _waiting(each: UnlinkedObject, head: Head, name: RemotePartitionName, options: TableOptions) -> Row:
+def _waiting(each: PendingDelete, head: Head, name: RemotePartitionName, options: TableOptions) -> Row:
     assert head.sequence >= each.unlinked_sequence, "a head lists what an earlier one let go of"
     return {
         "kind": "waiting",

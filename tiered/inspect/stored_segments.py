@@ -26,10 +26,10 @@ from local.format.crc32c import crc32c
 from local.records.batch_runs import BatchRuns
 from remote.keys import ENCRYPTED_SUFFIX, INDEXES_SUFFIX, parse_data_key, parse_view_key, stem_of
 from remote.manifest.manifest import Head
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.sealing import keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
 from remote.segments.index_bundle import decode_bundle
@@ -39,7 +39,7 @@ from remote.store import ObjectStore
 from tiered.inspect.dump_sources import FileSource
 
 FRAME_BYTES_MAX = 256 << 20  # no chunk is larger: one batch at most, and a damaged frame may claim any size
-HEADS_LOOKED_AT = 400  # searched from the newest, for the entry of an object that left the index
+MANIFESTS_READ = 400  # searched from the newest, for the entry of an object that left the index
 _OBJECT = re.compile(r"(?:.*/)?(?=(?:data|view/[^/]+)/[^/]+\Z)")
 
 
@@ -165,7 +165,7 @@ def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
     return open_ring(row, prefix, keys)
 
 
-def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
+def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
     """Return the partition's prefix, and the entry that names the object."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key lies in a head: name the object by its url, or the file in a copy of the bucket"
@@ -182,21 +182,23 @@ def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
 
 def _heads(store: ObjectStore, prefix: str) -> Iterator[Head]:
     """Yield manifests, newest first, until the first deleted one."""
-    chain = HeadChain(store, prefix)
+    chain = ManifestChain(store, prefix)
     head = chain.newest(None)
-    for _ in range(HEADS_LOOKED_AT):
+    for _ in range(MANIFESTS_READ):
         if head is None:
             return
         yield head
         head = chain.read(head.sequence - 1) if head.sequence > 1 else None
 
 
-def _named(store: ObjectStore, prefix: str, head: Head, key: str) -> RemoteSegment | None:
+def _named(store: ObjectStore, prefix: str, head: Head, key: str) -> SegmentEntry | None:
     says = parse_data_key(key) or parse_view_key(key)
     if says is None:
         return None
     index = MetadataIndex(head, Pages(store, prefix).rows)
-    rows = head.view_rows if says.view is not None else index.rows_with_dead(says.base_offset, says.last_offset + 1)
+    rows = (
+        head.view_entries if says.view is not None else index.entries_with_dead(says.base_offset, says.last_offset + 1)
+    )
     return next((row for row in rows if row.data_key == key), None)
 
 

@@ -53,15 +53,15 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Fate, Replacement, fate_of, find_job, lost_rows, replace_tiled
+from remote.manifest.job_changes import Fate, Replacement, fate_of, find_job, lost_entries, replace_tiled
 from remote.manifest.job_changes import is_done as is_noted
-from remote.manifest.manifest import JobNote
+from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import unlink_uploads
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.tombstone_bound import tombstone_bound
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
@@ -84,8 +84,8 @@ class RowGroup:
     """
 
     number: int
-    rows: tuple[RemoteSegment, ...]
-    before: RemoteSegment | None = None
+    rows: tuple[SegmentEntry, ...]
+    before: SegmentEntry | None = None
     aborted: tuple[AbortedTransaction, ...] = ()
 
     @property
@@ -131,9 +131,9 @@ class CompactionPlan:
         return sum(group.size_bytes for group in self.groups)
 
     @property
-    def note(self) -> JobNote:
+    def note(self) -> AppliedJob:
         """The note that the commit of this plan leaves in the manifest."""
-        return JobNote(job_id=self.job_id, turn=_ROUNDS + self.upto_offset if self.is_cut else 0)
+        return AppliedJob(job_id=self.job_id, turn=_ROUNDS + self.upto_offset if self.is_cut else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ def plan_compaction(
     Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not
     compacted. Raises the errors of reading the bucket.
     """
-    log = GuestLog(store, name.prefix)
+    log = CoWriterLog(store, name.prefix)
     head = log.join()
     values = {**DEFAULTS, **head.properties, **(settings or {})}
     rules = resolve_rules(values)
@@ -279,7 +279,7 @@ def commit_compaction(
     """
     results = sorted(results, key=lambda each: each.number)
     note = plan.note
-    log = GuestLog(store, plan.name.prefix)
+    log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     planned = {row.ulid: row for group in plan.groups for row in group.rows}
     replaced = [each for one in results for each in one.replaced]
@@ -303,12 +303,12 @@ def commit_compaction(
     except (Conflict, InvalidRequest):
         _give_up(log, made, touches, now_ms)
         raise
-    there = log.ask(head, lambda index: list(index.rows_with_dead(*touches)))
+    there = log.ask(head, lambda index: list(index.entries_with_dead(*touches)))
     done = [each for each in replaced if fate_of(there, head.log_start_offset, each) is Fate.COMMITTED]
     lost = [each for each in replaced if each not in done]
     _give_up(log, [row for each in lost for row in each.rows], touches, now_ms)
     replaced_by_others = [each for each in lost if each.rows[-1].next_offset > head.log_start_offset]
-    given_up = missing + len(replaced_by_others) + len(lost_rows(head, vouched, there))
+    given_up = missing + len(replaced_by_others) + len(lost_entries(head, vouched, there))
     if given_up and is_noted(head, note):  # another run of this job committed first
         was_done, given_up = True, 0
     olds = [planned[ulid] for each in done for ulid in each.ulids]
@@ -332,13 +332,13 @@ def commit_compaction(
     )
 
 
-def _give_up(log: GuestLog, rows: Sequence[RemoteSegment], touches: tuple[int, int], now_ms: int) -> None:
+def _give_up(log: CoWriterLog, rows: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
     """Make the objects of unnamed entries pending deletes; entries that a manifest names are skipped."""
     if rows:
         log.commit(unlink_uploads(rows), now_ms, touches=touches)
 
 
-def _rows(rows: Sequence[RemoteSegment], start: int, end: int, young_ms: int | None) -> list[RemoteSegment]:
+def _rows(rows: Sequence[SegmentEntry], start: int, end: int, young_ms: int | None) -> list[SegmentEntry]:
     """Return the entries wholly inside ``[start, end)``, up to the first dirty entry that is too young.
 
     Too young: it has a record after `young_ms`.
@@ -353,22 +353,22 @@ def _rows(rows: Sequence[RemoteSegment], start: int, end: int, young_ms: int | N
     return found
 
 
-def _row_before(index: MetadataIndex, row: RemoteSegment) -> RemoteSegment | None:
+def _row_before(index: MetadataIndex, row: SegmentEntry) -> SegmentEntry | None:
     """Return the entry with the nearest end at or below `row`'s base offset, dead or not."""
     parts = [part for part in index.head.parts if part.base_offset < row.base_offset]
     if not parts:
         return None
-    return list(index.rows_with_dead(parts[-1].base_offset, row.base_offset))[-1]
+    return list(index.entries_with_dead(parts[-1].base_offset, row.base_offset))[-1]
 
 
 def _groups(
-    rows: Sequence[RemoteSegment],
-    before: RemoteSegment | None,
+    rows: Sequence[SegmentEntry],
+    before: SegmentEntry | None,
     aborted: Sequence[AbortedTransaction],
     group_bytes: int,
 ) -> Iterator[RowGroup]:
     """Yield runs of neighbours of up to `group_bytes`, with at least one entry each."""
-    runs: list[list[RemoteSegment]] = []
+    runs: list[list[SegmentEntry]] = []
     for row in rows:
         is_next = runs and runs[-1][-1].next_offset == row.base_offset
         if is_next and sum(each.size_bytes for each in runs[-1]) + row.size_bytes <= group_bytes:

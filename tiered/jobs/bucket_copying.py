@@ -5,9 +5,9 @@ manifests of its own. A manager, Spark or a reader can use it afterwards. The so
 running, and another run copies the segments that have arrived since.
 
 1. `plan_copy` compares both manifests and lists the entries that the copy lacks, with requests, bytes and dollars.
-2. `copy_row` copies one of them, in any process: read and checked, uploaded and verified, bytes compared by checksum.
-3. `commit_rows` adds entries to the copy, in the order of offsets. The entries of a cleaned partition are committed all
-   at once: the cleaner removed older records in favour of newer ones of the same key, so a copy without the newest
+2. `copy_entry` copies one of them, in any process: read and checked, uploaded and verified, bytes compared by checksum.
+3. `commit_entries` adds entries to the copy, in the order of offsets. The entries of a cleaned partition are committed
+   all at once: the cleaner removed older records in favour of newer ones of the same key, so a copy without the newest
    entries would lack keys.
 4. `finish_copy` sets the log start offset, and `compare` lists the differences.
 
@@ -36,12 +36,12 @@ from policies.cost.storage_cost import request_cost
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.sealing import keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import copy_segment
@@ -51,17 +51,17 @@ from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.node.writer_ids import COPY
 from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_settings
 
-ROWS_A_HEAD = 64
+ENTRIES_A_MANIFEST = 64
 EPOCHS_APART = 1 << 20  # writer changes that the source may make before its leader epochs reach the copy's
 _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_crc32c", "epochs",
          "max_timestamp_ms", "min_timestamp_ms")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRow:
+class CopyEntry:
     """One segment to copy, and its object encoding in the target (`keeping`). It can be pickled."""
 
-    row: RemoteSegment
+    row: SegmentEntry
     keeping: Keeping
 
 
@@ -71,7 +71,7 @@ class CopyPlan:
 
     name: RemotePartitionName
     now_ms: int
-    rows: tuple[CopyRow, ...]
+    rows: tuple[CopyEntry, ...]
     log_start_offset: int
     properties: dict[str, str]
     at_once: bool
@@ -133,7 +133,7 @@ def plan_copy(
             storage_class=storage_class,
             level=kept.level,
         )
-        due.append(CopyRow(row=row, keeping=keeping))
+        due.append(CopyEntry(row=row, keeping=keeping))
     at_once = any(each.row.cleaned_through is not None for each in due)
     return CopyPlan(
         name=name,
@@ -167,16 +167,16 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     return log
 
 
-def copy_row(
+def copy_entry(
     source: ObjectStore,
     target: ObjectStore,
     plan: CopyPlan,
-    each: CopyRow,
+    each: CopyEntry,
     *,
     epoch: int,
     keys: KeyRing = NO_KEYS,
     chunk_bytes: int = CHUNK_BYTES,
-) -> RemoteSegment:
+) -> SegmentEntry:
     """Read, check, upload and verify one segment under the copy's `epoch`; return the entry to commit.
 
     Raises NotFound for an entry that expired since the plan: plan again. Raises Corrupt for a damaged segment: repair
@@ -189,25 +189,27 @@ def copy_row(
         joined(remote, [each.row]),
         epoch=epoch,
         now_ms=plan.now_ms,
-        at_rest=each.keeping.at_rest(keys),
+        object_encoding=each.keeping.object_encoding(keys),
         chunk_bytes=chunk_bytes,
     )
     check_same_bytes(row, [each.row])
     return replace(row, made_by=each.row.made_by)
 
 
-def commit_rows(target: ObjectStore, plan: CopyPlan, rows: Sequence[RemoteSegment], *, epoch: int, now_ms: int) -> None:
+def commit_entries(
+    target: ObjectStore, plan: CopyPlan, rows: Sequence[SegmentEntry], *, epoch: int, now_ms: int
+) -> None:
     """Add copied entries, ascending. May be repeated. Raises Fenced if another run has taken over."""
     if not rows:
         return
-    log = GuestLog(target, plan.name.prefix)
+    log = CoWriterLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(add_segments(rows), now_ms)
 
 
 def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int) -> None:
     """Set the copy's log start offset to the source's, after all entries are committed."""
-    log = GuestLog(target, plan.name.prefix)
+    log = CoWriterLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
 
@@ -219,7 +221,7 @@ def run_copy(
     *,
     now_ms: Callable[[], int],
     keys: KeyRing = NO_KEYS,
-    rows_a_head: int = ROWS_A_HEAD,
+    entries_a_manifest: int = ENTRIES_A_MANIFEST,
     chunk_bytes: int = CHUNK_BYTES,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
@@ -232,16 +234,16 @@ def run_copy(
     source, target = keyed(source, keys), keyed(target, keys)
     epoch = begin_copy(source, target, plan).epoch
     due, count, size = iter(plan.rows), 0, 0
-    while part := list(islice(due, len(plan.rows) if plan.at_once else rows_a_head)):
-        done: list[RemoteSegment] = []
+    while part := list(islice(due, len(plan.rows) if plan.at_once else entries_a_manifest)):
+        done: list[SegmentEntry] = []
         for each in part:
             if should_stop():
                 break
-            done.append(copy_row(source, target, plan, each, epoch=epoch, keys=keys, chunk_bytes=chunk_bytes))
+            done.append(copy_entry(source, target, plan, each, epoch=epoch, keys=keys, chunk_bytes=chunk_bytes))
             progress(each.row.size_bytes)
         is_whole = len(done) == len(part)
         if is_whole or not plan.at_once:
-            commit_rows(target, plan, done, epoch=epoch, now_ms=now_ms())
+            commit_entries(target, plan, done, epoch=epoch, now_ms=now_ms())
             count, size = count + len(done), size + sum(row.size_bytes for row in done)
         if not is_whole:
             return CopyOutcome(name=plan.name, rows=count, size_bytes=size, is_complete=False)
@@ -260,7 +262,7 @@ def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName)
     copied, theirs = _rows(target, name)
     found = []
     by_base = {row.base_offset: row for row in theirs}
-    end = copied.rows_next_offset
+    end = copied.entries_end_offset
     for row in rows:
         if row.base_offset >= end:
             continue
@@ -278,7 +280,7 @@ def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName)
     return sum(row.base_offset >= end for row in rows), found
 
 
-def _rows(store: ObjectStore, name: RemotePartitionName) -> tuple[Head, list[RemoteSegment]]:
+def _rows(store: ObjectStore, name: RemotePartitionName) -> tuple[Head, list[SegmentEntry]]:
     log = MetadataLog(store, name.prefix)
     head = log.refresh(exact=True)
     if head.deleted_ms is not None:
@@ -286,13 +288,13 @@ def _rows(store: ObjectStore, name: RemotePartitionName) -> tuple[Head, list[Rem
     return head, log.ask(head, lambda index: list(index.rows()))
 
 
-def _reached(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, rows: Sequence[RemoteSegment]) -> int:
+def _reached(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, rows: Sequence[SegmentEntry]) -> int:
     """Return the offset up to which the copy has entries."""
     head = MetadataLog(target, name.prefix).load(exact=True)
     _check_ours(source, target, name, head)
     if head is None:
         return 0
-    reached = head.rows_next_offset
+    reached = head.entries_end_offset
     if any(row.base_offset < reached < row.next_offset for row in rows):
         facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
         raise Conflict("going on with a copy, the source has other segments there by now: copy to a new place", **facts)
@@ -309,9 +311,9 @@ def _writer(source: ObjectStore) -> str:
     return f"{COPY}{source.url}"
 
 
-def _cost(due: Iterable[CopyRow], *, at_once: bool, prices: PriceTable) -> RewriteCost:
+def _cost(due: Iterable[CopyEntry], *, at_once: bool, prices: PriceTable) -> RewriteCost:
     costs = [cost_of([each.row], each.keeping, prices) for each in due]
-    heads = 2 + (1 if at_once else -(-len(costs) // ROWS_A_HEAD))
+    heads = 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST))
     return RewriteCost(
         gets=sum(each.gets for each in costs),
         puts=sum(each.puts for each in costs) + heads,

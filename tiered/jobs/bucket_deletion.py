@@ -42,18 +42,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from local.errors import Conflict
-from policies.decisions import DeletePage, DeleteUnlinked
+from policies.decisions import DeletePage, DeletePending
 from policies.formatting import counted, format_ms
 from policies.manifest_collection import collectable_upto
 from policies.remote_retention import deletions
 from policies.rules import PartitionRules
-from remote.gc.delayed_delete import delete_due_objects, delete_due_pages, free_of_pins
-from remote.gc.old_manifests import collect_heads
+from remote.gc.delayed_delete import delete_due_objects, delete_due_pages, unpinned
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.pin_watch import PinWatch
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.conditional_takeover import HeirLog
+from remote.manifest.conditional_takeover import ConditionalTakeoverLog
 from remote.manifest.job_changes import find_job
 from remote.manifest.manifest import Head
 from remote.store import ObjectStore
@@ -110,7 +110,7 @@ def plan_deletion(
     upto = collectable_upto(head.sequence, log.void_upto)
     if not due and not upto:
         return bare
-    free = free_of_pins(log, PinWatch(store, name.prefix), list(due), now_ms)
+    free = unpinned(log, PinWatch(store, name.prefix), list(due), now_ms)
     pages = {page.spill.key: page.spill.segment_count for page in head.unlinked_pages}
     plan = replace(
         bare,
@@ -125,7 +125,7 @@ def plan_deletion(
     return replace(plan, left_alone=None if takes_over else at_work(head, now_ms))
 
 
-def delete_unlinked(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
+def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
     """Take over the epoch, delete the objects that are due, then old manifests. May be repeated.
 
     Raises Conflict if another writer came since the plan, Fenced if one comes during the work. Raises Unavailable, and
@@ -133,15 +133,15 @@ def delete_unlinked(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> F
     """
     if not plan.is_due:
         return Freed()
-    prefix, log = plan.name.prefix, HeirLog(store, plan.name.prefix)
+    prefix, log = plan.name.prefix, ConditionalTakeoverLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
-    head = log.inherit(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
+    head = log.take_over_if(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
     freed = _delete_due(store, log, head, plan, now_ms)
     upto = collectable_upto((log.cached or head).sequence, log.void_upto)
     if not upto:
         return freed
-    return replace(freed, heads=collect_heads(store, prefix, log, upto, now_ms=now_ms).heads)
+    return replace(freed, heads=collect_manifests(store, prefix, log, upto, now_ms=now_ms).heads)
 
 
 def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: DeletionPlan, now_ms: int) -> Freed:
@@ -151,7 +151,7 @@ def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: Deletion
         due = _due(head, plan, now_ms)
         sizes = {each.key: each.size_bytes for each in due}
         pages = {page.spill.key: page.spill.segment_count for page in head.unlinked_pages}
-        objects = [each.key for each in due if isinstance(each, DeleteUnlinked)]
+        objects = [each.key for each in due if isinstance(each, DeletePending)]
         gone = delete_due_objects(store, prefix, log, pins, objects, now_ms)
         whole = [each.key for each in due if isinstance(each, DeletePage)]
         gone |= delete_due_pages(store, prefix, log, pins, whole, now_ms)
@@ -188,6 +188,6 @@ def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Head], None]:
     return judge
 
 
-def _due(head: Head, plan: DeletionPlan, now_ms: int) -> list[DeleteUnlinked | DeletePage]:
+def _due(head: Head, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:
     """Return the deletions that a manager's maintenance would decide."""
     return deletions(snapshot_of_bucket(head, plan.name, plan.rules, now_ms))

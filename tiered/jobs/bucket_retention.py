@@ -28,7 +28,7 @@ from policies.remote_retention import expirations, leaving, page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.store import ObjectStore
@@ -65,7 +65,7 @@ def plan_retention(
     store: ObjectStore, name: RemotePartitionName, known: Mapping[str, str], *, now_ms: int
 ) -> RetentionPlan:
     """Plan by the settings `known`. Raises NotFound if there is no manifest, Conflict for a deleted topic."""
-    log = GuestLog(store, name.prefix)
+    log = CoWriterLog(store, name.prefix)
     head = log.join()
     bare = RetentionPlan(name=name, epoch=head.epoch)
     if head.given_up:
@@ -95,7 +95,7 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
     """
     if not plan.log_start_offset:
         return
-    log = GuestLog(store, plan.name.prefix)
+    log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     head = log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
     pages = [each.key for each in plan.leaving if isinstance(each, ExpirePage)]
@@ -108,13 +108,13 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
         log.commit(expire_segments([each.ulid for each in due], now_ms=now_ms), now_ms, touches=touches)
 
 
-def _still_there(log: GuestLog, head: Head, rows: Sequence[ExpireRemote]) -> list[ExpireRemote]:
+def _still_there(log: CoWriterLog, head: Head, rows: Sequence[ExpireRemote]) -> list[ExpireRemote]:
     """Return the entries that are still in the manifest and end at or below the first readable offset."""
     if not rows:
         return []
     start, end = rows[0].base_offset, rows[-1].next_offset
-    named = {row.ulid for row in log.ask(head, lambda index: list(index.rows_with_dead(start, end)))}
-    return [each for each in rows if each.ulid in named and each.next_offset <= head.readable_from]
+    named = {row.ulid for row in log.ask(head, lambda index: list(index.entries_with_dead(start, end)))}
+    return [each for each in rows if each.ulid in named and each.next_offset <= head.min_readable_offset]
 
 
 def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRules, now_ms: int) -> PartitionSnapshot:
@@ -137,7 +137,7 @@ def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRu
     )
 
 
-def _with_oldest_rows(snapshot: PartitionSnapshot, log: GuestLog, head: Head) -> PartitionSnapshot:
+def _with_oldest_rows(snapshot: PartitionSnapshot, log: CoWriterLog, head: Head) -> PartitionSnapshot:
     """Return the snapshot with the entries of the oldest pages, as far as some of them may have expired."""
     index = log.index(head)
     for _ in range(PAGES_MAX):

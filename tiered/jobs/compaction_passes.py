@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import Pace
+from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.key_digests import digest_keys
-from local.cleaner.offset_map import Buffer, Flags, NewestRecords, find_newest
+from local.cleaner.offset_map import Buffer, Flags, OffsetMap, build_offset_map
 from local.cleaner.record_bits import Bits, packed
-from local.cleaner.record_retention import Circumstances, Judge, SegmentVerdict
+from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
 from local.errors import InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
@@ -45,7 +45,7 @@ from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Replacement
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
@@ -62,7 +62,7 @@ from tiered.jobs.bucket_compaction import (
     wants_another,
 )
 from tiered.jobs.key_exchange import KeyRun, newest_offsets
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import encoding_of
 
 _CACHE_BYTES = 4 * RANGE_BYTES
@@ -88,7 +88,7 @@ class GroupWork:
         """`should_stop` is called between slices; CleaningAborted is raised if it returns true."""
         self._store, self._plan, self._group = store, plan, group
         self._storage, self._directory, self._keys = storage, directory, keys
-        self._pace = Pace(plan.name.topic_partition, should_stop)
+        self._pace = CleanerThrottle(plan.name.topic_partition, should_stop)
         cache = ChunkCache(_CACHE_BYTES)
         self._remote = RemotePartition(store, plan.name.prefix, cache, read_ahead_chunks=0, keys=keys)
 
@@ -109,16 +109,16 @@ class GroupWork:
                 self._removed(segment)
             segments = segments[count:]
 
-    def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[NewestRecords | None, int]:
+    def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[OffsetMap | None, int]:
         """Return the offset map of as many segments as fit, and their count.
 
         Returns (None, 1) if the first segment does not fit by itself: all its keys are then yielded.
         """
         end = self._group.next_offset
-        newest, count = find_newest(self._storage, segments, end, self._group.aborted, buffer, self._pace)
+        newest, count = build_offset_map(self._storage, segments, end, self._group.aborted, buffer, self._pace)
         return (newest, count) if count else (None, 1)
 
-    def _keys_of(self, segment: Segment, newest: NewestRecords | None) -> Iterator[KeyRun]:
+    def _keys_of(self, segment: Segment, newest: OffsetMap | None) -> Iterator[KeyRun]:
         mapped = self._pace.mapped(self._storage, segment)
         for number, (start, end) in enumerate(slice_bounds(segment)):
             self._pace.check()
@@ -151,14 +151,14 @@ class GroupWork:
             return GroupResult(number=group.number)
         self._group = group
         segments = [self._fetched(row) for row in group.rows]
-        known = ShuffledNewest(self._storage, segments, np.asarray(newest, np.int64))
-        judge = Judge(self._circumstances(), known, group.aborted)
+        known = ShuffledOffsetMap(self._storage, segments, np.asarray(newest, np.int64))
+        judge = RecordFilter(self._clean_context(), known, group.aborted)
         judge.begin(self._open_producers(segments), group.base_offset)
         judged = [
             judge.segment(self._storage, segment, row.next_offset, self._pace)
             for segment, row in zip(segments, group.rows, strict=True)
         ]
-        made: list[tuple[tuple[RemoteSegment, ...], RemoteSegment | None]] = []
+        made: list[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]] = []
         rows, uploaded = list(group.rows), []
         try:
             for together in grouped(judged, log_settings(plan.settings), self._storage, self._pace):
@@ -185,9 +185,9 @@ class GroupWork:
         before = self._group.rows[expired - 1] if expired else self._group.before
         return replace(self._group, rows=rows, before=before)
 
-    def _circumstances(self) -> Circumstances:
+    def _clean_context(self) -> CleanContext:
         plan = self._plan
-        return Circumstances(
+        return CleanContext(
             now_ms=plan.now_ms,
             delete_retention_ms=resolve_rules(plan.settings).delete_retention_ms,
             tombstones_below=plan.tombstones_below,
@@ -220,7 +220,7 @@ class GroupWork:
                 found.update(table.producer_ids[(table.attributes & CONTROL) != 0].tolist())
         return found
 
-    def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[RemoteSegment]) -> RemoteSegment:
+    def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[SegmentEntry]) -> SegmentEntry:
         """Upload one segment made of `together`.
 
         Raises InvalidRequest if its positions would not fit an index.
@@ -228,7 +228,7 @@ class GroupWork:
         plan, base = self._plan, olds[0].base_offset
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
         rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-        horizon_ms = self._circumstances().horizon_ms
+        horizon_ms = self._clean_context().horizon_ms
         size = self._written(path, survivors(together, self._storage, self._pace, rows, horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
@@ -249,7 +249,7 @@ class GroupWork:
             leader_epochs=bytes(last.epochs),
             cleaned_through=max(plan.upto_offset, min(row.cleaned_through or 0 for row in olds)),
             read=lambda start, length: self._storage.read(path, start, length),
-            inspect=partial(SegmentWatch, path, base, olds[-1].next_offset, epochs, both),
+            inspect=partial(SegmentInspector, path, base, olds[-1].next_offset, epochs, both),
         )
         row = copy_segment(
             self._store,
@@ -257,19 +257,19 @@ class GroupWork:
             segment,
             epoch=plan.epoch,
             now_ms=plan.now_ms,
-            at_rest=encoding_of(plan.settings, self._keys, olds),
+            object_encoding=encoding_of(plan.settings, self._keys, olds),
         )
         self._storage.unlink(path)
         return row
 
-    def _discard(self, rows: Iterable[RemoteSegment]) -> None:
+    def _discard(self, rows: Iterable[SegmentEntry]) -> None:
         prefix = self._plan.name.prefix
         with suppress(LogError):
             self._store.delete([prefix + key for row in rows for key in (row.data_key, row.indexes_key)])
 
     # --- the task's disk ---------------------------------------------------------------------------------------------
 
-    def _fetched(self, row: RemoteSegment) -> Segment:
+    def _fetched(self, row: SegmentEntry) -> Segment:
         bundle = self._remote.indexes(row)
         name = partial(segment_file, row.base_offset)
         self._written(join(self._directory, name(OFFSET_INDEX)), [memoryview(bundle.offset)])
@@ -297,7 +297,7 @@ class GroupWork:
             self._storage.unlink(segment.path(suffix))
 
 
-class ShuffledNewest:
+class ShuffledOffsetMap:
     """The newest records by offset; implements `local.cleaner.record_retention.Newest`."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], newest: NDArray[np.int64]) -> None:
@@ -381,7 +381,7 @@ def compact_partition(
             return done
 
 
-def _result(group: RowGroup, made: Sequence[tuple[tuple[RemoteSegment, ...], RemoteSegment | None]]) -> GroupResult:
+def _result(group: RowGroup, made: Sequence[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]]) -> GroupResult:
     after = [row for olds, new in made for row in (olds if new is None else (new,))]
     return GroupResult(
         number=group.number,
@@ -396,7 +396,7 @@ def _result(group: RowGroup, made: Sequence[tuple[tuple[RemoteSegment, ...], Rem
     )
 
 
-def _joined_epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
+def _joined_epochs(rows: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
     """Return the leader epochs of neighbours, without starts that repeat the epoch."""
     found: list[tuple[int, int]] = []
     for epoch, start in (entry for row in rows for entry in row.epochs):

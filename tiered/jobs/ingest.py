@@ -42,17 +42,17 @@ from local.names import new_topic_id
 from policies.manifest_collection import collectable_upto
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.conditional_takeover import ResumedLog
-from remote.manifest.job_changes import append_rows, is_done
-from remote.manifest.manifest import Head, JobNote
+from remote.manifest.conditional_takeover import ResumedWriterLog
+from remote.manifest.job_changes import append_entries, is_done
+from remote.manifest.manifest import AppliedJob, Head
 from remote.manifest.manifest_changes import unlink_uploads
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
@@ -81,7 +81,7 @@ class IngestTarget:
     producers: bytes = b""
     epochs: tuple[tuple[int, int], ...] = ()
     is_done: bool = False
-    last: RemoteSegment | None = None
+    last: SegmentEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Ingested:
     """
 
     task: int
-    rows: Mapping[int, tuple[RemoteSegment, ...]]
+    rows: Mapping[int, tuple[SegmentEntry, ...]]
     starts: Mapping[int, int]
 
 
@@ -155,7 +155,7 @@ def plan_ingest(
     job_id = job_id or f"job-{new_ulid(now_ms)}"
     names = _partitions(store, topic, topic_id, create_partitions)
     heads = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
-    note = JobNote(job_id=job_id)
+    note = AppliedJob(job_id=job_id)
     done = {name for name, head in heads.items() if head is not None and is_done(head, note) and not is_stream}
     for name, head in heads.items():
         if head is not None and name not in done and head.writer_id != INGEST + job_id:
@@ -214,7 +214,7 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
         if not rows:
             continue
         try:
-            log = GuestLog(store, target.name.prefix)
+            log = CoWriterLog(store, target.name.prefix)
             log.join(epoch=target.epoch)
             log.commit(unlink_uploads(rows), now_ms)
         except LogError as error:
@@ -223,7 +223,7 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
 
 def end_of(head: Head) -> int:
     """Return the offset of a job's first record: above all offsets that were ever given in the bucket."""
-    return max(head.next_offset, head.highest_next_offset)
+    return max(head.next_offset, head.max_end_offset)
 
 
 def _partitions(
@@ -317,37 +317,37 @@ def _committed(
     starts = {part.starts[number] for part in parts if number in part.starts}
     if target.start_offset is not None:
         starts.add(target.start_offset)
-    log = GuestLog(store, target.name.prefix)
+    log = CoWriterLog(store, target.name.prefix)
     head = log.join(epoch=target.epoch)
-    note = JobNote(job_id=plan.job_id, turn=turn)
+    note = AppliedJob(job_id=plan.job_id, turn=turn)
     was_done = is_done(head, note)
     if not was_done:
         if len(starts) > 1:
             facts = {"partition": target.name.topic_partition, "ends": ",".join(map(str, sorted(starts)))}
             raise Conflict("ingesting, the partition's end moved while tasks wrote", **facts)
         start = starts.pop() if starts else end_of(head)
-        head = log.commit(append_rows(rows, start_offset=start, note=note), now_ms)
+        head = log.commit(append_entries(rows, start_offset=start, note=note), now_ms)
         was_done = bool(rows) and not log.index(head).holds(rows[0])
     if was_done and rows:
         log.commit(unlink_uploads(rows), now_ms)
-    _collect_heads(store, plan, target, collectable_upto(head.sequence, log.void_upto), now_ms)
+    _collect_manifests(store, plan, target, collectable_upto(head.sequence, log.void_upto), now_ms)
     return _outcome(target, head, [] if was_done else rows, was_done=was_done)
 
 
-def _collect_heads(store: ObjectStore, plan: IngestPlan, target: IngestTarget, upto: int, now_ms: int) -> None:
+def _collect_manifests(store: ObjectStore, plan: IngestPlan, target: IngestTarget, upto: int, now_ms: int) -> None:
     if not upto:
         return
-    name, log = target.name, ResumedLog(store, target.name.prefix)
+    name, log = target.name, ResumedWriterLog(store, target.name.prefix)
     try:
         log.resume(epoch=target.epoch, writer_id=INGEST + plan.job_id)
-        collected = collect_heads(store, name.prefix, log, upto, now_ms=now_ms)
+        collected = collect_manifests(store, name.prefix, log, upto, now_ms=now_ms)
     except LogError as error:
         _log.warning("old heads not collected: partition=%s cause=%s", name.topic_partition, error)
         return
     _log.info("old heads collected: partition=%s heads=%d", name.topic_partition, collected.heads)
 
 
-def _outcome(target: IngestTarget, head: Head, rows: Sequence[RemoteSegment], *, was_done: bool) -> IngestOutcome:
+def _outcome(target: IngestTarget, head: Head, rows: Sequence[SegmentEntry], *, was_done: bool) -> IngestOutcome:
     return IngestOutcome(
         name=target.name,
         head_sequence=head.sequence,
@@ -360,7 +360,7 @@ def _outcome(target: IngestTarget, head: Head, rows: Sequence[RemoteSegment], *,
     )
 
 
-def _in_order(rows: Iterable[RemoteSegment], name: RemotePartitionName) -> list[RemoteSegment]:
+def _in_order(rows: Iterable[SegmentEntry], name: RemotePartitionName) -> list[SegmentEntry]:
     """Sort by offset and extend each entry to the next one's base offset.
 
     Raises Conflict if tasks gave the same offsets.

@@ -28,14 +28,14 @@ from local.records.record_columns import RecordColumns
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.topic_settings import log_settings
 from tiered.jobs.ingest import Ingested, IngestPlan, IngestTarget, end_of
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import encoding_of
 
 HELD_BYTES = 64 << 20
@@ -56,7 +56,7 @@ class _Partition:
     file: StorageFile | None = None
     base_offset: int = 0
     size_bytes: int = 0
-    rows: list[RemoteSegment] = field(default_factory=list)
+    rows: list[SegmentEntry] = field(default_factory=list)
     indexed: IndexRows = field(default_factory=IndexRows)
 
 
@@ -81,7 +81,7 @@ class IngestTask:
         self._store, self._plan, self._task = store, plan, task
         self._storage, self._directory = storage, directory
         self._settings = log_settings({**DEFAULTS, **plan.settings})
-        self._at_rest = encoding_of(plan.settings, keys)
+        self._object_encoding = encoding_of(plan.settings, keys)
         self._progress = progress
         self._targets = {target.name.partition: target for target in plan.targets}
         self._partitions: dict[int, _Partition] = {}
@@ -195,7 +195,7 @@ class IngestTask:
             leader_epochs=encode_epochs(self._epochs(known)),
             read=lambda start, length: self._storage.read(path, start, length),
             path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
-            inspect=partial(SegmentWatch, path, base, known.next_offset, epochs, both),
+            inspect=partial(SegmentInspector, path, base, known.next_offset, epochs, both),
         )
         row = copy_segment(
             self._store,
@@ -203,7 +203,7 @@ class IngestTask:
             segment,
             epoch=target.epoch,
             now_ms=self._plan.now_ms,
-            at_rest=self._at_rest,
+            object_encoding=self._object_encoding,
         )
         known.rows.append(row)
         self._storage.unlink(path)

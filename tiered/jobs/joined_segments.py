@@ -9,7 +9,7 @@ parts:
 - The first batch of a part gets an offset index entry of its own if the last entry is too far back. So a segment made
   of many tiny ones can be searched.
 
-The upload checks every index entry against the batches (`SegmentWatch`).
+The upload checks every index entry against the batches (`SegmentInspector`).
 
 Memory: the indexes of all parts, and the chunk cache of `remote`.
 """
@@ -25,15 +25,15 @@ from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
 from remote.fetch.range_reader import RemotePartition
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
 from remote.segments.segment_upload import SegmentToCopy
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096
 
 
-def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToCopy:
+def joined(remote: RemotePartition, rows: Sequence[SegmentEntry]) -> SegmentToCopy:
     """Return `rows`, neighbours without a gap, as one segment; a single entry gives its own segment.
 
     The result states the record count and the timestamps of the entries, so the upload is refused if the bytes
@@ -63,17 +63,17 @@ def joined(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> SegmentToC
         leader_epochs=bytes(bundles[-1].epochs),
         cleaned_through=cleaned_through(rows),
         read=partial(_read, remote, rows, starts),
-        inspect=partial(SegmentWatch, rows[0].data_key, base, following, epochs, indexes),
+        inspect=partial(SegmentInspector, rows[0].data_key, base, following, epochs, indexes),
     )
 
 
-def cleaned_through(rows: Sequence[RemoteSegment]) -> int | None:
+def cleaned_through(rows: Sequence[SegmentEntry]) -> int | None:
     """Return the offset through which all `rows` are clean: the smallest, None if one was never cleaned."""
     cleaned = [row.cleaned_through for row in rows if row.cleaned_through is not None]
     return min(cleaned) if len(cleaned) == len(rows) else None
 
 
-def check_same_bytes(row: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
+def check_same_bytes(row: SegmentEntry, rows: Sequence[SegmentEntry]) -> None:
     """Check by checksum that `row` has the bytes of `rows`, one after another. Raises Corrupt."""
     expected = combine([each.content_crc32c for each in rows], [each.size_bytes for each in rows])
     if row.content_crc32c != expected:
@@ -81,7 +81,7 @@ def check_same_bytes(row: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
         raise Corrupt("rewriting segments, the copy has other bytes", base_offset=row.base_offset, **facts)
 
 
-def _epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
+def _epochs(rows: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] = []
     for row in rows:
         found += [each for number, each in enumerate(row.epochs) if number or not found or found[-1][0] != each[0]]
@@ -89,7 +89,7 @@ def _epochs(rows: Sequence[RemoteSegment]) -> tuple[tuple[int, int], ...]:
 
 
 def _offset_entries(
-    remote: RemotePartition, rows: Sequence[RemoteSegment], starts: Sequence[int]
+    remote: RemotePartition, rows: Sequence[SegmentEntry], starts: Sequence[int]
 ) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for row, start in zip(rows, starts, strict=False):
@@ -101,14 +101,14 @@ def _offset_entries(
     return found
 
 
-def _first_batch_end(remote: RemotePartition, row: RemoteSegment) -> int:
+def _first_batch_end(remote: RemotePartition, row: SegmentEntry) -> int:
     header = read_header(remote.read(row, 0, HEADER_BYTES))
     if header is None:
         raise Corrupt("joining segments, one does not begin with a batch", object=row.data_key)
     return header.last_offset
 
 
-def _time_entries(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> list[tuple[int, int]]:
+def _time_entries(remote: RemotePartition, rows: Sequence[SegmentEntry]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     latest = -1
     for row in rows:
@@ -119,7 +119,7 @@ def _time_entries(remote: RemotePartition, rows: Sequence[RemoteSegment]) -> lis
 
 
 def _read(
-    remote: RemotePartition, rows: Sequence[RemoteSegment], starts: Sequence[int], start: int, length: int
+    remote: RemotePartition, rows: Sequence[SegmentEntry], starts: Sequence[int], start: int, length: int
 ) -> bytes | memoryview:
     """Read bytes ``[start, start + length)`` of the concatenated segments."""
     parts = []

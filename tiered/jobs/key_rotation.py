@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from local.names import TopicPartition
-from remote.manifest.key_rotation import is_due, rewrap_keys, rewrapped_row, seals_due
+from remote.manifest.key_rotation import is_due, rewrap_keys, rewrapped_entry, seals_due
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 
@@ -60,7 +60,7 @@ def rotate_keys(
 
 
 def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition | None:
-    head, key_id = held.head(), held.at_rest.key_id
+    head, key_id = held.head(), held.object_encoding.key_id
     if head is None or held.metadata is None:
         return None
     rows = held.metadata.ask(head, lambda index: [row for row in index.rows() if row.key_id is not None])
@@ -69,7 +69,9 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
     sealed = seals_due(head, key_id) if key_id else 0
     if not dry_run and key_id is not None:
         with held.tier_lock:
-            rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms) + _rewrap_waiting(held, key_id)
+            rewrapped = rewrap_keys(held.metadata, held.object_encoding.keys, key_id, now_ms) + _rewrap_waiting(
+                held, key_id
+            )
     return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped, sealed=sealed)
 
 
@@ -81,7 +83,7 @@ def _rewrap_waiting(held: Partition, key_id: str) -> int:
     head, changed = held.head(), 0
     known = {row.ulid for row in head.segments} if head is not None else set()
     for segment, upload in list(held.uploaded.items()):
-        row = rewrapped_row(held.at_rest.keys, key_id, held.prefix, upload.row)
+        row = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.row)
         if row is not upload.row and row.ulid not in known:
             held.uploaded[segment] = replace(upload, row=row)
             changed += 1

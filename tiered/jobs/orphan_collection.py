@@ -28,7 +28,7 @@ from remote.gc.orphans import find_orphans
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
-from remote.store.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, nobodys_uploads
+from remote.store.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, orphaned_uploads
 
 SCHEMA_VERSION = 1
 GRACE_MS = 3 * 86_400_000  # longer than any upload; a courtesy, see the module text
@@ -176,7 +176,7 @@ def delete_garbage(
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
     unjudged: dict[str, LogError] = {}
-    found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads, unjudged)]
+    found = [each for name in names for each in _still_orphaned(store, name, now_ms, uploads, unjudged)]
     asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in asked if each.is_due(now_ms, grace_ms)]
     somebodys = sum(each[0] not in unjudged for each in wanted) - len(asked)
@@ -211,7 +211,7 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     return listed
 
 
-def _still_nobodys(
+def _still_orphaned(
     store: ObjectStore,
     name: RemotePartitionName,
     now_ms: int,
@@ -237,7 +237,7 @@ def _of_partition(
     ]
     head = metadata.cached
     if uploads is not None and head is not None:
-        for each in nobodys_uploads(uploads.list(name.prefix), name.prefix, epoch=head.epoch):
+        for each in orphaned_uploads(uploads.list(name.prefix), name.prefix, epoch=head.epoch):
             found.append(
                 Garbage(
                     kind="upload",

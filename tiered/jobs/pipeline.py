@@ -34,12 +34,12 @@ from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
 from policies.compaction import is_dirty_enough
 from policies.formatting import counted
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.tombstone_bound import clean_upto
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.jobs.bucket_deletion import DeletionPlan, delete_unlinked, plan_deletion
+from tiered.jobs.bucket_deletion import DeletionPlan, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
@@ -153,14 +153,14 @@ def _look_at_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionNam
     return _deletion_unit(_deletion(fleet, store, name, now_ms), State.DUE)
 
 
-def free_unlinked(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+def delete_due(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     """Delete the due objects of one partition without a writer. Raises LogError."""
     plan = _deletion(fleet, store, name, now_ms)
     unit = _deletion_unit(plan, State.DONE)
     if unit.state is not State.DONE:
         return unit
     try:
-        freed = delete_unlinked(store, plan, now_ms=now_ms)
+        freed = delete_pending(store, plan, now_ms=now_ms)
     except (Conflict, Fenced) as error:
         return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
     figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
@@ -211,13 +211,15 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
 
 def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
     """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
-    log = GuestLog(store, name.prefix)
+    log = CoWriterLog(store, name.prefix)
     head = log.join()
     known = fleet.settings_of(name.topic, head.properties)
     rules = rules_of(known)
     if not rules.cleanup_compact:
         return _of(Stage.COMPACTION, name, State.NOTHING)
-    rows = [row for row in log.ask(head, lambda index: list(index.rows())) if row.base_offset >= head.readable_from]
+    rows = [
+        row for row in log.ask(head, lambda index: list(index.rows())) if row.base_offset >= head.min_readable_offset
+    ]
     size, dirty = sum(row.size_bytes for row in rows), dirty_bytes(rows)
     is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
@@ -226,7 +228,7 @@ def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
     return _of(Stage.COMPACTION, name, State.DUE if is_due else State.NOTHING, why=why, dollars=cost, **figures)
 
 
-def dirty_bytes(rows: Sequence[RemoteSegment]) -> int:
+def dirty_bytes(rows: Sequence[SegmentEntry]) -> int:
     """Return the bytes of entries at or after the offset through which all entries are clean.
 
     These entries have not been compared with the entries below them.
@@ -310,7 +312,7 @@ def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | No
 
 
 def _known(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> dict[str, str]:
-    return fleet.settings_of(name.topic, GuestLog(store, name.prefix).join().properties)
+    return fleet.settings_of(name.topic, CoWriterLog(store, name.prefix).join().properties)
 
 
 def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -> Unit:

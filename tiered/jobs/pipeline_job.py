@@ -26,7 +26,7 @@ from tiered.jobs.pipeline import (
     State,
     Unit,
     compact_whole,
-    free_unlinked,
+    delete_due,
     guarded,
     look_at_compaction,
     look_at_node,
@@ -206,7 +206,7 @@ class _Job:
 
     def free(self) -> None:
         """Delete pending deletes after their grace period, where no manager deletes them."""
-        self._each(Stage.DELETION, "deletion in the bucket", free_unlinked)
+        self._each(Stage.DELETION, "deletion in the bucket", delete_due)
 
     def retain(self) -> None:
         """Expire segment entries."""

@@ -45,15 +45,15 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Fate, Replacement, fate_of, replace_tiled
-from remote.manifest.manifest import JobNote
+from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import unlink_uploads
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.object_encoding import AtRest
+from remote.segments.object_encoding import ObjectEncoding
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from tiered.jobs.joined_segments import check_same_bytes, joined
@@ -61,7 +61,7 @@ from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_sett
 
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
-GROUPS_A_HEAD = 64  # each commit that touches a page writes it again
+GROUPS_A_MANIFEST = 64  # each commit that touches a page writes it again
 DAY_MS = 86_400_000
 OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 
@@ -78,7 +78,7 @@ class Only:
     since_ms: int | None = None
     until_ms: int | None = None
 
-    def __call__(self, row: RemoteSegment) -> bool:
+    def __call__(self, row: SegmentEntry) -> bool:
         newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
         is_late = self.since_ms is None or newest >= self.since_ms
         return row.stored_bytes >= self.min_bytes and is_late and (self.until_ms is None or newest < self.until_ms)
@@ -89,7 +89,7 @@ class RewriteGroup:
     """Entries that become one segment in the object encoding `keeping`. It can be pickled."""
 
     number: int
-    rows: tuple[RemoteSegment, ...]
+    rows: tuple[SegmentEntry, ...]
     keeping: Keeping
 
     @property
@@ -205,7 +205,7 @@ def plan_recode(
     decrypts: bool = False,
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
-    only: Callable[[RemoteSegment], bool] | None = None,
+    only: Callable[[SegmentEntry], bool] | None = None,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
     """Plan to rewrite each entry that has another object encoding than the requested one.
@@ -234,12 +234,12 @@ def plan_recode(
     return _plan("recode", log, name, groups, now_ms, prices)
 
 
-def small_runs(rows: Iterable[RemoteSegment], target_bytes: int) -> Iterator[list[RemoteSegment]]:
+def small_runs(rows: Iterable[SegmentEntry], target_bytes: int) -> Iterator[list[SegmentEntry]]:
     """Yield neighbours to merge, at least two in each run.
 
     A run has no gap and one object encoding. Either all of its entries were cleaned, or none.
     """
-    run: list[RemoteSegment] = []
+    run: list[SegmentEntry] = []
     for row in rows:
         if run and not (_fits(run, row, target_bytes) and row.size_bytes < SMALL_RATIO * target_bytes):
             if len(run) > 1:
@@ -251,7 +251,7 @@ def small_runs(rows: Iterable[RemoteSegment], target_bytes: int) -> Iterator[lis
         yield run
 
 
-def _fits(run: Sequence[RemoteSegment], row: RemoteSegment, target_bytes: int) -> bool:
+def _fits(run: Sequence[SegmentEntry], row: SegmentEntry, target_bytes: int) -> bool:
     last = run[-1]
     size = sum(each.size_bytes for each in run) + row.size_bytes
     is_next = last.next_offset == row.base_offset and row.next_offset - run[0].base_offset <= OFFSETS_MAX
@@ -261,24 +261,24 @@ def _fits(run: Sequence[RemoteSegment], row: RemoteSegment, target_bytes: int) -
 
 def _joined_rows(
     store: ObjectStore, name: RemotePartitionName
-) -> tuple[GuestLog, list[RemoteSegment], Mapping[str, str]]:
+) -> tuple[CoWriterLog, list[SegmentEntry], Mapping[str, str]]:
     """Return the entries that readers can reach completely, and the topic's own settings."""
-    log = GuestLog(store, name.prefix)
+    log = CoWriterLog(store, name.prefix)
     head = log.join()
     rows = log.ask(head, lambda index: list(index.rows()))
-    return log, [row for row in rows if row.base_offset >= head.readable_from], head.properties
+    return log, [row for row in rows if row.base_offset >= head.min_readable_offset], head.properties
 
 
 def _plan(
     kind: str,
-    log: GuestLog,
+    log: CoWriterLog,
     name: RemotePartitionName,
     groups: Sequence[RewriteGroup],
     now_ms: int,
     prices: PriceTable,
 ) -> RewritePlan:
     costs = [cost_of(group.rows, group.keeping, prices, replaced_ms=now_ms) for group in groups]
-    heads = -(-len(groups) // GROUPS_A_HEAD)
+    heads = -(-len(groups) // GROUPS_A_MANIFEST)
     total = RewriteCost(
         gets=sum(each.gets for each in costs),
         puts=sum(each.puts for each in costs) + heads,
@@ -291,7 +291,7 @@ def _plan(
 
 
 def cost_of(
-    rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
+    rows: Sequence[SegmentEntry], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
 ) -> RewriteCost:
     """Return the cost to read `rows` and write them as one segment, assumed as large as its records.
 
@@ -351,8 +351,10 @@ def _rewritten(
     plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore, chunk_bytes: int
 ) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
-    at_rest = group.keeping.at_rest(keys)
-    if len(group.rows) == 1 and (kept_as(group.rows[0]) == group.keeping or _would_stay(remote, group, at_rest)):
+    object_encoding = group.keeping.object_encoding(keys)
+    if len(group.rows) == 1 and (
+        kept_as(group.rows[0]) == group.keeping or _would_stay(remote, group, object_encoding)
+    ):
         return RewrittenGroup(
             number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
         )
@@ -362,7 +364,7 @@ def _rewritten(
         joined(remote, group.rows),
         epoch=plan.epoch,
         now_ms=plan.now_ms,
-        at_rest=at_rest,
+        object_encoding=object_encoding,
         chunk_bytes=chunk_bytes,
     )
     check_same_bytes(row, group.rows)
@@ -374,12 +376,12 @@ def _rewritten(
     )
 
 
-def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -> bool:
+def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: ObjectEncoding) -> bool:
     """Return whether compression is the only requested change and would not pay."""
     (row,) = group.rows
-    if replace(group.keeping, codec=row.codec) != kept_as(row) or at_rest.codec == RAW:
+    if replace(group.keeping, codec=row.codec) != kept_as(row) or object_encoding.codec == RAW:
         return False
-    return not at_rest.pays(remote.read(row, 0, min(CHUNK_BYTES, row.size_bytes)))
+    return not object_encoding.pays(remote.read(row, 0, min(CHUNK_BYTES, row.size_bytes)))
 
 
 # --- committing ------------------------------------------------------------------------------------------------------
@@ -405,14 +407,14 @@ def commit_groups(
     replaced = [each.replacement for each in made if each.replacement is not None]
     if not replaced:
         return outcome
-    log = GuestLog(store, plan.name.prefix)
+    log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     rows = [row for each in replaced for row in each.rows]
     touches = (min(row.base_offset for row in rows), max(row.next_offset for row in rows))
-    note = JobNote(job_id=plan.job_id, turn=turn)
+    note = AppliedJob(job_id=plan.job_id, turn=turn)
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
     head = log.commit(change, now_ms, touches=touches)
-    there = log.ask(head, lambda index: list(index.rows_with_dead(*touches)))
+    there = log.ask(head, lambda index: list(index.entries_with_dead(*touches)))
     fates = [fate_of(there, head.log_start_offset, each) for each in replaced]
     put = [each for each, fate in zip(made, fates, strict=True) if fate is Fate.COMMITTED]
     ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
@@ -434,7 +436,7 @@ def run_rewrite(
     now_ms: Callable[[], int],
     keys: KeyRing = NO_KEYS,
     target: ObjectStore | None = None,
-    groups_a_head: int = GROUPS_A_HEAD,
+    groups_a_manifest: int = GROUPS_A_MANIFEST,
     chunk_bytes: int = CHUNK_BYTES,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
@@ -448,7 +450,7 @@ def run_rewrite(
     possible. Raises the errors of its parts; earlier commits stay.
     """
     outcome, groups, turn = RewriteOutcome(), iter(plan.groups), 0
-    while part := list(islice(groups, groups_a_head)):
+    while part := list(islice(groups, groups_a_manifest)):
         if not has_room(store, plan.name):
             return replace(outcome, is_complete=False)
         done: list[RewrittenGroup] = []
@@ -481,7 +483,7 @@ def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGrou
     if not rows:
         return
     try:
-        log = GuestLog(store, plan.name.prefix)
+        log = CoWriterLog(store, plan.name.prefix)
         log.join(epoch=plan.epoch)
         touches = (rows[0].base_offset, rows[-1].next_offset)
         log.commit(unlink_uploads(rows), now_ms, touches=touches)

@@ -17,7 +17,7 @@ from policies.decisions import BuildView, Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.keys import check_view
 from remote.manifest.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewState, find_view
-from remote.manifest.view_changes import drop_view as drop_from_head
+from remote.manifest.view_changes import drop_view as drop_from_manifest
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 
@@ -152,11 +152,11 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
         if each.stopped is not None:
             raise each.stopped
         if each.metadata is not None and _has_in_bucket(each, name):
-            each.metadata.commit(drop_from_head(name, now_ms=now_ms), now_ms)
+            each.metadata.commit(drop_from_manifest(name, now_ms=now_ms), now_ms)
         with each.lock:  # a move copies the catalog
             local = each.local_views
             if local is not None and not each.is_deleted and not local.forget_damage():
-                local.commit(drop_from_head(name, now_ms=now_ms))
+                local.commit(drop_from_manifest(name, now_ms=now_ms))
     return [each.name for each in held]
 
 

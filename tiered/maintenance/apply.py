@@ -32,19 +32,19 @@ from local.log.cleaning_state import State
 from local.logdirs.log_dir import LogDirectory
 from policies.compacted_view import held_from
 from policies.decisions import (
+    AdvanceCleanedOffset,
     AdvanceLogStart,
     BuildView,
     CleanLog,
-    CollectHeads,
+    CollectManifests,
     CopySegment,
     Decision,
     DeletePage,
-    DeleteUnlinked,
+    DeletePending,
+    DisableTier,
     DropLocal,
     ExpirePage,
     ExpireRemote,
-    GiveUpRemote,
-    RaiseCleaned,
     ReplaceRemote,
     RollActive,
 )
@@ -54,20 +54,20 @@ from policies.recompaction import replacements
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
 from remote.store import ObjectStore
 from tiered.maintenance.upload_and_commit import (
     Clock,
+    advance_entries,
     copy_in_groups,
     copy_together,
     no_time,
-    raise_rows,
     replace_remote,
 )
 from tiered.partition.partition import Partition
-from tiered.partition.tier_disable import give_up
+from tiered.partition.tier_disable import disable_tier_of
 from tiered.views.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
@@ -77,10 +77,10 @@ Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
-UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
+UPLOADS = (CopySegment, ReplaceRemote, AdvanceCleanedOffset)
 SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are paused
-ENDING = (AdvanceLogStart, DeleteUnlinked, DeletePage)  # irreversible, and decided by the settings
+ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
 
 
 def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
@@ -294,11 +294,11 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
             _record(state, run, _expire_pages(state, [each for each in run if isinstance(each, ExpirePage)]))
         case DeletePage():
             _record(state, run, _delete_pages(state, [each for each in run if isinstance(each, DeletePage)]))
-        case DeleteUnlinked():
-            _record(state, run, _delete(state, [each for each in run if isinstance(each, DeleteUnlinked)]))
-        case RaiseCleaned():
-            raised = [each for each in run if isinstance(each, RaiseCleaned)]
-            _record(state, run, raise_rows(state.partition, state.store, raised, now_ms=state.now_ms))
+        case DeletePending():
+            _record(state, run, _delete(state, [each for each in run if isinstance(each, DeletePending)]))
+        case AdvanceCleanedOffset():
+            raised = [each for each in run if isinstance(each, AdvanceCleanedOffset)]
+            _record(state, run, advance_entries(state.partition, state.store, raised, now_ms=state.now_ms))
         case CopySegment() if state.partition.rules.cleanup_compact:
             copies = [each for each in run if isinstance(each, CopySegment)]
             now_ms, stop = state.now_ms, state.stops_uploads
@@ -325,11 +325,11 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _build_view(state, decision)
         case AdvanceLogStart():
             return _advance(state, decision)
-        case GiveUpRemote():
-            return give_up(state.partition, state.where, decision.offset, now_ms=state.now_ms)
-        case CollectHeads():
+        case DisableTier():
+            return disable_tier_of(state.partition, state.where, decision.offset, now_ms=state.now_ms)
+        case CollectManifests():
             return _collect(state, decision)
-        case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
+        case CopySegment() | AdvanceCleanedOffset() | ExpireRemote() | ExpirePage() | DeletePending() | DeletePage():
             raise AssertionError("applied in runs")
 
 
@@ -374,7 +374,7 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
     with partition.lock:
         partition.check_may_shrink()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
-        if partition.is_unsettled:
+        if partition.has_commit_in_doubt:
             return False  # the content of the bucket is unknown: the tier may have been disabled
         # Checked once more against the newest committed manifest, not the state that the plan expected (I2). The
         # manifest is read after the check for a commit in doubt: an older one would lack a commit resolved in between.
@@ -451,8 +451,8 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
     if metadata is None or head is None or not run:
         return []
     start, end = run[0].base_offset, run[-1].next_offset
-    named = {row.ulid for row in metadata.index(head).rows_with_dead(start, end)}
-    due = [each for each in run if each.ulid in named and each.next_offset <= head.readable_from]
+    named = {row.ulid for row in metadata.index(head).entries_with_dead(start, end)}
+    due = [each for each in run if each.ulid in named and each.next_offset <= head.min_readable_offset]
     if due:
         change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
         metadata.commit(change, state.now_ms, touches=(start, end))
@@ -463,13 +463,13 @@ def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
     metadata, head = state.partition.metadata, state.partition.head()
     if metadata is None or head is None:
         return []
-    dead = {spill.key for spill in head.spills if spill.next_offset <= head.readable_from}
+    dead = {spill.key for spill in head.spills if spill.next_offset <= head.min_readable_offset}
     due = [each for each in run if each.key in dead]
     metadata.commit(expire_pages([each.key for each in due], now_ms=state.now_ms), state.now_ms)
     return list(due)
 
 
-def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
+def _delete(state: _Round, run: Sequence[DeletePending]) -> list[Decision]:
     metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
     if metadata is None or store is None or pins is None:
         return []
@@ -487,9 +487,9 @@ def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
     return [decision for decision in run if decision.key in gone]
 
 
-def _collect(state: _Round, decision: CollectHeads) -> bool:
+def _collect(state: _Round, decision: CollectManifests) -> bool:
     metadata, store = state.partition.metadata, state.store
-    if metadata is None or store is None or not state.partition.is_owned:
+    if metadata is None or store is None or not state.partition.is_writer:
         return False
-    collect_heads(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
+    collect_manifests(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
     return True

@@ -5,8 +5,8 @@ Its reason is recorded, and the log is tried again after `log.cleaner.uncleanabl
 restart). Reason and wait survive a restart in the history (`local.cleaner.cleaner_history`). Failed disks and cancelled
 passes do not make a log uncleanable.
 
-One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, in the order of `policies.compaction.in_turn`. So
-flushing, copying and retention of the other logs wait for a bounded time. The next maintenance continues. At most
+One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, in the order of `policies.compaction.by_priority`.
+So flushing, copying and retention of the other logs wait for a bounded time. The next maintenance continues. At most
 `log.cleaner.threads` passes run in parallel, never two of one log.
 """
 
@@ -139,7 +139,7 @@ class Cleaning:
 
         `look` returns the snapshots; it is called only if logs have to wait for each other.
         """
-        from policies.compaction import in_turn, log_to_clean
+        from policies.compaction import by_priority, log_to_clean
         from policies.decisions import CleanLog
 
         wants = [name for name, decided in plan.decisions.items() if any(isinstance(one, CleanLog) for one in decided)]
@@ -148,7 +148,7 @@ class Cleaning:
             return plan
         by_name = {snapshot.partition: snapshot for snapshot in look()}
         with self._lock:
-            order = in_turn((log_to_clean(by_name[name]) for name in wants if name in by_name), self._waited)
+            order = by_priority((log_to_clean(by_name[name]) for name in wants if name in by_name), self._waited)
             chosen = [log.partition for log in order[: self.settings.threads * LOGS_PER_THREAD]]
             self._waited = {name: self._waited.get(name, 0) + 1 for name in wants if name not in chosen}
         rank = {name: at for at, name in enumerate(chosen)}

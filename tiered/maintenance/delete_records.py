@@ -100,5 +100,5 @@ def _check_ours(held: Partition) -> None:
     if held.stopped is not None:
         raise held.stopped
     held.check_not_fenced()
-    if held.is_tiered and not held.is_owned:
+    if held.is_tiered and not held.is_writer:
         raise Unavailable("deleting records, the partition's head in the bucket is not ours yet", partition=held.name)

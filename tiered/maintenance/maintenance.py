@@ -31,7 +31,7 @@ from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import reset_misplaced
-from tiered.maintenance.remote_tasks import Due, Hands, TierTasks, due_tasks, on_disk
+from tiered.maintenance.remote_tasks import Due, ManagerServices, RemoteTasks, due_tasks, on_disk
 from tiered.partition.partition import Partition
 from tiered.read.view_places import look_after_views
 
@@ -44,16 +44,18 @@ ShouldStop = Callable[[], bool]
 Look = Callable[[int], list[PartitionSnapshot]]
 
 
-class Rounds:
+class Maintenance:
     """The maintenance of one manager, one run at a time.
 
     `look` and `plan` take snapshots and plan all of it.
     """
 
-    def __init__(self, hands: Hands, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]) -> None:
+    def __init__(
+        self, hands: ManagerServices, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]
+    ) -> None:
         """`threads` are the numbers of copiers and expirers (`tiered.maintenance.remote_tasks`)."""
         self.lock = threading.RLock()
-        self.tasks = TierTasks(hands, *threads)
+        self.tasks = RemoteTasks(hands, *threads)
         self._hands = hands
         self._look, self._plan = look, plan
         self._checkpointed_ms = 0
@@ -64,7 +66,7 @@ class Rounds:
         with self.lock:
             self._hands.opener.pauses.refresh()
             self._look_after_disks(now_ms)
-            self.tasks.tell_time(now_ms)
+            self.tasks.pass_time(now_ms)
             self._note_fenced()
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
@@ -129,7 +131,7 @@ class Rounds:
             if must_let_go():
                 return None
             held = self._find(name)
-            if held is None or (held.is_tiered and (is_store_down.is_set() or not held.is_owned)):
+            if held is None or (held.is_tiered and (is_store_down.is_set() or not held.is_writer)):
                 return None
             if not held.tier_lock.acquire(blocking=False):
                 busy(name)
@@ -210,7 +212,7 @@ class Rounds:
         while not self.tasks.wait_idle(LOOK_S) and not should_stop():
             pass  # a running task would invalidate the plan
         for held in hands.held():
-            if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
+            if should_stop() or any(isinstance(error, Unavailable) for error in hands.acquire([held], now_ms)):
                 break
         hands.opener.check_store(now_ms)
         rules = {held.name: held.rules for held in hands.held()}
@@ -231,12 +233,12 @@ class Rounds:
                 continue
             is_waiting = hands.opener.is_waiting(held)
             wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
-            if snapshot.is_tiered and (is_waiting or (held.is_owned and (wanted.copies or wanted.rest))):
+            if snapshot.is_tiered and (is_waiting or (held.is_writer and (wanted.copies or wanted.rest))):
                 due.append((name, wanted))
             elif not planned:  # a log to be cleaned may only copy afterwards
                 self.tasks.has_nothing_due(name)
             mine = on_disk(planned) if snapshot.is_tiered else planned
-            if mine and (held.is_owned or not snapshot.is_tiered):
+            if mine and (held.is_writer or not snapshot.is_tiered):
                 decisions[name] = list(mine)
         plan = hands.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
         with self.lock:

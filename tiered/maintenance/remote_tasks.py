@@ -24,7 +24,7 @@ copy, nor while a commit is in doubt.
 | concurrent event, or a crash at any moment | effect | remains |
 |---|---|---|
 | maintenance of the same partition | flushes, rolls, drops committed and unmarked segments; cleans later | |
-| a second task of it | impossible: `Copiers` has one turn for a key, `tier_lock` for all others | |
+| a second task of it | impossible: `TaskPool` has one turn for a key, `tier_lock` for all others | |
 | delete-records past the copy | the commit unlinks its objects (`add_segments`) | |
 | the topic is deleted | the task stops; objects in no manifest are deleted | orphans, if the removal was faster |
 | another machine takes the partition over | the commit is Fenced, the partition stops | orphans of a passed epoch |
@@ -49,14 +49,14 @@ from local.errors import LogError
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from policies.decisions import (
+    AdvanceCleanedOffset,
     CleanLog,
-    CollectHeads,
+    CollectManifests,
     CopySegment,
     Decision,
     DeletePage,
-    DeleteUnlinked,
+    DeletePending,
     DropLocal,
-    RaiseCleaned,
     ReplaceRemote,
     RollActive,
 )
@@ -67,7 +67,7 @@ from policies.tiering import completes_commit
 from remote.store import ObjectStore
 from tiered.maintenance.apply import SENDING, apply_in_task
 from tiered.maintenance.cleaning import Cleaning
-from tiered.maintenance.task_pool import Copiers, Load, State
+from tiered.maintenance.task_pool import Load, State, TaskPool
 from tiered.maintenance.upload_and_commit import Clock
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener
@@ -76,15 +76,15 @@ from tiered.topics.topic_deletion import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
-_OVER = (DeleteUnlinked, DeletePage, CollectHeads)  # long unlinked: no other decision of a plan has to come first
+_OVER = (DeletePending, DeletePage, CollectManifests)  # long unlinked: no other decision of a plan has to come first
 _Key = TopicPartition | None  # None: the remains of deleted topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hands:
+class ManagerServices:
     """The parts of the manager that maintenance and tasks use.
 
-    `find` raises NotFound, and the reason for a partition that is not open. `take_up` acquires partitions and returns
+    `find` raises NotFound, and the reason for a partition that is not open. `acquire` acquires partitions and returns
     the errors. `note` and `forget` maintain `problems`. `heal_topics` writes missing copies of the list of topics.
     """
 
@@ -95,16 +95,18 @@ class Hands:
     deletion: TopicDeletion
     held: Callable[[], list[Partition]]
     find: Callable[[TopicPartition], Partition]
-    take_up: Callable[[Sequence[Partition], int], list[LogError]]
+    acquire: Callable[[Sequence[Partition], int], list[LogError]]
     note: Callable[[TopicPartition, LogError], None]
     forget: Callable[[TopicPartition], None]
     heal_topics: Callable[[], None]
 
 
-class TierTasks:
+class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
-    def __init__(self, hands: Hands, threads: int, expirers: int = 1, *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, hands: ManagerServices, threads: int, expirers: int = 1, *, clock: Clock = time.monotonic
+    ) -> None:
         self._hands = hands
         self._clock = clock
         self._now_ms = 0
@@ -113,8 +115,8 @@ class TierTasks:
         # after the lock was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
-        self.copiers: Copiers[TopicPartition] = Copiers(threads, self._copy, clock=clock)
-        self.expirers: Copiers[_Key] = Copiers(expirers, self._expire, name="remote-log-expiration", clock=clock)
+        self.copiers: TaskPool[TopicPartition] = TaskPool(threads, self._copy, clock=clock)
+        self.expirers: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration", clock=clock)
 
     def submit(self, name: TopicPartition, due: Due) -> None:
         """Queue a partition in the pools that do its due work; a queued key is not queued twice."""
@@ -155,7 +157,7 @@ class TierTasks:
         if name in self._troubled:
             self._forget(name)
 
-    def tell_time(self, now_ms: int) -> None:
+    def pass_time(self, now_ms: int) -> None:
         """Set the time of the newest maintenance run, which later slices use."""
         self._now_ms = now_ms
 
@@ -223,10 +225,10 @@ class TierTasks:
 
     def _slice(self, held: Partition, choose: Callable[[Sequence[Decision]], Slice]) -> bool:
         hands, now_ms = self._hands, self._now_ms
-        if hands.opener.is_waiting(held) and hands.take_up([held], now_ms):
+        if hands.opener.is_waiting(held) and hands.acquire([held], now_ms):
             self._troubled.add(held.name)
             return False
-        if not held.is_owned:
+        if not held.is_writer:
             return False
         hands.opener.pauses.refresh()
         hands.opener.check_store(now_ms)
@@ -287,7 +289,7 @@ def on_disk(planned: Sequence[Decision]) -> list[Decision]:
 
     Segments that replace entries stay until the replacement; decisions after a raised log start wait for it.
     """
-    if any(isinstance(each, ReplaceRemote | RaiseCleaned) for each in planned):
+    if any(isinstance(each, ReplaceRemote | AdvanceCleanedOffset) for each in planned):
         return [each for each in planned if isinstance(each, RollActive | CleanLog)]
     found: list[Decision] = []
     for each in planned:

@@ -38,7 +38,7 @@ class State(Enum):
 
     QUEUED = "queued"
     RUNNING = "running"
-    AGAIN = "again"
+    RERUN = "again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Load:
         return max(0.0, 1 - self.running / self.threads)
 
 
-class Copiers(Generic[K]):
+class TaskPool(Generic[K]):
     """A pool of task threads. Thread safe.
 
     `work` handles its own errors; an escaped one ends the slice and is logged.
@@ -110,11 +110,11 @@ class Copiers(Generic[K]):
         with self._changed:
             if self._is_stopping:
                 return False
-            if self._states.get(key) in (State.QUEUED, State.AGAIN):
+            if self._states.get(key) in (State.QUEUED, State.RERUN):
                 self._hire()  # in case the last attempt got no thread
                 return False
             if key in self._states:
-                self._states[key] = State.AGAIN
+                self._states[key] = State.RERUN
                 return True
             self._enqueue(key)
             self._hire()
@@ -187,7 +187,7 @@ class Copiers(Generic[K]):
 
     def _end_turn(self, key: K, has_more: bool) -> None:
         with self._changed:
-            is_due = has_more or self._states[key] is State.AGAIN
+            is_due = has_more or self._states[key] is State.RERUN
             del self._states[key], self._turns[key]
             if is_due and not self._is_stopping:
                 self._enqueue(key)

@@ -33,14 +33,20 @@ from dataclasses import dataclass, field, replace
 
 from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.segment.segment_info import SegmentInfo
-from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
+from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
 from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
-from remote.manifest.manifest_changes import Change, add_segments, raise_cleaned, replace_segments, unlink_uploads
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest_changes import (
+    Change,
+    add_segments,
+    advance_cleaned_offset,
+    replace_segments,
+    unlink_uploads,
+)
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from tiered.partition.partition import Partition, Upload
@@ -75,7 +81,7 @@ class _Group:
     size_bytes: int = 0
     decisions: list[CopySegment] = field(default_factory=list)
     infos: list[SegmentInfo] = field(default_factory=list)
-    rows: list[RemoteSegment] = field(default_factory=list)
+    rows: list[SegmentEntry] = field(default_factory=list)
 
 
 def copy_in_groups(
@@ -165,9 +171,9 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
     return True
 
 
-def raise_rows(
-    partition: Partition, store: ObjectStore | None, run: Sequence[RaiseCleaned], *, now_ms: int
-) -> list[RaiseCleaned]:
+def advance_entries(
+    partition: Partition, store: ObjectStore | None, run: Sequence[AdvanceCleanedOffset], *, now_ms: int
+) -> list[AdvanceCleanedOffset]:
     """Confirm entries whose local segments hold as many records.
 
     Cleaning only removes records, so equal counts mean equal records.
@@ -189,7 +195,7 @@ def raise_rows(
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
-        _commit(ways, raise_cleaned(ulids, min(cut, ways.head.next_offset)), [])
+        _commit(ways, advance_cleaned_offset(ulids, min(cut, ways.head.next_offset)), [])
     return done
 
 
@@ -206,7 +212,7 @@ def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> Seg
     """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
     partition, head = ways.partition, ways.partition.head()
     info = partition.closed_segment(decision.base_offset, decision.next_offset)
-    if info is None or head is None or info.base_offset < max(head.rows_next_offset, uploaded_upto):
+    if info is None or head is None or info.base_offset < max(head.entries_end_offset, uploaded_upto):
         return None
     return None if _leaves_hole(partition, info, max(head.next_offset, uploaded_upto)) else info
 
@@ -228,7 +234,7 @@ def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
         told(group.decisions)
 
 
-def _discard(ways: _Ways, rows: Sequence[RemoteSegment]) -> None:
+def _discard(ways: _Ways, rows: Sequence[SegmentEntry]) -> None:
     """Delete uploads of a topic that this machine deleted since, unless a commit of them was sent.
 
     A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
@@ -248,10 +254,10 @@ def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
     ]
     ranges = [(info.base_offset, info.next_offset) for info in found]
     is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
-    return found if is_same and found and found[0].base_offset >= ways.head.rows_next_offset else []
+    return found if is_same and found and found[0].base_offset >= ways.head.entries_end_offset else []
 
 
-def _is_still_due(ways: _Ways, decision: ReplaceRemote | RaiseCleaned) -> bool:
+def _is_still_due(ways: _Ways, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
     """Whether the policy would decide it now, for entries in the manifest itself; entries in pages stay."""
     known = {row.ulid for row in ways.head.segments}
     due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
@@ -265,7 +271,7 @@ def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
     return next(info for info in snapshot.closed if info.base_offset == base_offset)
 
 
-def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
+def _uploaded(ways: _Ways, info: SegmentInfo) -> SegmentEntry | None:
     """The segment's entry; uploaded now unless an earlier attempt of this epoch uploaded these bytes.
 
     None if the log moved to another directory during the copy: the next maintenance finds it there.
@@ -282,7 +288,7 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
             segment_to_copy(partition.log, info),
             epoch=head.epoch,
             now_ms=ways.snapshot.now_ms,
-            at_rest=partition.at_rest,
+            object_encoding=partition.object_encoding,
             progress=partition.copy_progress(info),
         )
     except NotFound:

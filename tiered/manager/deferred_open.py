@@ -20,7 +20,7 @@ from tiered.partition.partition_opening import Opener
 _log = logging.getLogger(__name__)
 
 
-class LateOpening:
+class DeferredOpen:
     """The part of a manager that opens logs left closed at the start. One thread at a time."""
 
     _opener: Opener

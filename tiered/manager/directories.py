@@ -16,7 +16,7 @@ from tiered.partition.partition_opening import Opener
 if TYPE_CHECKING:
     from policies.decisions import Plan
     from tiered.maintenance.apply import Applied
-    from tiered.maintenance.maintenance import Rounds
+    from tiered.maintenance.maintenance import Maintenance
 
 
 class OverDirectories:
@@ -24,10 +24,10 @@ class OverDirectories:
 
     _directory: LogDirectories
     _opener: Opener
-    _own_rounds: Rounds | None  # None: a read-only open, which does not import their modules
+    _own_rounds: Maintenance | None  # None: a read-only open, which does not import their modules
 
     @property
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> Maintenance:
         assert self._own_rounds is not None, "the caller may write"
         return self._own_rounds
 

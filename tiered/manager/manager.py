@@ -39,37 +39,37 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec
 from local.storage import DiskStorage, Storage
-from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.store import ObjectStore
 from tiered.config.config import Config
 from tiered.maintenance.cleaning import CleanerSettings, Cleaning
 from tiered.maintenance.snapshots import Snapshots
-from tiered.manager.deferred_open import LateOpening
+from tiered.manager.deferred_open import DeferredOpen
 from tiered.manager.directories import OverDirectories
 from tiered.manager.reloading import Reloadable
 from tiered.node.problem_groups import is_alike
 from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.node.upload_pause import Pausable
-from tiered.partition.acquisition import look_up_all, take_up_all
+from tiered.node.upload_pause import PausesUploads
+from tiered.partition.acquisition import acquire_all, open_read_only_all
 from tiered.partition.appending import append_shares, flush_all, raise_first
 from tiered.partition.log_loading import Loaded, OnProgress, load_logs
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener, with_key_ring
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader_factory import Readable
-from tiered.stores.configured_store import configured_store, let_go
-from tiered.stores.persistent_meter import KeptMeter, Metered, kept_meter
-from tiered.topics.deleted_topic_usage import KnowsDeleted
+from tiered.stores.configured_store import configured_store, release
+from tiered.stores.persistent_meter import Metered, PersistentMeter, persistent_meter
+from tiered.topics.deleted_topic_usage import DeletedTopicUsage
 from tiered.topics.partitioner import Partitioner
 from tiered.topics.topic_creation import CreatesTopics
 from tiered.topics.topic_deletion import TopicDeletion
-from tiered.topics.topic_dry_run import Foreseeable
+from tiered.topics.topic_dry_run import TopicDryRun
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
     from tiered.maintenance.apply import Applied
     from tiered.maintenance.delete_records import DeletedRecords
-    from tiered.maintenance.maintenance import ApplyProgress, Rounds, ShouldStop
+    from tiered.maintenance.maintenance import ApplyProgress, Maintenance, ShouldStop
     from tiered.maintenance.task_pool import Load
     from tiered.read.reader import TieredReader
 
@@ -84,11 +84,11 @@ class LogManager(
     Metered,
     OverDirectories,
     Reloadable,
-    Pausable,
+    PausesUploads,
     CreatesTopics,
-    KnowsDeleted,
-    Foreseeable,
-    LateOpening,
+    DeletedTopicUsage,
+    TopicDryRun,
+    DeferredOpen,
 ):
     """A manager of all topics of one directory. Open it with `LogManager.open`. Thread safe.
 
@@ -99,9 +99,9 @@ class LogManager(
         self,
         config: Config,
         directory: LogDirectories,
-        store: KeptMeter | None,
+        store: PersistentMeter | None,
         storage: Storage,
-        known: KnownHeads | None = None,
+        known: ManifestMemoryCache | None = None,
         *,
         takes_over: bool = False,
         may_be_refused: bool = False,
@@ -137,7 +137,7 @@ class LogManager(
         storage: Storage | None = None,
         store: ObjectStore | None = None,
         progress: OnProgress = lambda told: None,
-        known: KnownHeads | None = None,
+        known: ManifestMemoryCache | None = None,
         takes_over: bool = False,
         may_be_refused: bool = False,
     ) -> LogManager:
@@ -159,11 +159,11 @@ class LogManager(
         try:
             store = store if store is not None else configured_store(config)
             store = with_key_ring(store, config) if store is not None else None
-            meter = kept_meter(store, directory, now_ms)
+            meter = persistent_meter(store, directory, now_ms)
             asked = {"takes_over": takes_over, "may_be_refused": may_be_refused}
             manager = cls(config, directory, meter, disk, known if read_only else None, **asked)
         except BaseException:
-            let_go(directory, store)
+            release(directory, store)
             raise
         try:
             manager._open_all(now_ms, progress)
@@ -197,8 +197,8 @@ class LogManager(
             for each in held:
                 self._opener.apply_settings(each, altered)
                 self._forget(each.name)  # problems of the old settings do not apply to the next plan
-        new = [each for each in held if self._directory.is_online(each.name) and not each.is_owned]
-        failures = self._take_up(new, now_ms)  # the next maintenance commits the settings of owned partitions
+        new = [each for each in held if self._directory.is_online(each.name) and not each.is_writer]
+        failures = self._acquire(new, now_ms)  # the next maintenance commits the settings of owned partitions
         raise_first(failures if is_new else [])
         return altered
 
@@ -367,7 +367,7 @@ class LogManager(
         """
         from policies.plan import plan as plan_snapshots
 
-        known = [held for held in self._held(topics) if held.agreed_head() is not None or not held.is_tiered]
+        known = [held for held in self._held(topics) if held.reconciled_manifest() is not None or not held.is_tiered]
         return plan_snapshots(self._looked_at(known, now_ms), now_ms)
 
     def apply(
@@ -432,7 +432,7 @@ class LogManager(
         if self._own_rounds is not None:
             self._own_rounds.tasks.stop(0.0)
         self._opener.close()
-        let_go(self._directory, self._store)
+        release(self._directory, self._store)
 
     def __enter__(self) -> LogManager:
         return self
@@ -443,11 +443,11 @@ class LogManager(
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _new_rounds(self) -> Rounds:
-        from tiered.maintenance.maintenance import Rounds
-        from tiered.maintenance.remote_tasks import Hands
+    def _new_rounds(self) -> Maintenance:
+        from tiered.maintenance.maintenance import Maintenance
+        from tiered.maintenance.remote_tasks import ManagerServices
 
-        hands = Hands(
+        hands = ManagerServices(
             directories=self._directory,
             store=self._store,
             opener=self._opener,
@@ -455,13 +455,15 @@ class LogManager(
             deletion=self._deletion,
             held=self._held,
             find=self._partition,
-            take_up=self._take_up,
+            acquire=self._acquire,
             note=self._note,
             forget=self._forget,
             heal_topics=self._registry.heal,
         )
         look = partial(self._looked_at, may_ask=False)
-        return Rounds(hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan)
+        return Maintenance(
+            hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan
+        )
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:
         """Open every log, then load their manifests in parallel (they wait for the network)."""
@@ -495,10 +497,10 @@ class LogManager(
         held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         held.sort(key=lambda each: each.name)
         if self._directory.read_only:
-            self._take_up(held, now_ms)
+            self._acquire(held, now_ms)
             return
         for _, of_topic in groupby(held, key=lambda each: each.name.topic):
-            self._take_up(list(of_topic), now_ms)
+            self._acquire(list(of_topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
         """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
@@ -520,12 +522,12 @@ class LogManager(
         self._partitions.update({each.name: each for each in held})
         return held
 
-    def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
+    def _acquire(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
         """Acquire tiered partitions not yet owned, commit altered settings; notes and returns the errors."""
         waiting = [each for each in held if self._opener.is_waiting(each)]
-        take_up = partial(self._opener.take_up, now_ms=now_ms)
+        acquire = partial(self._opener.acquire, now_ms=now_ms)
         is_look, url = self._directory.read_only, self._store.url if self._store is not None else ""
-        found = look_up_all(take_up, waiting, url) if is_look else take_up_all(take_up, waiting)
+        found = open_read_only_all(acquire, waiting, url) if is_look else acquire_all(acquire, waiting)
         for each, error in zip(waiting, found, strict=True):
             if error is not None:
                 self._note(each.name, error)
@@ -535,7 +537,7 @@ class LogManager(
 
     def own_again(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
         """Retry the acquisition of partitions without the writer role. Raises the first error."""
-        raise_first(self._take_up([self._partition(name) for name in names], now_ms))
+        raise_first(self._acquire([self._partition(name) for name in names], now_ms))
 
     def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
         for name in names:
@@ -572,7 +574,7 @@ class LogManager(
 
     def _note(self, name: TopicPartition, error: LogError) -> None:
         if isinstance(error, Conflict) and (held := self._partitions.get(name)) is not None:
-            held.stopped, held.is_owned = error, False
+            held.stopped, held.is_writer = error, False
             self._opener.remember_fencing(held, error)
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:

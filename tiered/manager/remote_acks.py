@@ -65,7 +65,7 @@ def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, n
         held = manager.partition(name)
         if (problem := manager.problems.get(name)) is not None:
             raise problem
-        if not held.is_owned:
+        if not held.is_writer:
             raise Unavailable(f"{_ATTEMPT}, the partition is not ours there yet", partition=name)
 
 

@@ -55,13 +55,13 @@ from local.log.producer_snapshot import ProducerEntry
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.storage import Storage, StorageFile, join
 from policies.deleted_records import BrokerRetention, is_deletion
-from policies.manifest_collection import HEADS_AT_ONCE, HEADS_KEPT
-from remote.gc.old_manifests import collect_heads
+from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_KEPT
+from remote.gc.old_manifests import collect_manifests
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
@@ -70,12 +70,12 @@ from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.broker_directory import INTERNAL, epochs_of_batches, log_start_facts
 from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
 from tiered.partition.partition import coverage
-from tiered.partition.segment_inspection import SegmentWatch, segment_to_copy
+from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
 from tiered.stores.object_encoding import encoding_of
 from tiered.stores.store_check import check_writers
 
 EPOCHS_APART = 1 << 20
-UNSETTLED_BYTES = 256 << 20  # of a compacted partition: more than this is copied uncleaned if no segment is settled
+IN_DOUBT_BYTES = 256 << 20  # of a compacted partition: more than this is copied uncleaned if no segment is settled
 WORK_BYTES = 4 << 30  # of a compacted partition in one pass: the work directory needs this much room
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 OnCopied = Callable[[TopicPartition, int, int, int], None]
@@ -203,7 +203,7 @@ class Adopter:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         known = self._logs.get((partition, topic_id)) if topic_id is not None else None
-        reached = None if known is None or known.cached is None else known.cached.taken_upto
+        reached = None if known is None or known.cached is None else known.cached.allocated_end_offset
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
         closed = [base for base, following in pairwise(bases) if reached is not None and following > reached]
@@ -242,7 +242,7 @@ class Adopter:
             raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
         encoding_of(self._effective(partition.topic), self._keys)
         head = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
-        reached = head.taken_upto if head is not None else 0
+        reached = head.allocated_end_offset if head is not None else 0
         upto = min(watermark, _stable(self._storage, directory))
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
@@ -304,7 +304,7 @@ class Adopter:
         head = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
-        reached = head.taken_upto  # below the bucket's log start offset no segment is due
+        reached = head.allocated_end_offset  # below the bucket's log start offset no segment is due
         upto = min(work.watermark, _stable(self._storage, directory))  # read before a segment is opened
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
@@ -320,13 +320,13 @@ class Adopter:
                     row = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
                     log.commit(add_segments([row]), now_ms)
                     work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
-            self._collect_heads(log, now_ms)
+            self._collect_manifests(log, now_ms)
             waiting = [each for each in closed if each not in due]
             return AdoptedPartition(
                 partition=partition,
                 copied=work.copied,
                 copied_bytes=work.copied_bytes,
-                tiered_upto=log.refresh().taken_upto,
+                tiered_upto=log.refresh().allocated_end_offset,
                 log_end=bases[-1] if bases else None,
                 lag_segments=len(waiting),
                 lag_bytes=sum(each.size_bytes for each in waiting),
@@ -396,7 +396,7 @@ class Adopter:
         modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
         return _Closed(base, following, size, file, others, is_settled, modified_ms)
 
-    def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> RemoteSegment:
+    def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> SegmentEntry:
         head, done = log.refresh(), 0
         place = partition_prefix(head.topic, head.topic_id, head.partition)
 
@@ -407,16 +407,18 @@ class Adopter:
             if self._on_copied is not None:
                 self._on_copied(name, segment.base_offset, done, segment.size_bytes)
 
-        at_rest = encoding_of(self._effective(head.topic), self._keys)
-        return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=tell)
+        object_encoding = encoding_of(self._effective(head.topic), self._keys)
+        return copy_segment(
+            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=tell
+        )
 
-    def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
+    def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
         """Delete old manifests as a manager does: every copied segment adds one."""
         head = log.refresh()
-        upto = head.sequence - HEADS_KEPT
-        if upto - log.void_upto >= HEADS_AT_ONCE:
+        upto = head.sequence - MANIFESTS_KEPT
+        if upto - log.void_upto >= MANIFESTS_AT_ONCE:
             place = partition_prefix(head.topic, head.topic_id, head.partition)
-            collect_heads(self._store, place, log, upto, now_ms=now_ms)
+            collect_manifests(self._store, place, log, upto, now_ms=now_ms)
 
     def _copy_cleaned(
         self,
@@ -477,10 +479,10 @@ def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
 def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
     """Whether a compacted partition is copied uncleaned.
 
-    This holds if `UNSETTLED_BYTES` are due and some transaction is open at the end of every due segment. The broker's
+    This holds if `IN_DOUBT_BYTES` are due and some transaction is open at the end of every due segment. The broker's
     transaction indexes are copied too. The job that cleans the bucket sees the whole transactions.
     """
-    is_much = sum(each.size_bytes for each in due) >= UNSETTLED_BYTES
+    is_much = sum(each.size_bytes for each in due) >= IN_DOUBT_BYTES
     return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
@@ -512,7 +514,7 @@ def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToC
         leader_epochs=encode_epochs(epochs.truncate_from_end(each.next_offset).entries),
         read=each.log.read,
         inspect=partial(
-            SegmentWatch,
+            SegmentInspector,
             path,
             each.base_offset,
             each.next_offset,
@@ -584,5 +586,5 @@ def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) 
                 "election does: the bucket keeps the branch that it lost",
                 partition=partition,
                 **facts,
-                bucket_next_offset=head.rows_next_offset,
+                bucket_next_offset=head.entries_end_offset,
             )

@@ -21,13 +21,13 @@ from policies.cost.storage_cost import request_cost
 from remote.gc.fork_references import homes_of
 from remote.gc.partition_removal import PartitionRemoval, Removal
 from remote.gc.pins import Pin, end_pin, list_pins, pin_newest
-from remote.keys import foreign_key, topic_directory
+from remote.keys import key_in_other_topic, topic_directory
 from remote.manifest.catalog import RemotePartitionName, missing_between
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments, delete_partition, expire_segments
 from remote.manifest.page_spill import keys_of, named_keys
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.read.topic_id_resolution import without_deleted
 
@@ -42,7 +42,7 @@ class PartitionFork:
     source: RemotePartitionName
     fork: RemotePartitionName
     head: Head
-    rows: tuple[RemoteSegment, ...]
+    rows: tuple[SegmentEntry, ...]
     is_there: bool = False
 
     @property
@@ -155,7 +155,7 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     head, rows = _chosen(source, head, plan.upto_offset)
     announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
     log = _begun(store, each, head, now_ms())
-    if not log.refresh().has_rows:  # otherwise an earlier run wrote entries; they are checked below
+    if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
         if head.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
         log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
@@ -190,7 +190,7 @@ def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> 
 
 
 def _told_other_homes(
-    store: ObjectStore, each: PartitionFork, rows: Sequence[RemoteSegment], pin: Pin, *, now_ms: int
+    store: ObjectStore, each: PartitionFork, rows: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
     """For a fork of a fork: pin every other partition whose objects it names, before it names one."""
     told = []
@@ -223,7 +223,7 @@ def _is_in_time(
     if newest.deleted_ms is not None:
         return False
     named = source.ask(newest, lambda index: named_keys(index.head, index.page))
-    known = {foreign_key(each.source.prefix, key) for key in named}
+    known = {key_in_other_topic(each.source.prefix, key) for key in named}
     has_all = log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
     return has_all and all(pin.expires_ms > now_ms() + PIN_MS // 24 for _, pin in announced)
 
@@ -283,12 +283,12 @@ def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
     return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
 
 
-def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[SegmentEntry, ...]]:
     log = MetadataLog(store, name.prefix)
     return _chosen(log, log.refresh(exact=True), upto)
 
 
-def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple[SegmentEntry, ...]]:
     facts = {"topic": head.topic, "partition": head.partition}
     if head.deleted_ms is not None or head.given_up:
         raise NotFound("forking a topic, it was deleted or its tier given up", **facts)
@@ -303,8 +303,10 @@ def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple
     return head, tuple(kept)
 
 
-def _renamed(row: RemoteSegment, prefix: str) -> RemoteSegment:
-    return replace(row, data_key=foreign_key(prefix, row.data_key), indexes_key=foreign_key(prefix, row.indexes_key))
+def _renamed(row: SegmentEntry, prefix: str) -> SegmentEntry:
+    return replace(
+        row, data_key=key_in_other_topic(prefix, row.data_key), indexes_key=key_in_other_topic(prefix, row.indexes_key)
+    )
 
 
 def _head(store: ObjectStore, name: RemotePartitionName) -> Head | None:

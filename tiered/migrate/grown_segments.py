@@ -14,7 +14,7 @@ from local.errors import Conflict
 from local.format.crc32c import crc32c
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
 
 READ_BYTES = 8 << 20
@@ -27,7 +27,7 @@ class Grown:
     Its first `skipped_bytes` are already in the target.
     """
 
-    row: RemoteSegment
+    row: SegmentEntry
     skipped_bytes: int
     skipped_crc32c: int
 
@@ -40,7 +40,7 @@ class Grown:
             raise _other(self.row)
 
 
-def grown(rows: Sequence[RemoteSegment], log: MetadataLog, head: Head, reached: int) -> Grown | None:
+def grown(rows: Sequence[SegmentEntry], log: MetadataLog, head: Head, reached: int) -> Grown | None:
     """The rest of the source segment in which the target ends; None if the target ends inside no segment.
 
     Raises Conflict if the target's entries are not the beginning of that segment.
@@ -48,7 +48,7 @@ def grown(rows: Sequence[RemoteSegment], log: MetadataLog, head: Head, reached: 
     inside = next((row for row in rows if row.base_offset < reached < row.next_offset), None)
     if inside is None:
         return None
-    known = log.ask(head, lambda index: list(index.rows_with_dead(inside.base_offset, reached)))
+    known = log.ask(head, lambda index: list(index.entries_with_dead(inside.base_offset, reached)))
     bounds = [inside.base_offset, *(row.next_offset for row in known)]
     size = sum(row.size_bytes for row in known)
     if [row.base_offset for row in known] != bounds[:-1] or bounds[-1] != reached or size >= inside.size_bytes:
@@ -60,6 +60,6 @@ def grown(rows: Sequence[RemoteSegment], log: MetadataLog, head: Head, reached: 
     )
 
 
-def _other(row: RemoteSegment) -> Conflict:
+def _other(row: SegmentEntry) -> Conflict:
     wrong = "going on with an import, the source has other segments there by now: import to a new topic"
     return Conflict(wrong, object=row.data_key, base_offset=row.base_offset)

@@ -47,26 +47,26 @@ from local.names import new_topic_id
 from local.verify.findings import Finding, Severity
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import request_cost
-from remote.external.external_layout import ForeignFormat, ForeignName, ForeignParts
+from remote.external.external_layout import ExternalFormat, ExternalName, ExternalParts
 from remote.external.external_lineage import gaps
-from remote.external.external_object import ForeignObject
+from remote.external.external_object import ExternalObject
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.sealing import keyed
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.migrate.grown_segments import Grown, grown
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.external_bytes import INTERVAL_BYTES, is_told, parse_lineage
 from tiered.read.external_partition import list_rows
 from tiered.stores.object_encoding import Keeping
@@ -83,11 +83,11 @@ class ImportPlan:
     the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing entries.
     """
 
-    source: ForeignName
+    source: ExternalName
     name: RemotePartitionName
     layout: str
     now_ms: int
-    rows: tuple[RemoteSegment, ...]
+    rows: tuple[SegmentEntry, ...]
     log_start_offset: int
     keeping: Keeping
     properties: dict[str, str]
@@ -119,8 +119,8 @@ class ImportOutcome:
 
 def plan_import(
     source: ObjectStore,
-    layout: ForeignFormat,
-    name: ForeignName,
+    layout: ExternalFormat,
+    name: ExternalName,
     target: ObjectStore,
     *,
     topic_id: str,
@@ -142,7 +142,7 @@ def plan_import(
     log = MetadataLog(target, ours.prefix)
     head = log.load(exact=True)
     _check_ours(source, target, ours, head)
-    reached = 0 if head is None else head.taken_upto
+    reached = 0 if head is None else head.allocated_end_offset
     rest = None if head is None else grown(rows, log, head, reached)
     due = tuple(row for row in rows if row.base_offset >= reached)
     due = due if rest is None else (rest.row, *due)
@@ -193,7 +193,7 @@ def topic_id_for(
 
 def run_import(
     source: ObjectStore,
-    layout: ForeignFormat,
+    layout: ExternalFormat,
     target: ObjectStore,
     plan: ImportPlan,
     *,
@@ -214,7 +214,7 @@ def run_import(
         return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
     log = _begin(source, target, plan)
     work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
-    done: list[RemoteSegment] = []
+    done: list[SegmentEntry] = []
     for row, following in zip_longest(plan.rows, plan.rows[1:]):
         if should_stop():
             return _outcome(target, plan, done, is_complete=False)
@@ -237,7 +237,7 @@ class _Import:
     def __init__(
         self,
         source: ObjectStore,
-        layout: ForeignFormat,
+        layout: ExternalFormat,
         target: ObjectStore,
         plan: ImportPlan,
         epoch: int,
@@ -255,8 +255,8 @@ class _Import:
         self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
     def take(
-        self, row: RemoteSegment, following: RemoteSegment | None, now_ms: Callable[[], int], scratch: str | None
-    ) -> RemoteSegment:
+        self, row: SegmentEntry, following: SegmentEntry | None, now_ms: Callable[[], int], scratch: str | None
+    ) -> SegmentEntry:
         """Read, check, upload and commit one segment; the new entry."""
         if following is not None and row.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(row)
@@ -264,7 +264,7 @@ class _Import:
         rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.row == row else None
         skipped = 0 if rest is None else rest.skipped_bytes
         with tempfile.TemporaryFile(dir=scratch) as file:
-            _fetch(ForeignObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
+            _fetch(ExternalObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
             if rest is not None:
                 rest.check(partial(_read, file, 0))
             segment = self._looked_at(row, following, parts, partial(_read, file, skipped))
@@ -274,18 +274,18 @@ class _Import:
                 segment,
                 epoch=self._epoch,
                 now_ms=now_ms(),
-                at_rest=self._plan.keeping.at_rest(self._keys),
+                object_encoding=self._plan.keeping.object_encoding(self._keys),
             )
-        guest = GuestLog(self._target, self._plan.name.prefix)
+        guest = CoWriterLog(self._target, self._plan.name.prefix)
         guest.join(epoch=self._epoch)
         guest.commit(add_segments([made]), now_ms())
         return made
 
-    def _is_cleaned_behind(self, row: RemoteSegment) -> bool:
+    def _is_cleaned_behind(self, row: SegmentEntry) -> bool:
         """Whether some later segment lacks records: then the part in front of it was cleaned as well."""
         for later in self._plan.rows:
             if later.base_offset >= row.next_offset:
-                body = ForeignObject(self._source, later.data_key, self._layout.parts(self._source, later))
+                body = ExternalObject(self._source, later.data_key, self._layout.parts(self._source, later))
                 reached = later.base_offset
                 for _, _, table in slices_of(body.read):
                     if lacks_records(table, reached):
@@ -295,9 +295,9 @@ class _Import:
 
     def _looked_at(
         self,
-        row: RemoteSegment,
-        following: RemoteSegment | None,
-        parts: ForeignParts,
+        row: SegmentEntry,
+        following: SegmentEntry | None,
+        parts: ExternalParts,
         read: Callable[[int, int], bytes],
     ) -> SegmentToCopy:
         indexes, epochs, aborted, seen, reached = IndexRows(), LeaderEpochs(), [], 0, row.base_offset
@@ -337,10 +337,10 @@ class _Import:
             producer_snapshot=producer_snapshot.encode(self._producers.entries()),
             leader_epochs=encode_epochs(self._epochs.entries),
             read=read,
-            inspect=partial(SegmentWatch, *place, own, files),
+            inspect=partial(SegmentInspector, *place, own, files),
         )
 
-    def _own_epochs(self, row: RemoteSegment, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
+    def _own_epochs(self, row: SegmentEntry, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
         """The epochs of a segment by its batches; without any, the latest one of earlier segments, or 0."""
         entries = epochs.entries or ((self._epochs.latest or 0, row.base_offset),)
         own = ((entries[0][0], row.base_offset), *entries[1:])
@@ -368,7 +368,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
         seal_key_id=plan.keeping.key_id,
     )
     head = log.refresh()
-    if not head.has_rows and head.log_start_offset < plan.log_start_offset:
+    if not head.has_entries and head.log_start_offset < plan.log_start_offset:
         log.commit(expire_segments([], now_ms=plan.now_ms, log_start_offset=plan.log_start_offset), plan.now_ms)
     return log
 
@@ -395,7 +395,7 @@ def lacks_records(table: BatchTable, from_offset: int) -> bool:
     return bool((table.base_offsets > starts).any() or (table.record_counts < spans).any())
 
 
-def _fetch(body: ForeignObject, size_bytes: int, file: BinaryIO) -> None:
+def _fetch(body: ExternalObject, size_bytes: int, file: BinaryIO) -> None:
     at = 0
     while at < size_bytes:
         piece = body.read(at, min(PIECE_BYTES, size_bytes - at))
@@ -411,7 +411,7 @@ def _read(file: BinaryIO, start: int, position: int, length: int) -> bytes:
     return file.read(length)
 
 
-def _outcome(target: ObjectStore, plan: ImportPlan, done: list[RemoteSegment], *, is_complete: bool) -> ImportOutcome:
+def _outcome(target: ObjectStore, plan: ImportPlan, done: list[SegmentEntry], *, is_complete: bool) -> ImportOutcome:
     head = MetadataLog(target, plan.name.prefix).load(exact=True)
     return ImportOutcome(
         name=plan.name,
@@ -434,7 +434,7 @@ def _writer(source: ObjectStore) -> str:
     return f"import of {source.url}"
 
 
-def _cost(due: tuple[RemoteSegment, ...], keeping: Keeping, prices: PriceTable) -> RewriteCost:
+def _cost(due: tuple[SegmentEntry, ...], keeping: Keeping, prices: PriceTable) -> RewriteCost:
     costs = [cost_of([row], keeping, prices) for row in due]
     heads = len(costs) + 2 if costs else 0
     return RewriteCost(

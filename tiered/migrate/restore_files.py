@@ -37,10 +37,10 @@ from local.log import checkpoints
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TEMPORARY, TIME_INDEX, TXN_INDEX, segment_file
 from local.storage import Storage, join, replace_file
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.migrate.restore_plan import PartitionRestore
 from tiered.partition.reconciliation import lineage
-from tiered.read.view_rows import leads_astray
+from tiered.read.view_entries import leads_astray
 
 STAGING = ".restoring"
 READ_BYTES = 4 * RANGE_BYTES
@@ -94,7 +94,7 @@ def trusted_upto(planned: PartitionRestore) -> int:
     return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
 
 
-def is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
+def is_whole(storage: Storage, directory: str, row: SegmentEntry) -> bool:
     """Whether the segment's ``.log`` there has exactly the entry's bytes. A restore writes this file last."""
     path = join(directory, segment_file(row.base_offset, LOG))
     with suppress(NotFound):
@@ -122,7 +122,7 @@ def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
             storage.unlink(join(directory, name))
 
 
-def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment) -> None:
+def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: SegmentEntry) -> None:
     if is_whole(storage, directory, row):
         return
     bundle = remote.indexes(row)
@@ -147,7 +147,7 @@ def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: R
     storage.sync_directory(directory)
 
 
-def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment, end: int) -> None:
+def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: SegmentEntry, end: int) -> None:
     """Write the batches below `end`; a batch that contains `end` keeps only its records below it."""
     path = join(directory, segment_file(row.base_offset, LOG))
     at, found = remote.position_of_offset(row, end), b""

@@ -29,7 +29,7 @@ from local.names import (
     segment_file,
 )
 from local.storage import Storage, join
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.migrate.restore_files import STAGING, is_whole
 from tiered.migrate.restore_plan import PartitionRestore, TopicRestore
 from tiered.node.topic_registry import TopicRegistry
@@ -108,7 +108,7 @@ def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -
     return all(name in rows and is_whole(storage, place, rows[name]) for name in found)
 
 
-def _is_as_planned(storage: Storage, directory: str, row: RemoteSegment, end: int) -> bool:
+def _is_as_planned(storage: Storage, directory: str, row: SegmentEntry, end: int) -> bool:
     if row.next_offset <= end:
         return is_whole(storage, directory, row)
     path = join(directory, segment_file(row.base_offset, LOG))

@@ -32,7 +32,7 @@ from remote.fetch.range_reader import RANGE_BYTES
 from remote.manifest.catalog import RemotePartitionName, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
@@ -86,10 +86,10 @@ class PartitionRestore:
 
     name: RemotePartitionName
     head: Head
-    rows: tuple[RemoteSegment, ...]
+    rows: tuple[SegmentEntry, ...]
     next_offset: int
     cleaned_reach: int
-    left_rows: tuple[RemoteSegment, ...] = ()
+    left_rows: tuple[SegmentEntry, ...] = ()
     exact_from: int | None = None
 
     @property
@@ -97,7 +97,7 @@ class PartitionRestore:
         return sum(row.size_bytes for row in self.rows)
 
     @property
-    def last_row(self) -> RemoteSegment | None:
+    def last_row(self) -> SegmentEntry | None:
         return next(iter((*self.rows[-1:], *self.left_rows[-1:])), None)
 
     @property
@@ -242,7 +242,7 @@ def plan_partition(
         raise NotFound("restoring a topic, it was deleted", deleted_ms=head.deleted_ms, **facts)
     if head.given_up:
         raise NotFound("restoring a topic, its tier was given up: only its disk has it", **facts)
-    all_rows = log.ask(head, lambda index: list(index.rows(head.readable_from)))
+    all_rows = log.ask(head, lambda index: list(index.rows(head.min_readable_offset)))
     end = _end(store, name, head, wish, keys)
     rows = [row for row in all_rows if row.base_offset < end and row.next_offset > head.log_start_offset]
     reach = max((row.cleaned_through or 0 for row in rows), default=0)
@@ -266,10 +266,10 @@ def _end(store: ObjectStore, name: RemotePartitionName, head: Head, wish: Restor
     if wish.to_time_ms is not None:
         reader = RemoteLog(store, topic_ids={name.topic: name.topic_id}, keys=keys).reader()
         end = reader.offset_for_timestamp(TopicPartition(name.topic, name.partition), wish.to_time_ms)
-    return head.taken_upto if end is None else max(head.log_start_offset, min(end, head.taken_upto))
+    return head.allocated_end_offset if end is None else max(head.log_start_offset, min(end, head.allocated_end_offset))
 
 
-def _on_disk(rows: Sequence[RemoteSegment], wish: RestoreWish, head: Head, now_ms: int) -> list[RemoteSegment]:
+def _on_disk(rows: Sequence[SegmentEntry], wish: RestoreWish, head: Head, now_ms: int) -> list[SegmentEntry]:
     match wish.kept:
         case Kept.ALL:
             return list(rows)
@@ -279,9 +279,9 @@ def _on_disk(rows: Sequence[RemoteSegment], wish: RestoreWish, head: Head, now_m
             return _recent(rows, resolve_rules({**DEFAULTS, **head.properties}).local_limits, now_ms)
 
 
-def _recent(rows: Sequence[RemoteSegment], limits: Limits, now_ms: int) -> list[RemoteSegment]:
+def _recent(rows: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
     """The newest entries that local retention would not have dropped."""
-    kept: list[RemoteSegment] = []
+    kept: list[SegmentEntry] = []
     size = 0
     for row in reversed(rows):
         newest_ms = row.max_timestamp_ms if row.max_timestamp_ms is not None else row.committed_ms

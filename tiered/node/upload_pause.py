@@ -135,7 +135,7 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
     return paused_topics(places)
 
 
-def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
     """The pauses after `pause_uploads`, with the same errors; changes nothing."""
     _check_reason(reason)
     registry = TopicRegistry(places)
@@ -146,7 +146,7 @@ def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, 
     return {**{topic.name: mark for topic in chosen}, **paused_topics(places)}
 
 
-def foretell_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
+def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
     """The pauses after `resume_uploads`, with the same errors; changes nothing."""
     if names is None:
         return {}
@@ -177,7 +177,7 @@ def paused_topics(places: Places) -> dict[str, Pause]:
     return {name: pause for name, pause in found if pause is not None}
 
 
-class Pausable:
+class PausesUploads:
     """The part of a manager that pauses uploads of its node. Any thread may call it."""
 
     _directory: LogDirectories

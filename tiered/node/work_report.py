@@ -15,7 +15,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
-from tiered.config.clock_guard import Doubt
+from tiered.config.clock_guard import ClockSuspicion
 from tiered.node.next_steps import next_step
 
 FILE = "work-report.json"
@@ -80,11 +80,11 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.wall_ms if self.wall_ms is not None else self.round_ms
 
     @property
-    def doubt(self) -> Doubt | None:
+    def doubt(self) -> ClockSuspicion | None:
         """The doubt about the machine's clock after the last maintenance."""
         if self.doubted_ms is None or self.wall_ms is None:
             return None
-        return Doubt(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
+        return ClockSuspicion(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
 
     def is_at_work(self, now_ms: int) -> bool:
         """Whether a manager worked recently and has not reported its end."""
@@ -118,7 +118,7 @@ class WorkJournal:
         of_node: LogError | None = None,
         is_ended: bool = False,
         wall_ms: int | None = None,
-        doubt: Doubt | None = None,
+        doubt: ClockSuspicion | None = None,
     ) -> None:
         """Report a maintenance run with these problems; `of_node` ended it. Raises errors of the disk.
 

@@ -453,8 +453,8 @@ ALERTS: tuple[Alert, ...] = (
         summary="The machine's clock has jumped by {{ $value | humanizeDuration }}",
         says="The machine's clock has jumped, and the manager does not trust the new time yet.",
         means=(
-            "The background work continues with the time before the jump, so that no record expires because of a wrong clock. The"
-            " new time is accepted after `clock.jump.hold.ms`. If the store's clock agrees with the machine, the "
+            "The background work continues with the time before the jump, so that no record expires because of a "
+            "wrong clock. The new time is accepted after `clock.jump.hold.ms`. If the store's clock agrees with the machine, the "
             "new time is accepted at once; while the store's clock disagrees, it is never accepted. Records "
             "appended in this time may have wrong timestamps, and S3 refuses requests of a machine with a wrong "
             "clock."
@@ -465,7 +465,7 @@ ALERTS: tuple[Alert, ...] = (
             "`timedatectl` shows whether the clock is synchronised.",
         ),
         mend=(
-            "If the new time is wrong: set the clock, and check the time server. The background work uses it again at once.",
+            "If the new time is wrong: set the clock, and check the time server. The new time is used again at once.",
             "If the new time is right (the clock was wrong when the machine started) and there is no store to "
             "ask: restart the manager with `-X clock.jump.hold.ms=0`. Omit the option at later starts.",
             "If the store's clock is wrong: correct the store's clock.",

@@ -33,7 +33,7 @@ from tiered.service.observations import HistogramCounts, Observations
 from tiered.service.worker import Worker
 from tiered.status.compaction_status import cleaner_metrics
 from tiered.status.status_report import snapshots_at_hand
-from tiered.status.storage_cost import keeping_costs
+from tiered.status.storage_cost import storage_costs
 from tiered.status.tier_journal import is_unseen
 
 _log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Metrics:
         if self._prices is None:
             return
         dollars = {(each.partition.topic, kind): 0.0 for each in found for kind in _KINDS}
-        for name, kept in keeping_costs(self._manager, self._prices).items():
+        for name, kept in storage_costs(self._manager, self._prices).items():
             for kind in ("storage", "index", "waiting"):
                 dollars[name.topic, kind] = dollars.get((name.topic, kind), 0.0) + getattr(kept, kind)
         for each in found:
@@ -200,7 +200,7 @@ class Metrics:
 
     def _work(self, snapshots: Sequence[PartitionSnapshot], now_ms: int) -> Iterator[Sample]:
         todo = {name: each.count for name, each in plan(snapshots, now_ms).totals().items()}
-        actions = {"CopySegment", "DropLocal", "ExpireRemote", "DeleteUnlinked", "CleanLog", *todo}
+        actions = {"CopySegment", "DropLocal", "ExpireRemote", "DeletePending", "CleanLog", *todo}
         if any(is_unseen(self._manager, each) for each in self._manager.partitions()):
             actions &= _LOCAL_ACTIONS  # the number of other due actions is unknown
         for action in sorted(actions):

@@ -25,20 +25,20 @@ LOOK_S = 20.0
 TakeUp = Callable[[Partition], LogError | None]
 
 
-def take_up_all(take_up: TakeUp, waiting: Sequence[Partition]) -> list[LogError | None]:
+def acquire_all(acquire: TakeUp, waiting: Sequence[Partition]) -> list[LogError | None]:
     """The error that prevents the takeover of each partition, in order; None on success.
 
-    Raises the errors that `take_up` raises.
+    Raises the errors that `acquire` raises.
     """
     if len(waiting) < 2:
-        return [take_up(each) for each in waiting]
-    return side_by_side(take_up, waiting, threads=OPENERS, name="take-up")
+        return [acquire(each) for each in waiting]
+    return side_by_side(acquire, waiting, threads=OPENERS, name="take-up")
 
 
-def look_up_all(
-    take_up: TakeUp, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
+def open_read_only_all(
+    acquire: TakeUp, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
 ) -> list[LogError | None]:
-    """As `take_up_all`, for the partitions of a read-only open of any number of topics."""
+    """As `acquire_all`, for the partitions of a read-only open of any number of topics."""
     begun_s = clock()
     silent: list[Unavailable] = []
 
@@ -46,7 +46,7 @@ def look_up_all(
         if silent and clock() - begun_s >= LOOK_S:
             facts = {"partition": held.name, "cause": silent[0].attempt}
             return Unavailable("looking at a partition, the store has not answered for others", **facts)
-        error = take_up(held)
+        error = acquire(held)
         if isinstance(error, Unavailable):
             silent.append(error)
         return error

@@ -26,18 +26,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from remote.manifest.manifest import Head, UnlinkedObject, UnlinkedPage
+from remote.manifest.manifest import Head, PendingDelete, PendingPageDelete
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 
 
-class AheadStamps:
+class SkewedDeleteTimer:
     """The future stamps seen in one partition. Thread safe: a race only lengthens the wait."""
 
     def __init__(self, counted: Callable[[], int] = counted_ms) -> None:
         self._counted = counted
         self._seen: dict[str, int] = {}  # key: counted time at which it was first seen ahead
 
-    def judged(self, head: Head, now_ms: int) -> tuple[tuple[UnlinkedObject, ...], tuple[UnlinkedPage, ...]]:
+    def judged(self, head: Head, now_ms: int) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
         """The unlinked objects and pages of the manifest, with future stamps replaced.
 
         A stamp ahead of `now_ms` by more than JUMP_MS becomes the time at which this process first saw it.

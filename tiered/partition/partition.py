@@ -22,13 +22,13 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, SpillRow
+from remote.manifest.manifest import Head, PageEntry
 from remote.manifest.manifest_page import Rows
-from remote.segment_entry import RemoteSegment
-from remote.segments.object_encoding import AS_IT_IS, AtRest
+from remote.segment_entry import SegmentEntry
+from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
-from tiered.partition.clock_skew import AheadStamps
+from tiered.partition.clock_skew import SkewedDeleteTimer
 from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
 
@@ -53,7 +53,7 @@ class Upload:
     """
 
     epoch: int
-    row: RemoteSegment
+    row: SegmentEntry
     is_tried: bool = False
 
 
@@ -64,17 +64,17 @@ class Partition:
     | field | meaning |
     |---|---|
     | `is_tiered` | the bucket may hold objects of this partition |
-    | `is_owned` | this manager is the partition's writer, and the two tiers agree |
-    | `has_agreed` | the two tiers agreed at least once |
+    | `is_writer` | this manager is the partition's writer, and the two tiers agree |
+    | `was_reconciled` | the two tiers agreed at least once |
     | `stopped` | the error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None |
-    | `at_rest` | the object encoding of its segments |
+    | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
     | `uploaded`, `shrunk` | the notes of `tiered.maintenance.upload_and_commit` |
     | `copying` | base offsets of the segments being copied, which must stay unchanged |
     | `is_deleted` | its topic was deleted; a copied segment that no manifest names is useless |
-    | `opened_upto` | log end offset when the log was opened; None for an empty log |
-    | `forgot_tried` | an upload in doubt was removed from `uploaded`; a manifest may name it |
+    | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
+    | `cleared_in_doubt` | an upload in doubt was removed from `uploaded`; a manifest may name it |
     | `is_noted` | the disk records that appends came before this manager was the writer |
     | `local_views` | the compacted views on the disk (`tiered.read.local_views`) |
 
@@ -91,22 +91,22 @@ class Partition:
     metadata: MetadataLog | None = None
     remote: RemotePartition | None = None
     pins: PinWatch | None = None
-    is_owned: bool = False
-    has_agreed: bool = False
+    is_writer: bool = False
+    was_reconciled: bool = False
     stopped: LogError | None = None
-    at_rest: AtRest = AS_IT_IS
+    object_encoding: ObjectEncoding = PLAIN_ENCODING
     on_copied: Callable[[int, int, int], None] = _tell_nobody
     check_room: Callable[[], None] = _has_room
     pauses: Pauses | None = None
-    ahead: AheadStamps = field(default_factory=AheadStamps)
+    ahead: SkewedDeleteTimer = field(default_factory=SkewedDeleteTimer)
     uploaded: dict[Segment, Upload] = field(default_factory=dict)
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     tier_lock: threading.RLock = field(default_factory=threading.RLock)
     copying: frozenset[int] = frozenset()
     is_deleted: bool = False
-    opened_upto: int | None = None
-    forgot_tried: bool = False
+    end_offset_at_open: int | None = None
+    cleared_in_doubt: bool = False
     is_noted: bool = False
     local_views: LocalViews | None = None
 
@@ -121,7 +121,7 @@ class Partition:
         head = self.head()
         if not self.rules.gives_up_remote or head is None or head.views:
             return False
-        return head.given_up or not head.has_rows
+        return head.given_up or not head.has_entries
 
     @property
     def prefix(self) -> str:
@@ -131,7 +131,7 @@ class Partition:
         """The newest manifest seen so far; sends no request. None before the first commit, or if not tiered."""
         return self.metadata.cached if self.metadata is not None else None
 
-    def agreed_head(self) -> Head | None:
+    def reconciled_manifest(self) -> Head | None:
         """As `head`, but None too for a diverged or fenced log, or a lost bucket.
 
         The offsets, copies and log start of such a manifest are not true of this disk.
@@ -139,12 +139,12 @@ class Partition:
         return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.head()
 
     @property
-    def is_unsettled(self) -> bool:
+    def has_commit_in_doubt(self) -> bool:
         """Whether a commit is in doubt: the newest manifest may contain a commit that `head` lacks.
 
         A caller that relies on `head` must ask this first. Otherwise the commit may be resolved between the two calls.
         """
-        return self.metadata is not None and self.metadata.is_unsettled
+        return self.metadata is not None and self.metadata.has_commit_in_doubt
 
     @property
     def may_hold_more(self) -> bool:
@@ -156,9 +156,9 @@ class Partition:
            could never be copied.
         2. Tombstones could be removed before the records that they hide.
         """
-        tried = self.forgot_tried or any(each.is_tried for each in list(self.uploaded.values()))
+        tried = self.cleared_in_doubt or any(each.is_tried for each in list(self.uploaded.values()))
         head = self.head()
-        return self.is_unsettled and (tried or (head is not None and bool(head.views)))
+        return self.has_commit_in_doubt and (tried or (head is not None and bool(head.views)))
 
     @property
     def pause(self) -> Pause | None:
@@ -204,7 +204,7 @@ class Partition:
         In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
         is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
         """
-        if self.stopped is not None and not self.has_agreed:
+        if self.stopped is not None and not self.was_reconciled:
             raise self.stopped
         head = self.head()
         is_behind = self.log.is_read_only and head is not None and self.log.next_offset < head.next_offset
@@ -238,10 +238,10 @@ class Partition:
             raise self.stopped
         self.check_not_fenced()
         self.check_room()
-        if not self.is_tiered or self.is_owned:
+        if not self.is_tiered or self.is_writer:
             return
         head = self.head()
-        if head is not None and self.log.next_offset < head.taken_upto:
+        if head is not None and self.log.next_offset < head.allocated_end_offset:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
         if self.log.size_bytes == 0:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
@@ -251,7 +251,7 @@ class Partition:
 
         Raises DiskFailed.
         """
-        if self.is_tiered and not self.is_owned and not self.is_noted:
+        if self.is_tiered and not self.is_writer and not self.is_noted:
             self.log.mark_unconfirmed()
             self.is_noted = True
 
@@ -275,7 +275,7 @@ class Partition:
         read-only open, the real stable offset would need a scan of the whole active segment.
         """
         known = {} if known is None else known
-        head = self.agreed_head()
+        head = self.reconciled_manifest()
         unlinked, unlinked_pages = self.ahead.judged(head, now_ms) if head else ((), ())
         asks_first_times = (
             not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
@@ -332,7 +332,7 @@ class Partition:
             )
         return snapshot
 
-    def _read_page(self, head: Head, spill: SpillRow, known: dict[str, Rows]) -> bool:
+    def _read_page(self, head: Head, spill: PageEntry, known: dict[str, Rows]) -> bool:
         """Read a page into `known`; False if the store does not return it."""
         assert self.metadata is not None, "a head comes with its chain"
         try:

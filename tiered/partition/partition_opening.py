@@ -34,15 +34,15 @@ from policies.rules import PartitionRules
 from policies.tier_relation import Relation
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
-from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_prediction import RangePredictor
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.disk_cache_of_manifests import index_copies, shares
+from remote.manifest.disk_cache_of_manifests import manifest_disk_cache, shares
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_changes import delete_partition, expire_segments, set_properties, settle
-from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.manifest.seal_memory import SealMemory
 from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
@@ -56,14 +56,14 @@ from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
 from tiered.partition.disk_room import check_room
 from tiered.partition.partition import Partition
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
-from tiered.partition.tier_disable import ENABLE, is_given_up
+from tiered.partition.tier_disable import ENABLE, is_tier_disabled
 from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import producers_in_bucket
 from tiered.read.view_places import unannounced
 from tiered.stores.configured_store import store_options
 from tiered.stores.object_encoding import encoding_of
-from tiered.stores.persistent_meter import KeptMeter
+from tiered.stores.persistent_meter import PersistentMeter
 from tiered.stores.store_check import StoreCheck
 
 _log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class Opener:
         self,
         config: Config,
         directory: LogDirectories,
-        store: KeptMeter | None,
+        store: PersistentMeter | None,
         storage: Storage,
-        known: KnownHeads | None = None,
+        known: ManifestMemoryCache | None = None,
         *,
         takes_over: bool = False,
         may_be_refused: bool = False,
@@ -109,7 +109,7 @@ class Opener:
             directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
         self._seals = SealMemory(directory.places(), directory.first_online, is_writer=not directory.read_only)
-        self._copies = index_copies(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
+        self._copies = manifest_disk_cache(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
         self._choose = partial(
             choose_log_dir,
             free_bytes_min=config.dir_free_bytes_min,
@@ -185,7 +185,7 @@ class Opener:
     def _check_not_switched_off(self, before: Topic, after: Topic) -> None:
         """Refuse to disable the tier of a topic that has records in the bucket. Raises InvalidRequest."""
         values = self._values(after)
-        if not before.was_tiered or wants_tier(values) or is_given_up(after, values):
+        if not before.was_tiered or wants_tier(values) or is_tier_disabled(after, values):
             return
         if wants_tier(self._values(before)) or before.properties.get(ENABLE) != after.properties.get(ENABLE):
             raise InvalidRequest(
@@ -213,7 +213,7 @@ class Opener:
         is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
         with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
             held.topic, held.rules, held.log.settings = topic, rules, settings
-            held.at_rest = encoding_of(values, self._keys)
+            held.object_encoding = encoding_of(values, self._keys)
             held.is_tiered = topic.was_tiered or wants_tier(values)
 
     def rules(self, topic: Topic) -> PartitionRules:
@@ -249,13 +249,13 @@ class Opener:
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         kept = encoding_of(values, self._keys)
         held = Partition(
-            name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept, pauses=self.pauses
+            name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, object_encoding=kept, pauses=self.pauses
         )
         held.local_views = LocalViews(log, self.cache)
         held.local_views.open(now_ms)
         if not log.is_read_only:
             log.before_cut = held.local_views.cut
-        held.opened_upto = log.next_offset if log.size_bytes else None
+        held.end_offset_at_open = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.fenced_by) is not None:
             held.stopped = fenced_before(log, fenced_by)  # until the bucket has been asked
         if not self._directory.read_only:
@@ -271,12 +271,12 @@ class Opener:
         out-of-date manifest lacks current settings of the topic or views on the disk.
         """
         head = held.head()
-        if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
+        if not held.is_tiered or held.metadata is None or not held.is_writer or head is None:
             return held.is_tiered
         is_told = head.properties == held.topic.properties and not unannounced(held)
-        return held.metadata.is_unsettled or not is_told
+        return held.metadata.has_commit_in_doubt or not is_told
 
-    def take_up(self, held: Partition, now_ms: int) -> LogError | None:
+    def acquire(self, held: Partition, now_ms: int) -> LogError | None:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
         Returns the error that prevents it; None on success. Sets `stopped` for every error except an unavailable
@@ -285,7 +285,7 @@ class Opener:
         topic may be deleted concurrently.
         """
         with held.tier_lock:
-            if held.is_owned:
+            if held.is_writer:
                 return self._tell_settings(held, now_ms)
             try:
                 self._own(held, now_ms)
@@ -339,7 +339,7 @@ class Opener:
             try:
                 held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
                 _announce_views(held, held.metadata, now_ms)
-                if held.metadata.is_unsettled:
+                if held.metadata.has_commit_in_doubt:
                     held.metadata.commit(settle(), now_ms)
             except LogError as error:
                 return None if held.is_deleted else error
@@ -362,13 +362,13 @@ class Opener:
                 metadata=held.metadata,
                 keys=self._keys,
                 disk=self._disk_cache,
-                guesses=Guesses(),
+                guesses=RangePredictor(),
             )
         known = held.metadata.load()
         if known is not None and known.deleted_ms is not None:
             self._refuse_deleted(held, known)
             return
-        if known is not None and held.metadata.lacks_first_heads():
+        if known is not None and held.metadata.lacks_first_manifests():
             raise emptied(held.log, known)
         if self._directory.read_only:
             self._look(held, known)
@@ -387,12 +387,16 @@ class Opener:
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
         is_unconfirmed = held.log.has_unconfirmed_appends
-        was_behind = known is not None and held.opened_upto is not None and held.opened_upto < known.taken_upto
+        was_behind = (
+            known is not None
+            and held.end_offset_at_open is not None
+            and held.end_offset_at_open < known.allocated_end_offset
+        )
         if known is not None and (was_behind or is_unconfirmed):
             check_same_records(held, bucket, known, is_unconfirmed=is_unconfirmed)
         head = self._become_writer(held, held.metadata, known, now_ms)
         head = _announce_views(held, held.metadata, now_ms) or head
-        is_behind = held.log.next_offset < head.taken_upto
+        is_behind = held.log.next_offset < head.allocated_end_offset
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):
@@ -400,7 +404,7 @@ class Opener:
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
                 held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
-                held.is_owned, held.has_agreed, held.stopped = True, True, None
+                held.is_writer, held.was_reconciled, held.stopped = True, True, None
                 held.is_noted = False
                 return
         # The deletion of the topic may have ended without finding this manifest. No other process would mark it
@@ -447,11 +451,11 @@ class Opener:
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
                 judge=judge,
-                seal_key_id=held.at_rest.key_id,
+                seal_key_id=held.object_encoding.key_id,
             )
         head = metadata.cached
         assert head is not None, "a writer has a head"
-        if head.has_rows or head.log_start_offset >= held.log.log_start_offset:
+        if head.has_entries or head.log_start_offset >= held.log.log_start_offset:
             return head
         # A topic that becomes tiered brings its log start offset. From here on the manifest's is authoritative.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
@@ -500,7 +504,7 @@ def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
     rules = resolve_rules(values)
     if wants_tier(values) or not topic.was_tiered:
         return rules
-    if is_given_up(topic, values):
+    if is_tier_disabled(topic, values):
         return replace(rules, copy_disabled=True, gives_up_remote=True)
     _log.warning(
         "the remote tier of a topic that was tiered stays: nothing more is copied, as with "

@@ -11,7 +11,7 @@ from policies.rules import Pause, deletion_due_ms
 from policies.snapshot import PartitionSnapshot
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import UnlinkedObject, UnlinkedPage
+    from remote.manifest.manifest import PendingDelete, PendingPageDelete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     waiting = uncopied(snapshot) if is_copied else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
-    gone: tuple[UnlinkedObject | UnlinkedPage, ...] = (*snapshot.unlinked, *snapshot.unlinked_pages)
+    gone: tuple[PendingDelete | PendingPageDelete, ...] = (*snapshot.unlinked, *snapshot.unlinked_pages)
     due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in gone]
     overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
     return PartitionStatus(

@@ -66,7 +66,7 @@ def remote_tier(log: Log, head: Head, mark: str | None) -> RemoteTier:
     """The facts of a manifest, for a node with this mark (`tiered.node.writer_ids`) and this log."""
     return RemoteTier(
         log_start_offset=head.log_start_offset,
-        taken_upto=head.taken_upto,
+        allocated_end_offset=head.allocated_end_offset,
         entries=tuple(head.epoch_ranges),
         expired=head.expired_epochs,
         counts=not head.given_up,
@@ -169,17 +169,17 @@ def reconcile(
     """
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
     verdict = check_agreement(log, head)
-    if end < head.taken_upto:
+    if end < head.allocated_end_offset:
         if not verdict.allows(Action.START_OVER):
             raise refusal(log, head, verdict)
         _log.warning(
             "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
             log.partition,
             end,
-            head.taken_upto,
+            head.allocated_end_offset,
         )
         log.begin_epoch(head.epoch)  # before an append at the bucket's end is possible
-        log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
+        log.restart_at(head.allocated_end_offset, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)
     log.begin_epoch(head.epoch)
@@ -211,7 +211,7 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, 
     `bucket` is the partition without its log, `head` its newest manifest.
     """
     log = held.log
-    at = min(log.next_offset, head.rows_next_offset) - 1
+    at = min(log.next_offset, head.entries_end_offset) - 1
     start = head.log_start_offset
     if is_unconfirmed and log.local_log_start_offset < start and at < start and log.log_start_offset < start:
         raise _unproven(log, head, log.local_log_start_offset)
@@ -220,7 +220,7 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, 
         verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
         raise refusal(log, head, verdict)
     unconfirmed_from = log.unconfirmed_from
-    if compared is None and unconfirmed_from is not None and unconfirmed_from < head.taken_upto:
+    if compared is None and unconfirmed_from is not None and unconfirmed_from < head.allocated_end_offset:
         # Another log gave these offsets: this log was not the writer since, so it copied none of them.
         raise _unproven(log, head, max(unconfirmed_from, log.local_log_start_offset))
 

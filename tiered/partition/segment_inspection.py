@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None = None) -> SegmentToCopy:
-    """The parts of a closed segment for its copy. `SegmentWatch` checks the bytes during the upload."""
+    """The parts of a closed segment for its copy. `SegmentInspector` checks the bytes during the upload."""
     segment = log.segment(info.base_offset)
     path = segment.path(LOG)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
@@ -61,7 +61,7 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
         read=segment.read,
         path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
         inspect=partial(
-            SegmentWatch,
+            SegmentInspector,
             path,
             info.base_offset,
             info.next_offset,
@@ -90,7 +90,7 @@ def count_records(segment: Segment) -> int:
     return count
 
 
-class SegmentWatch:
+class SegmentInspector:
     """Check every batch of a segment during its upload.
 
     Implements `remote.segments.segment_upload_stream.Inspector`. Each batch must be whole, match its CRC, decode, and

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from local.logdirs.log_dir import LogDirectory
-from remote.manifest.manifest_changes import give_up_tier
+from remote.manifest.manifest_changes import disable_tier
 from tiered.config.properties import parse
 from tiered.config.tier_properties import DELETE_ON_DISABLE
 from tiered.node.topic_registry import Topic
@@ -35,14 +35,14 @@ from tiered.partition.partition import Partition
 ENABLE = "remote.storage.enable"
 
 
-def is_given_up(topic: Topic, values: Mapping[str, str]) -> bool:
+def is_tier_disabled(topic: Topic, values: Mapping[str, str]) -> bool:
     """Whether the topic's own settings disable its tier; `values` are the effective settings."""
     own = topic.properties.get(ENABLE)
     is_off = own is not None and not parse(ENABLE, own) and values[ENABLE] == "false"
     return topic.was_tiered and is_off and values[DELETE_ON_DISABLE] == "true"
 
 
-def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
+def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
     """Steps 2 and 3; False if the request no longer applies. The caller holds `tier_lock`.
 
     The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit
@@ -51,7 +51,7 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:
-        if metadata is None or partition.is_deleted or not partition.is_owned or not partition.rules.gives_up_remote:
+        if metadata is None or partition.is_deleted or not partition.is_writer or not partition.rules.gives_up_remote:
             return False
         if log.segments()[0].base_offset > offset or offset > log.next_offset:
             return False
@@ -60,10 +60,10 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
         # deleted: a tier that is enabled again must not treat it as complete. If it is no entry, it is an orphan of
         # this epoch.
         kept = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
-        partition.forgot_tried |= len(kept) < len(partition.uploaded)  # first: one may be an entry
+        partition.cleared_in_doubt |= len(kept) < len(partition.uploaded)  # first: one may be an entry
         partition.uploaded = kept
     try:
-        given_up = give_up_tier(log_start_offset=offset, now_ms=now_ms)
+        given_up = disable_tier(log_start_offset=offset, now_ms=now_ms)
         # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
         head = metadata.commit(lambda head: given_up(head) if partition.rules.gives_up_remote else head, now_ms)
         with partition.lock:
@@ -72,4 +72,4 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
                 log.raise_log_start(head.log_start_offset)
     finally:
         partition.copying = frozenset()
-    return head.given_up or not head.has_rows
+    return head.given_up or not head.has_entries

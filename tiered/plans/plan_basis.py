@@ -18,7 +18,7 @@ from tiered.config.property_table import Value
 from tiered.manager.manager import LogManager
 
 _APPENDS = "of appends, and what they send is in the state"
-_PACE = "how fast, not what"
+_THROTTLE = "how fast, not what"
 _ROOM = "whether there is room is asked when it is done"
 WITHOUT_EFFECT: Mapping[str, str] = {
     "max.message.bytes": _APPENDS,
@@ -33,15 +33,15 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "flush.messages": _APPENDS,
     "flush.ms": _APPENDS,
     "producer.id.expiration.ms": _APPENDS,
-    "log.cleaner.threads": _PACE,
-    "log.cleaner.io.max.bytes.per.second": _PACE,
-    "log.cleaner.uncleanable.retry.ms": _PACE,
-    "num.recovery.threads.per.data.dir": _PACE,
-    "remote.log.manager.copy.max.bytes.per.second": _PACE,
-    "remote.log.manager.fetch.max.bytes.per.second": _PACE,
-    "remote.log.manager.task.interval.ms": _PACE,
-    "remote.log.manager.copier.thread.pool.size": _PACE,
-    "remote.log.manager.expiration.thread.pool.size": _PACE,
+    "log.cleaner.threads": _THROTTLE,
+    "log.cleaner.io.max.bytes.per.second": _THROTTLE,
+    "log.cleaner.uncleanable.retry.ms": _THROTTLE,
+    "num.recovery.threads.per.data.dir": _THROTTLE,
+    "remote.log.manager.copy.max.bytes.per.second": _THROTTLE,
+    "remote.log.manager.fetch.max.bytes.per.second": _THROTTLE,
+    "remote.log.manager.task.interval.ms": _THROTTLE,
+    "remote.log.manager.copier.thread.pool.size": _THROTTLE,
+    "remote.log.manager.expiration.thread.pool.size": _THROTTLE,
     "remote.s3.client": "both clients send the same requests",
     "remote.fetch.cache.bytes": "of readers",
     "remote.fetch.cache.dir": "of readers",

@@ -19,16 +19,16 @@ VERBS = {
     "CleanLog": ("~", "clean"),
     "CopySegment": ("+", "upload"),
     "ReplaceRemote": ("~", "replace"),
-    "RaiseCleaned": ("~", "note clean"),
+    "AdvanceCleanedOffset": ("~", "note clean"),
     "DropLocal": ("-", "local"),
     "BuildView": ("+", "view"),
     "AdvanceLogStart": ("~", "log start"),
-    "GiveUpRemote": ("-", "give up"),
+    "DisableTier": ("-", "give up"),
     "ExpireRemote": ("-", "expire"),
     "ExpirePage": ("-", "expire page"),
-    "DeleteUnlinked": ("-", "delete"),
+    "DeletePending": ("-", "delete"),
     "DeletePage": ("-", "delete page"),
-    "CollectHeads": ("-", "collect"),
+    "CollectManifests": ("-", "collect"),
 }
 
 
@@ -78,10 +78,10 @@ def _what(decision: Decision) -> str:
         AdvanceLogStart,
         BuildView,
         CleanLog,
-        CollectHeads,
+        CollectManifests,
         DeletePage,
-        DeleteUnlinked,
-        GiveUpRemote,
+        DeletePending,
+        DisableTier,
         RollActive,
     )
 
@@ -92,11 +92,11 @@ def _what(decision: Decision) -> str:
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
         case BuildView():
             return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
-        case AdvanceLogStart() | GiveUpRemote():
+        case AdvanceLogStart() | DisableTier():
             return f"to {decision.offset}"
-        case DeleteUnlinked() | DeletePage():
+        case DeletePending() | DeletePage():
             return decision.key
-        case CollectHeads():
+        case CollectManifests():
             return f"heads up to {decision.upto_sequence}"
         case _:
             return f"[{decision.base_offset}, {decision.next_offset})"

@@ -20,13 +20,13 @@ from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import remote_unknown_deferrals
 from tiered.config.config import Config
-from tiered.config.price_file import new_class, told_prices
+from tiered.config.price_file import new_class, prices_or_none
 from tiered.config.properties import canonical, find_property, parse
 from tiered.config.topic_settings import resolve_rules
 from tiered.manager.manager import LogManager
 from tiered.plans.plan_basis import plan_basis
 from tiered.status.status_report import snapshots_at_hand
-from tiered.status.storage_cost import all_lying
+from tiered.status.storage_cost import all_usage
 from tiered.status.unknown_figures import unread_partitions
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def priced_plan(
         config = _overridden(config, overrides)
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
     known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # no plan for an unread tier
-    prices = told_prices(manager.config)
+    prices = prices_or_none(manager.config)
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     plan = plan_snapshots(known, at_ms)
     plan = replace(plan, deferrals={**plan.deferrals, **_of_unknown(snapshots, known, problems)})
     table = prices or BUILT_IN
-    cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=new_class(config))
+    cost = plan_cost(plan, snapshots, table, all_usage(manager, table), new_class=new_class(config))
     return PricedPlan(
         plan=plan,
         cost=cost if prices is not None else cost.without_dollars(),

@@ -22,8 +22,8 @@ from local.errors import Conflict, InvalidRequest
 from local.names import TopicPartition
 from policies.decisions import Decision, Plan
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import SpillRow
-from tiered.config.price_file import told_prices
+from remote.manifest.manifest import PageEntry
+from tiered.config.price_file import prices_or_none
 from tiered.config.user_files import read_given, write_given
 from tiered.manager.manager import LogManager
 from tiered.plans.plan_basis import basis_changes, plan_basis
@@ -90,7 +90,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     return state.hexdigest()
 
 
-def _pages(snapshot: PartitionSnapshot) -> Sequence[SpillRow]:
+def _pages(snapshot: PartitionSnapshot) -> Sequence[PageEntry]:
     return (*snapshot.known_pages, *snapshot.spills)
 
 
@@ -126,7 +126,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
         raise InvalidRequest("applying a saved plan, it was made for a later moment", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
     facts: dict[str, object] = {}
-    others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, told_prices(manager.config)))
+    others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, prices_or_none(manager.config)))
     if others:
         facts["settings"] = "; ".join(others[:5])
     changed = changed_partitions(saved, manager.snapshots(now_ms, topics))

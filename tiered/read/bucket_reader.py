@@ -17,17 +17,17 @@ from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFou
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from local.verify.findings import Finding
-from remote.external.external_layout import OURS, ForeignFormat, ForeignName, LayoutOptions
-from remote.external.external_log import ForeignLog
+from remote.external.external_layout import OURS, ExternalFormat, ExternalName, LayoutOptions
+from remote.external.external_log import ExternalLog
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
-from remote.fetch.range_prediction import Guesses
+from remote.fetch.range_prediction import RangePredictor
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, pin_newest, release
 from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import IndexCopies, index_copies, shares
+from remote.manifest.disk_cache_of_manifests import ManifestDiskCache, manifest_disk_cache, shares
 from remote.manifest.manifest import Head, check_says_something
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
@@ -36,7 +36,7 @@ from remote.store.open_store import open_store
 from tiered.config.key_rings import load_key_ring
 from tiered.config.properties import nearest
 from tiered.config.secrets import split_url
-from tiered.read.external_partition import foreign_source
+from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader_factory import Readable
 from tiered.stores.parallel import side_by_side
@@ -60,13 +60,13 @@ class RemoteLog(Readable):
         topic_ids: Mapping[str, str] | None = None,
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
-        copies: IndexCopies | None = None,
+        copies: ManifestDiskCache | None = None,
         layout: LayoutOptions = OURS,
     ) -> None:
         """An external `layout` only supports reads: it has no pins and no views."""
         self.store = keyed(store, keys)
         self._layout = layout
-        self._foreign: ForeignFormat | None = None
+        self._foreign: ExternalFormat | None = None
         self._disk = disk
         self._copies = copies
         self._pins: list[tuple[str, Pin]] = []
@@ -147,13 +147,13 @@ class RemoteLog(Readable):
         """
         self.head(partition)
         metadata = self._source(partition).metadata
-        return metadata.gaps if isinstance(metadata, ForeignLog) else []
+        return metadata.gaps if isinstance(metadata, ExternalLog) else []
 
     def findings(self, partition: TopicPartition) -> list[Finding]:
         """Findings of an external layout, by offsets; empty in this project's layout. Raises NotFound."""
         self.head(partition)
         metadata = self._source(partition).metadata
-        return metadata.findings if isinstance(metadata, ForeignLog) else []
+        return metadata.findings if isinstance(metadata, ExternalLog) else []
 
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
         """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.
@@ -216,12 +216,12 @@ class RemoteLog(Readable):
                 self._ids[topic] = topic_ids(self.store, topic)
             return list(self._ids[topic])
 
-    def _format(self) -> ForeignFormat | None:
+    def _format(self) -> ExternalFormat | None:
         """The external layout of the bucket; None for this project's layout."""
         if self._foreign is None and not self._layout.is_ours:
-            from remote.external.layout_detection import foreign_format
+            from remote.external.layout_detection import external_format
 
-            self._foreign = foreign_format(self.store, self._layout)
+            self._foreign = external_format(self.store, self._layout)
             if self._foreign is None:
                 self._layout = OURS
         return self._foreign
@@ -282,8 +282,8 @@ class RemoteLog(Readable):
                     named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
                     if (name := named.get(partition)) is None:
                         raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
-                    assert isinstance(name, ForeignName), "a layout gives names of its own"
-                    self._sources[partition] = foreign_source(self.store, layout, name, self._cache)
+                    assert isinstance(name, ExternalName), "a layout gives names of its own"
+                    self._sources[partition] = external_source(self.store, layout, name, self._cache)
             return self._sources[partition]
 
     def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
@@ -306,7 +306,13 @@ class RemoteLog(Readable):
             )
         check_says_something(head)
         remote = RemotePartition(
-            self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk, guesses=Guesses()
+            self.store,
+            prefix,
+            self._cache,
+            metadata=metadata,
+            keys=self._keys,
+            disk=self._disk,
+            guesses=RangePredictor(),
         )
         return PartitionSource(partition, None, remote, metadata)
 
@@ -350,7 +356,7 @@ def open_remote(
     piece_bytes, index_bytes = shares(cache_dir_bytes)
     disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), piece_bytes) if cache_dir else None
     store = open_store(url, dict(options or {}))
-    copies = index_copies(cache_dir, index_bytes, is_writer=disk is not None)
+    copies = manifest_disk_cache(cache_dir, index_bytes, is_writer=disk is not None)
     return RemoteLog(
         store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=asked
     )

@@ -113,7 +113,7 @@ class _Read:
         mine = self._source
         if mine.log is not source.log or mine.metadata is not source.metadata:
             return False
-        head = source.known_head()
+        head = source.known_manifest()
         starts = [head.log_start_offset if head is not None else 0, source.log.log_start_offset if source.log else 0]
         return self.next_offset >= max(starts)
 

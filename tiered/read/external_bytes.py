@@ -22,9 +22,9 @@ from local.index.index_files import slices_of
 from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
 from remote.external.aiven_manifest import EPOCH_MAX
-from remote.external.external_layout import ForeignFormat, ForeignSegment
-from remote.external.external_object import ForeignObject
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.external.external_layout import ExternalFormat, ExternalSegment
+from remote.external.external_object import ExternalObject
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
 
 INTERVAL_BYTES = 4096  # between two entries of an index made here; Kafka's default
@@ -39,7 +39,7 @@ class Told:
     read. `is_verified`: the epochs of all batches were read.
     """
 
-    segment: ForeignSegment
+    segment: ExternalSegment
     next_offset: int
     size_bytes: int
     max_timestamp_ms: int | None
@@ -49,7 +49,7 @@ class Told:
     is_verified: bool = False
 
 
-def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Told | None:
+def tell(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> Told | None:
     """Read the facts that the layout left open from the bytes; None for a torn log without a whole batch.
 
     Raises Corrupt if the log does not start with a batch, or its side files contradict it.
@@ -81,7 +81,7 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
     )
 
 
-def with_all_epochs(store: ObjectStore, layout: ForeignFormat, told: Told) -> Told:
+def with_all_epochs(store: ObjectStore, layout: ExternalFormat, told: Told) -> Told:
     """The segment with the epochs of all its batches.
 
     Without a copied checkpoint, all batch headers are read.
@@ -125,7 +125,7 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
     raise Corrupt("cutting a segment, it ends before", offset=offset, base_offset=base_offset)
 
 
-def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: int) -> RemoteSegment:
+def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
     """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
 
     `indexes` has the size of each existing index. A transaction index that starts at -1 must be rebuilt from the
@@ -137,7 +137,7 @@ def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: i
     if not segment.tells_transactions or not knows:
         indexes["txn"] = IndexRange(start=-1, length=1)
         indexes.pop("producers", None)
-    return RemoteSegment(
+    return SegmentEntry(
         ulid=segment.data_key,
         base_offset=segment.base_offset,
         next_offset=next_offset,
@@ -157,22 +157,22 @@ def row_of(told: Told, layout: ForeignFormat, *, next_offset: int, size_bytes: i
     )
 
 
-def is_told(row: RemoteSegment) -> bool:
+def is_told(row: SegmentEntry) -> bool:
     """Whether the bucket has this entry's transactions; if not, all batches up to its end must be read."""
     return "txn" not in row.indexes or row.indexes["txn"].start >= 0
 
 
-def reader_of(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Read:
+def reader_of(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> Read:
     """A reader of the log's bytes. Sends no request for the indexes if the object is the log itself."""
     if segment.index_keys or (segment.codec == "none" and segment.key_id is None):
         size = segment.size_bytes
         return lambda at, length: store.get_range(segment.data_key, at, min(length, max(0, size - at)))
     pseudo = Told(segment=segment, next_offset=segment.base_offset + 1, size_bytes=0, max_timestamp_ms=None, epochs=())
     row = row_of(pseudo, layout, next_offset=pseudo.next_offset, size_bytes=segment.size_bytes)
-    return ForeignObject(store, segment.data_key, layout.parts(store, row)).read
+    return ExternalObject(store, segment.data_key, layout.parts(store, row)).read
 
 
-def _end(store: ObjectStore, segment: ForeignSegment, read: Read) -> tuple[int, int, int | None] | None:
+def _end(store: ObjectStore, segment: ExternalSegment, read: Read) -> tuple[int, int, int | None] | None:
     """(next offset, bytes of whole batches, largest timestamp), from the last index entry or the start."""
     entry = _last(store, segment, "offset", offset_index.ENTRY_BYTES)
     latest = _last(store, segment, "time", time_index.ENTRY_BYTES)
@@ -186,7 +186,7 @@ def _end(store: ObjectStore, segment: ForeignSegment, read: Read) -> tuple[int, 
     return _scanned(read, 0)
 
 
-def _last(store: ObjectStore, segment: ForeignSegment, section: str, entry_bytes: int) -> bytes | None:
+def _last(store: ObjectStore, segment: ExternalSegment, section: str, entry_bytes: int) -> bytes | None:
     """The last entry of an index file; None without one, or if it ends in the zeros of an open index."""
     size = segment.index_bytes.get(section, 0)
     if size < entry_bytes or section not in segment.index_keys:
@@ -208,7 +208,7 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
     return None if reached is None else (reached, size, latest if latest >= 0 else None)
 
 
-def _epochs_beside(store: ObjectStore, segment: ForeignSegment, end: int) -> tuple[tuple[int, int], ...] | None:
+def _epochs_beside(store: ObjectStore, segment: ExternalSegment, end: int) -> tuple[tuple[int, int], ...] | None:
     """The epochs from the checkpoint of the segment; None without one, or if it is damaged."""
     if (key := segment.index_keys.get("epochs")) is not None:
         with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
@@ -216,13 +216,13 @@ def _epochs_beside(store: ObjectStore, segment: ForeignSegment, end: int) -> tup
     return None
 
 
-def _first_epoch(segment: ForeignSegment, read: Read) -> tuple[tuple[int, int], ...]:
+def _first_epoch(segment: ExternalSegment, read: Read) -> tuple[tuple[int, int], ...]:
     """The epoch of the first batch; empty if it has none."""
     header = read_header(read(0, HEADER_BYTES))
     return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 
 
-def checkpoint_of(store: ObjectStore, layout: ForeignFormat, told: Told) -> tuple[tuple[int, int], ...]:
+def checkpoint_of(store: ObjectStore, layout: ExternalFormat, told: Told) -> tuple[tuple[int, int], ...]:
     """The leader-epoch checkpoint copied with a segment; empty without one. Raises Corrupt."""
     key = told.segment.index_keys.get("epochs")
     if key is not None:

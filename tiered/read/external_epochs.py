@@ -25,7 +25,7 @@ from local.format.batch_header import HEADER_BYTES, read_header
 from local.index.index_files import slices_of
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged
-from remote.external.external_layout import ForeignFormat
+from remote.external.external_layout import ExternalFormat
 from remote.external.external_lineage import Chosen, Copy
 from remote.store import ObjectStore
 from tiered.read.external_bytes import Told, checkpoint_of, reader_of
@@ -35,7 +35,7 @@ Note = Callable[[Finding], None]
 
 
 def checkpoint_beside(
-    store: ObjectStore, layout: ForeignFormat, found: Sequence[Told], note: Note
+    store: ObjectStore, layout: ExternalFormat, found: Sequence[Told], note: Note
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
     """(the newest valid leader-epoch checkpoint, whether a newer one is broken); empty without one."""
     with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
@@ -81,7 +81,7 @@ def overlaps(found: Sequence[Told]) -> bool:
 
 def verified(
     store: ObjectStore,
-    layout: ForeignFormat,
+    layout: ExternalFormat,
     found: Sequence[Told],
     unread: Sequence[tuple[int, int]],
     note: Note,
@@ -103,7 +103,7 @@ def verified(
 
 def _verified(
     store: ObjectStore,
-    layout: ForeignFormat,
+    layout: ExternalFormat,
     told: Told,
     is_doubtful: bool,
     bases: Sequence[int],

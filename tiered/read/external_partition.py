@@ -19,14 +19,14 @@ from local.index.index_files import slices_of
 from local.log import producer_snapshot
 from local.log.producer_state import ProducerState
 from local.verify.findings import Finding, Severity, damaged
-from remote.external.external_layout import Cipher, ForeignFormat, ForeignName, ForeignParts, ForeignSegment
+from remote.external.external_layout import Cipher, ExternalFormat, ExternalName, ExternalParts, ExternalSegment
 from remote.external.external_lineage import Copy, choose
-from remote.external.external_log import ForeignLog
-from remote.external.external_object import ForeignObject, open_chunk
+from remote.external.external_log import ExternalLog
+from remote.external.external_object import ExternalObject, open_chunk
 from remote.fetch.chunk_cache import ChunkCache, Slice
 from remote.fetch.range_reader import Opener, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle
 from remote.store import Body, ObjectStore
@@ -38,7 +38,7 @@ THREADS = 16
 _log = logging.getLogger(__name__)
 
 
-class ForeignPartition(RemotePartition):
+class ExternalPartition(RemotePartition):
     """A partition of an external layout. Its chunks have no checksums: readers check the batches' CRCs."""
 
     is_checked = False
@@ -46,7 +46,7 @@ class ForeignPartition(RemotePartition):
     def __init__(
         self,
         store: ObjectStore,
-        layout: ForeignFormat,
+        layout: ExternalFormat,
         cache: ChunkCache | None = None,
         *,
         metadata: MetadataLog | None = None,
@@ -56,29 +56,29 @@ class ForeignPartition(RemotePartition):
         self._ciphers: dict[str, Cipher | None] = {}
         self._replay = Replay(self)
 
-    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+    def read(self, segment: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As in the parent class, but never past the entry's end; bytes behind it in the object do not count."""
         length = max(0, min(length, segment.size_bytes - position))
         return super().read(segment, position, length, in_one_piece=in_one_piece)
 
-    def txn_index(self, segment: RemoteSegment) -> Body:
+    def txn_index(self, segment: SegmentEntry) -> Body:
         if is_told(segment):
             return self.indexes(segment).txn
         return self._replay.aborted(segment, self._rows())
 
-    def producer_snapshot(self, segment: RemoteSegment) -> Body:
+    def producer_snapshot(self, segment: SegmentEntry) -> Body:
         if is_told(segment) and "producers" in segment.indexes:
             return self.indexes(segment).producers
         return self._replay.producers(segment, self._rows())
 
-    def object_of(self, segment: RemoteSegment) -> ForeignObject:
+    def object_of(self, segment: SegmentEntry) -> ExternalObject:
         """The segment's bytes for a single sequential pass."""
-        return ForeignObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
+        return ExternalObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
 
-    def _rows(self) -> Sequence[RemoteSegment]:
+    def _rows(self) -> Sequence[SegmentEntry]:
         return self.head().segments
 
-    def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
+    def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         parts = self._layout.parts(self._store, segment)
         self._ciphers[segment.data_key] = parts.cipher
         offsets, times = self._sound_indexes(segment, parts)
@@ -91,15 +91,15 @@ class ForeignPartition(RemotePartition):
             chunks=parts.chunks,
         )
 
-    def _sound_indexes(self, segment: RemoteSegment, parts: ForeignParts) -> tuple[bytes, bytes]:
+    def _sound_indexes(self, segment: SegmentEntry, parts: ExternalParts) -> tuple[bytes, bytes]:
         """The bucket's indexes as far as they are valid for the bytes that are read, or rebuilt ones."""
         if parts.offset is None or parts.time is None:
-            body = ForeignObject(self._store, segment.data_key, parts)
+            body = ExternalObject(self._store, segment.data_key, parts)
             made = built_indexes(body.read, segment.base_offset)
             return made[0][: _entries_below(made[0], segment)], made[1]
         return parts.offset[: _entries_below(parts.offset, segment)], parts.time[: _sound_times(parts.time)]
 
-    def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
+    def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
         if segment.data_key not in self._ciphers:  # another instance of this partition filled the cache
             self._ciphers[segment.data_key] = self._layout.parts(self._store, segment).cipher
         cipher = self._ciphers[segment.data_key]
@@ -122,7 +122,7 @@ class ForeignPartition(RemotePartition):
 class Replay:
     """The transactions of a partition, from all batches since the first entry; read as far as asked for."""
 
-    def __init__(self, remote: ForeignPartition) -> None:
+    def __init__(self, remote: ExternalPartition) -> None:
         self._remote = remote
         self._lock = threading.Lock()
         self._state = ProducerState()
@@ -130,24 +130,24 @@ class Replay:
         self._producers: dict[str, bytes] = {}
         self._reached = 0
 
-    def aborted(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
+    def aborted(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> bytes:
         """The ``.txnindex`` of an entry. Raises Corrupt, NotFound."""
         with self._lock:
             self._go_to(segment, rows)
             return self._aborted.get(segment.data_key, b"")
 
-    def producers(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
+    def producers(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> bytes:
         """The ``.snapshot`` at the end of an entry."""
         with self._lock:
             self._go_to(segment, rows)
             return self._producers.get(segment.data_key, b"")
 
-    def _go_to(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> None:
+    def _go_to(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> None:
         for row in rows:
             if row.base_offset >= self._reached and row.base_offset <= segment.base_offset:
                 self._take(row)
 
-    def _take(self, row: RemoteSegment) -> None:
+    def _take(self, row: SegmentEntry) -> None:
         body = self._remote.object_of(row)
         found = []
         for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, row.size_bytes - at)))):
@@ -165,25 +165,27 @@ class Known:
     findings: dict[str, Finding] = field(default_factory=dict)
 
 
-def foreign_source(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> PartitionSource:
+def external_source(
+    store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache
+) -> PartitionSource:
     """The source of a partition of an external layout. Sends no request yet."""
     known = Known()
 
-    def look(findings: dict[str, Finding]) -> list[RemoteSegment]:
+    def look(findings: dict[str, Finding]) -> list[SegmentEntry]:
         return list_rows(store, layout, name, known, findings)
 
-    metadata = ForeignLog(store, name, layout.layout, look)
-    remote = ForeignPartition(store, layout, cache, metadata=metadata)
+    metadata = ExternalLog(store, name, layout.layout, look)
+    remote = ExternalPartition(store, layout, cache, metadata=metadata)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 
 
 def list_rows(
     store: ObjectStore,
-    layout: ForeignFormat,
-    name: ForeignName,
+    layout: ExternalFormat,
+    name: ExternalName,
     known: Known | None = None,
     findings: dict[str, Finding] | None = None,
-) -> list[RemoteSegment]:
+) -> list[SegmentEntry]:
     """The segment entries, ascending, without overlaps.
 
     Copies that leader epochs rule out, and segments that are not whole, are left out. `known` caches the facts of
@@ -234,7 +236,7 @@ def list_rows(
 
 
 def _tell(
-    store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment, note: Callable[[Finding], None]
+    store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment, note: Callable[[Finding], None]
 ) -> Told | None:
     """As `tell`; a damaged segment is a finding."""
     try:
@@ -245,7 +247,7 @@ def _tell(
 
 
 def _settled(
-    store: ObjectStore, layout: ForeignFormat, found: list[Told], note: Callable[[Finding], None]
+    store: ObjectStore, layout: ExternalFormat, found: list[Told], note: Callable[[Finding], None]
 ) -> tuple[list[Told], tuple[tuple[int, int], ...]]:
     """(the segments with all epochs, the checkpoint of the last leader); in doubt the batches decide."""
     known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
@@ -275,19 +277,19 @@ def _copies(found: Sequence[Told]) -> list[Copy]:
     ]
 
 
-def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int) -> RemoteSegment:
+def _row(store: ObjectStore, layout: ExternalFormat, told: Told, next_offset: int) -> SegmentEntry:
     """The segment entry, cut where another leader's records begin."""
     row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
     if next_offset >= told.next_offset:
         return row
     parts = layout.parts(store, row)
-    body = ForeignObject(store, row.data_key, parts)
+    body = ExternalObject(store, row.data_key, parts)
     offsets = parts.offset if parts.offset is not None else built_indexes(body.read, row.base_offset)[0]
     cut = position_of(body.read, offsets, row.base_offset, next_offset)
     return row_of(told, layout, next_offset=next_offset, size_bytes=cut)
 
 
-def _all_or_none_told(rows: list[RemoteSegment]) -> list[RemoteSegment]:
+def _all_or_none_told(rows: list[SegmentEntry]) -> list[SegmentEntry]:
     """Keep the transactions of all entries or of none: each index relies on those before it."""
     if all(is_told(row) for row in rows):
         return rows
@@ -295,7 +297,7 @@ def _all_or_none_told(rows: list[RemoteSegment]) -> list[RemoteSegment]:
     return [replace(row, indexes={**row.indexes, **unknown}) for row in rows]
 
 
-def _entries_below(offsets: bytes, segment: RemoteSegment) -> int:
+def _entries_below(offsets: bytes, segment: SegmentEntry) -> int:
     """Length of the valid leading bytes of an offset index that point into the bytes that are read."""
     return offset_index.sound_entries(offsets, segment.size_bytes) * offset_index.ENTRY_BYTES
 
@@ -304,6 +306,6 @@ def _sound_times(times: bytes) -> int:
     return time_index.sound_entries(times) * time_index.ENTRY_BYTES
 
 
-def _below(aborted: bytes, segment: RemoteSegment) -> bytes:
+def _below(aborted: bytes, segment: SegmentEntry) -> bytes:
     """The aborted transactions decided below the entry's end; the cut-off batches decide nothing."""
     return txn_index.truncate(aborted, segment.next_offset) if aborted else b""

@@ -21,9 +21,9 @@ from local.errors import LogError
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec, parse_spec
-from remote.manifest.manifest import SpillRow
+from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import stable_end
 
@@ -79,9 +79,9 @@ def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
     Source: `UnifiedLog`'s ``highestOffsetInRemoteStorage``, KIP-1005.
     """
     head = source.head()
-    if head is None or head.highest_next_offset == 0:
+    if head is None or head.max_end_offset == 0:
         return None
-    offset = head.highest_next_offset - 1
+    offset = head.max_end_offset - 1
     return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= head.log_start_offset else None)
 
 
@@ -122,17 +122,17 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
     return None
 
 
-def _parts(index: MetadataIndex) -> list[SpillRow | RemoteSegment]:
+def _parts(index: MetadataIndex) -> list[PageEntry | SegmentEntry]:
     """Live entries, and pages as a whole; the page that contains the log start entry by entry."""
     start = index.head.log_start_offset
-    found: list[SpillRow | RemoteSegment] = []
+    found: list[PageEntry | SegmentEntry] = []
     for part in index.parts():
-        is_cut = isinstance(part, SpillRow) and part.base_offset < start
+        is_cut = isinstance(part, PageEntry) and part.base_offset < start
         found += index.rows(part.base_offset, part.next_offset) if is_cut else [part]
     return found
 
 
-def _largest(partition: TopicPartition, reader: TieredReader, row: SpillRow | RemoteSegment, start: int) -> int | None:
+def _largest(partition: TopicPartition, reader: TieredReader, row: PageEntry | SegmentEntry, start: int) -> int | None:
     if row.base_offset >= start or row.max_timestamp_ms is None:
         return row.max_timestamp_ms
     steps = reader.columns(partition, start, row.next_offset)

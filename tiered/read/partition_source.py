@@ -13,7 +13,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
     from tiered.read.local_views import LocalViews
@@ -36,15 +36,15 @@ class PartitionSource:
     is_disk_alone: bool = False
     local_views: LocalViews | None = None
 
-    def known_head(self) -> Head | None:
+    def known_manifest(self) -> Head | None:
         """The newest manifest seen so far; sends no request."""
         return self.metadata.cached if self.metadata is not None else None
 
     def head(self) -> Head | None:
-        """As `known_head`, but requests it if none was ever seen. None: nothing is tiered. Raises Unavailable."""
-        return self.known_head() or (self.metadata.load() if self.metadata is not None else None)
+        """As `known_manifest`, but requests it if none was ever seen. None: nothing is tiered. Raises Unavailable."""
+        return self.known_manifest() or (self.metadata.load() if self.metadata is not None else None)
 
-    def head_below(self, local_start: int | None) -> Head | None:
+    def manifest_below(self, local_start: int | None) -> Head | None:
         """As `head`, but one that contains every segment dropped from the disk below `local_start`.
 
         A segment is committed before the disk drops it (I2). Another process may have done both. Then the manifest seen
@@ -75,7 +75,7 @@ class PartitionSource:
 
         Before any manifest was seen, a disk that holds the whole log answers alone: no request is sent.
         """
-        head = self.known_head() if self.has_whole_log() else self.head()
+        head = self.known_manifest() if self.has_whole_log() else self.head()
         if head is not None:
             return head.log_start_offset
         if self.log is None:
@@ -84,7 +84,7 @@ class PartitionSource:
 
     def next_offset(self) -> int:
         """The log end offset. Raises Unavailable if the disk alone does not know it."""
-        head = self.known_head() if self.has_local_records() else self.head()
+        head = self.known_manifest() if self.has_local_records() else self.head()
         ends = [head.next_offset] if head else []
         if self.log is not None:
             ends.append(self.log.next_offset)
@@ -103,7 +103,7 @@ class PartitionSource:
         log = self.log
         return log is not None and self.has_local_records() and log.local_log_start_offset <= offset <= log.next_offset
 
-    def row_at(self, offset: int) -> tuple[RemoteSegment | None, int]:
+    def row_at(self, offset: int) -> tuple[SegmentEntry | None, int]:
         """The segment entry to read for `offset` and the offset in it; (None, next offset) across a gap.
 
         Raises OffsetOutOfRange, Unavailable, and the error of `unknown` if no manifest knows of records dropped from
@@ -111,12 +111,12 @@ class PartitionSource:
         """
         # The disk first, then the manifest: a dropped segment was committed before.
         local_start = self.log.local_log_start_offset if self.log is not None else None
-        head = self.head_below(local_start)
+        head = self.manifest_below(local_start)
         if head is None:
             raise self.unseen(offset)
         return self.ask_of(head, lambda index: self.row_in(index, offset, local_start))
 
-    def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[RemoteSegment | None, int]:
+    def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
         """As `row_at`, with the manifest of this index and this local log start offset."""
         if offset < index.head.log_start_offset:  # the log start of a manifest newer than the one the read began with
             raise out_of_range(self.partition, offset, index.head.log_start_offset, self.next_offset())

@@ -22,7 +22,7 @@ from local.log import producer_snapshot
 from local.log.producer_state import ProducerState
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
 
 _Answer = TypeVar("_Answer")
@@ -65,15 +65,15 @@ def aborted_transactions(source: PartitionSource, from_offset: int, upper_offset
     return found
 
 
-def row_with_aborted(
+def entry_with_aborted(
     source: PartitionSource, offset: int, upper_offset: int
-) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
+) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
     """As `PartitionSource.row_at`, with the entry's aborted transactions below `upper_offset`.
 
     Entry and transactions come from one manifest: a later manifest may name a cleaned replacement without both.
     """
 
-    def look(index: MetadataIndex, start: int | None) -> tuple[RemoteSegment | None, int, list[AbortedTransaction]]:
+    def look(index: MetadataIndex, start: int | None) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
         row, at = source.row_in(index, offset, start)
         if row is None:
             return None, at, []
@@ -94,7 +94,7 @@ def _settled(source: PartitionSource, look: Callable[[MetadataIndex, int | None]
     log = source.log
     while True:
         local_start = log.local_log_start_offset if log is not None else None
-        head = source.head_below(local_start)  # the disk first, then the manifest (I2)
+        head = source.manifest_below(local_start)  # the disk first, then the manifest (I2)
         if head is None:
             return None
         found = source.ask_of(head, partial(_look_with, look, local_start))
@@ -140,7 +140,7 @@ def _in_rows(
     return found, False
 
 
-def _rows_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[RemoteSegment]:
+def _rows_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[SegmentEntry]:
     """The entries with aborted transactions; a page without such an entry is not read."""
     for part in index.parts(start, end):
         if part.aborted_bytes == 0:

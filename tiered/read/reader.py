@@ -32,10 +32,10 @@ from local.records.decoding import decode_up_to_damage
 from local.records.isolation import Isolation, without_aborted
 from remote.fetch.read_ahead import SequentialReader
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource, out_of_range
-from tiered.read.read_committed import aborted_transactions, row_with_aborted, stable_end
-from tiered.read.view_rows import leads_astray
+from tiered.read.read_committed import aborted_transactions, entry_with_aborted, stable_end
+from tiered.read.view_entries import leads_astray
 
 FETCH_BYTES = 1 << 20
 MISSING_ROUNDS = 3  # reads of an entry with missing objects (404) while the newest manifest names it
@@ -132,7 +132,7 @@ class TieredReader:
         log = source.log
         if log is None:
             return self._search_remote(source, None, timestamp_ms)
-        if source.known_head() is None and source.has_whole_log():
+        if source.known_manifest() is None and source.has_whole_log():
             return log.offset_for_timestamp(timestamp_ms)
         while True:
             # In this order: a segment missing on the disk in the first step is in the manifest of the second (I2).
@@ -154,7 +154,7 @@ class TieredReader:
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the entries that begin below `local_start`."""
-        head = source.head_below(local_start)
+        head = source.manifest_below(local_start)
         if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
             raise source.unknown(source.log.log_start_offset)
         start = 0
@@ -168,14 +168,14 @@ class TieredReader:
                 why = _why_missing(source, row, row.next_offset)
                 if isinstance(why, Corrupt):
                     raise why from error
-                head = source.known_head()  # a newer one, without the entry
+                head = source.known_manifest()  # a newer one, without the entry
                 continue
             if found is not None:
                 return found
             start = row.next_offset
         return None
 
-    def _search_row(self, source: PartitionSource, row: RemoteSegment, timestamp_ms: int) -> int | None:
+    def _search_row(self, source: PartitionSource, row: SegmentEntry, timestamp_ms: int) -> int | None:
         assert source.remote is not None
         start = source.start_offset()
         offset, position = source.remote.place_of_timestamp(row, timestamp_ms)
@@ -188,12 +188,12 @@ class TieredReader:
         return None
 
 
-def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> RemoteSegment | None:
+def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> SegmentEntry | None:
     return index.find_by_timestamp(timestamp_ms, start, end)
 
 
 def _check_start(source: PartitionSource, start: int) -> None:
-    if source.known_head() is not None or not source.is_local(start):
+    if source.known_manifest() is not None or not source.is_local(start):
         first = source.start_offset()
         if not first <= start <= source.next_offset():
             raise out_of_range(source.partition, start, first, source.next_offset())
@@ -217,7 +217,7 @@ class _Stream:
             self._remote = SequentialReader(self.source.remote, self._following)
         return self._remote
 
-    def _following(self, row: RemoteSegment) -> RemoteSegment | None:
+    def _following(self, row: SegmentEntry) -> SegmentEntry | None:
         """The segment read from the bucket after `row`; None if the stream ends or the disk continues."""
         log = self.source.log
         stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
@@ -255,7 +255,7 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
 
 def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
     """The committed records of one segment entry from `offset` on, with the next offset after each step."""
-    row, at, aborted = row_with_aborted(stream.source, offset, stop)
+    row, at, aborted = entry_with_aborted(stream.source, offset, stop)
     if row is None:
         yield None, at
         return
@@ -283,7 +283,7 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
 
 
 def _read_row(
-    stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False, rounds: int = 1
+    stream: _Stream, row: SegmentEntry, offset: int, *, is_again: bool = False, rounds: int = 1
 ) -> Iterator[tuple[memoryview, int]]:
     """The entry from the batch that holds `offset` to its end. After a 404 the newest manifest decides.
 
@@ -341,7 +341,7 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
 
 
-def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
+def _remote_run(stream: _Stream, row: SegmentEntry, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
     batch_bytes = 0  # size of a batch that did not fit into one step
     begun = position
@@ -392,7 +392,7 @@ def _offset_after(data: memoryview, offset: int) -> int:
     return _whole_batches(data, offset)[2] if data else offset
 
 
-def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> LogError:
+def _why_missing(source: PartitionSource, row: SegmentEntry, offset: int) -> LogError:
     """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
 
     Expiry is an offset out of range, a lost object is damage. The manifest must be the newest for certain: GC of an

@@ -35,7 +35,7 @@ from local.errors import InvalidRequest
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.view import CompactedView, find_view
 from remote.manifest.view_changes import begin_view, drop_view, fail_view, switch_view
-from remote.segments.object_encoding import AS_IT_IS, AtRest
+from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from remote.store import ObjectStore
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import stable_end
@@ -68,7 +68,7 @@ class ViewPlace(Protocol):
 
     store: ObjectStore
     prefix: str
-    at_rest: AtRest
+    object_encoding: ObjectEncoding
     source: PartitionSource
 
     def known(self, name: str) -> CompactedView | None:
@@ -99,9 +99,9 @@ class BucketPlace:
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
         """Use this partition. Raises InvalidRequest without the writer role in a bucket."""
-        if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_owned:
+        if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_writer:
             raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
-        self.store, self.prefix, self.at_rest = store, held.prefix, held.at_rest
+        self.store, self.prefix, self.object_encoding = store, held.prefix, held.object_encoding
         self.source = PartitionSource(held.name, None, held.remote, held.metadata)
         self._metadata: MetadataLog = held.metadata
         self._remote: RemotePartition = held.remote
@@ -159,7 +159,7 @@ class DiskPlace:
     """Views on the disk. The caller holds the partition's lock against cleaning, moves and deletion."""
 
     prefix = ""
-    at_rest = AS_IT_IS
+    object_encoding = PLAIN_ENCODING
 
     def __init__(self, held: Partition) -> None:
         assert held.local_views is not None, "an opened partition has them"
@@ -216,8 +216,8 @@ def look_after_views(held: Partition, now_ms: int) -> None:
 
 def drop_superseded(held: Partition, now_ms: int) -> int:
     """Drop local views whose name has a built view in the bucket; returns how many. Raises DiskFailed."""
-    head, local = held.agreed_head(), held.local_views
-    if head is None or local is None or not held.is_owned:
+    head, local = held.reconciled_manifest(), held.local_views
+    if head is None or local is None or not held.is_writer:
         return 0
     built = {view.name for view in head.views if view.is_built}
     doomed = [view.name for view in local.known() if view.name in built]

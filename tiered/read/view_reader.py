@@ -24,10 +24,10 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.view import CompactedView, find_view
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
-from tiered.read.view_rows import decoded, row_runs
+from tiered.read.view_entries import decoded, row_runs
 
 SourceOf = Callable[[TopicPartition], PartitionSource]
 
@@ -205,7 +205,7 @@ def _replaced(source: PartitionSource, view: CompactedView) -> NotFound:
     return NotFound(attempt, partition=source.partition, view=view.name, start_offset=view.start_offset)
 
 
-def _search(parts: RemotePartition, partition: TopicPartition, row: RemoteSegment, timestamp_ms: int) -> int | None:
+def _search(parts: RemotePartition, partition: TopicPartition, row: SegmentEntry, timestamp_ms: int) -> int | None:
     offset, position = parts.place_of_timestamp(row, timestamp_ms)
     for data in row_runs(parts, row, offset, position):
         for columns in decoded(data, partition):

@@ -67,7 +67,7 @@ class DiskRelief:
     def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
         inside = self._manager.partitions_in(root)
         there = [held for held in self._manager.partitions() if held.name in inside]
-        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_owned]
+        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_writer]
         drops = disk_relief(snapshots, wanted)
         decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
         applied = self._manager.drop_early(Plan(now_ms=now_ms, decisions=decisions))

@@ -23,7 +23,7 @@ from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from policies.cost.storage_usage import KeepingDollars
+    from policies.cost.storage_usage import StorageDollars
     from policies.deferrals import Deferral
     from policies.snapshot import PartitionSnapshot
     from tiered.maintenance.cleaning import Uncleanable
@@ -78,7 +78,7 @@ class StatusReport:
     prices: PriceTable | None
     work: WorkReport | None
     seen: frozenset[TopicPartition]
-    kept: Mapping[TopicPartition, KeepingDollars]
+    kept: Mapping[TopicPartition, StorageDollars]
     holder: int | None = None
     deleted: tuple[str, ...] = ()
     deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
@@ -130,10 +130,10 @@ def status_report(
 
     Without `may_ask` no request is sent. `holder_of` returns the process that holds a lock file.
     """
-    from tiered.config.price_file import told_prices
-    from tiered.status.storage_cost import keeping_costs
+    from tiered.config.price_file import prices_or_none
+    from tiered.status.storage_cost import storage_costs
 
-    prices = told_prices(manager.config)
+    prices = prices_or_none(manager.config)
     names = None if topics is None else sorted(set(topics))
     chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
@@ -167,8 +167,8 @@ def status_report(
         stuck=tuple(stuck),
         prices=prices,
         work=work,
-        seen=frozenset(each.name for each in manager.partitions() if each.agreed_head() is not None),
-        kept=keeping_costs(manager, prices) if prices is not None else {},
+        seen=frozenset(each.name for each in manager.partitions() if each.reconciled_manifest() is not None),
+        kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
         deferrals=_put_off(manager, snapshots, problems),

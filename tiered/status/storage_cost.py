@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from policies.cost.storage_usage import KeepingDollars, Lying, keeping_dollars, lying_of
+from policies.cost.storage_usage import StorageDollars, StorageUsage, storage_dollars, usage_of
 from remote.manifest.manifest_sizes import size_of
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
     from policies.cost.prices import PriceTable
-    from remote.segment_entry import RemoteSegment
+    from remote.segment_entry import SegmentEntry
     from tiered.manager.manager import LogManager
     from tiered.partition.partition import Partition
 
 
-def keeping_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, KeepingDollars]:
+def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageDollars]:
     """Return dollars a month of every open partition with remote objects, without a request.
 
     Always for all topics, because they fill the price bands together.
     """
-    found = all_lying(manager, prices)
-    return dict(zip(found, keeping_dollars(list(found.values()), prices), strict=True))
+    found = all_usage(manager, prices)
+    return dict(zip(found, storage_dollars(list(found.values()), prices), strict=True))
 
 
-def all_lying(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, Lying]:
+def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageUsage]:
     """Return the remote storage of every open partition with objects there, without a request."""
-    return {each.name: lying_for(each, prices) for each in manager.partitions() if each.head() is not None}
+    return {each.name: usage_for(each, prices) for each in manager.partitions() if each.head() is not None}
 
 
-def lying_for(held: Partition, prices: PriceTable, rows: Iterable[RemoteSegment] | None = None) -> Lying:
+def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
     """Return the remote storage of one partition; empty without a manifest.
 
-    `rows` as in `policies.cost.storage_usage.lying_of`.
+    `rows` as in `policies.cost.storage_usage.usage_of`.
     """
     head = held.head()
-    return Lying() if head is None else lying_of(head, prices, head_bytes=size_of(head), rows=rows)
+    return StorageUsage() if head is None else usage_of(head, prices, manifest_bytes=size_of(head), rows=rows)

@@ -39,7 +39,7 @@ class SyncState(Enum):
     OTHER_WRITER = "other writer"  # another node committed the newest manifest
     BEHIND = "behind"  # this disk has offsets that the bucket lacks: normal between two uploads
     IN_SYNC = "in sync"
-    NO_HEAD = "no head"  # tiered, and nothing was committed yet
+    NO_MANIFEST = "no head"  # tiered, and nothing was committed yet
     NOT_TIERED = "not tiered"
 
 
@@ -105,10 +105,10 @@ def _look(mark: str | None, held: Partition) -> TierSync:
         local_epoch=log.epochs.latest,
         problem=problem,
     )
-    return found if head is None else _with_head(found, held, seen, head, mark)
+    return found if head is None else _with_manifest(found, held, seen, head, mark)
 
 
-def _with_head(found: TierSync, held: Partition, seen: Head | None, head: Head, mark: str | None) -> TierSync:
+def _with_manifest(found: TierSync, held: Partition, seen: Head | None, head: Head, mark: str | None) -> TierSync:
     from dataclasses import replace
 
     return replace(
@@ -138,7 +138,7 @@ def _state(held: Partition, head: Head | None, mark: str | None, problem: str | 
         case Relation.DIVERGED | Relation.UNPROVEN | Relation.FENCED:
             return SyncState.DIVERGED
     if head is None:
-        return SyncState.NO_HEAD
+        return SyncState.NO_MANIFEST
     if log.local_log_start_offset > head.next_offset:
         return SyncState.HOLE
     if head.next_offset > log.next_offset:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from local.errors import NotFound
 from local.storage import DiskStorage, Storage
-from remote.keys import parse_spill_key, ulid_ms
+from remote.keys import parse_page_key, ulid_ms
 from remote.segment_entry import SegmentState
 from tiered.config.config import Config
 from tiered.status.tier_journal import read_series
@@ -108,7 +108,7 @@ def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> lis
         rows = (row for row in head.segments if row.committed_ms and row.state is SegmentState.COPY_FINISHED)
         came += [(row.committed_ms, row.size_bytes) for row in rows]
         for page in head.spills:
-            key = parse_spill_key(page.key)
+            key = parse_page_key(page.key)
             if key is not None:
                 came.append((ulid_ms(key.ulid), page.size_bytes))
     found: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.status.status_report import snapshots_at_hand
-from tiered.status.storage_cost import keeping_costs
+from tiered.status.storage_cost import storage_costs
 from tiered.status.tier_series import FILE, STEPS, TierPoint, TierSeries
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
 
 def is_unseen(manager: LogManager, held: Partition) -> bool:
     """Return whether the content of a partition's remote tier is unknown here."""
-    return held.is_tiered and held.agreed_head() is None and held.name in manager.problems
+    return held.is_tiered and held.reconciled_manifest() is None and held.name in manager.problems
 
 
 def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = False) -> TierSeries:
@@ -144,7 +144,7 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
         _log.warning("dollars are not noted: error=%s", error)
         return None
     found: dict[str, float] = {}
-    for name, kept in keeping_costs(manager, prices).items():
+    for name, kept in storage_costs(manager, prices).items():
         found[name.topic] = found.get(name.topic, 0.0) + kept.total
     return found
 

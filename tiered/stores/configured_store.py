@@ -89,7 +89,7 @@ def _rate(values: dict[str, str], name: str) -> int | None:
     return None if values[name] == DEFAULTS[name] else rate
 
 
-def let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
+def release(directory: LogDirectories, store: ObjectStore | None) -> None:
     """Release the directory and the store as a crash would: nothing is written."""
     try:
         directory.abandon()

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.object_encoding import CODECS, AtRest
-from tiered.config.topic_settings import KEY_ID, STORAGE_CLASS, at_rest
+from remote.segments.object_encoding import CODECS, ObjectEncoding
+from tiered.config.topic_settings import KEY_ID, STORAGE_CLASS, object_encoding
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -57,14 +57,14 @@ class Keeping:
     storage_class: str | None = None
     level: int | None = field(default=None, compare=False)
 
-    def at_rest(self, keys: KeyRing) -> AtRest:
+    def object_encoding(self, keys: KeyRing) -> ObjectEncoding:
         """The encoding, with the key ring of the uploading process.
 
         Raises InvalidRequest for an unknown codec.
         """
         if self.codec not in _CODES:
             raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
-        return AtRest(
+        return ObjectEncoding(
             codec=_CODES[self.codec], level=self.level, key_id=self.key_id, keys=keys, storage_class=self.storage_class
         )
 
@@ -94,16 +94,16 @@ def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
     return own
 
 
-def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[RemoteSegment] = ()) -> AtRest:
+def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[SegmentEntry] = ()) -> ObjectEncoding:
     """The encoding of new data objects under `settings`; missing settings have their defaults.
 
     `entries` are segment entries that the new objects replace or follow, ascending; see `with_key_of`.
     Raises InvalidRequest for a key that `keys` lacks.
     """
-    return at_rest(with_key_of(settings, entries), keys)
+    return object_encoding(with_key_of(settings, entries), keys)
 
 
-def with_key_of(settings: Mapping[str, str], entries: Iterable[RemoteSegment]) -> dict[str, str]:
+def with_key_of(settings: Mapping[str, str], entries: Iterable[SegmentEntry]) -> dict[str, str]:
     """`settings`; if they name no key, with the key of the newest encrypted entry. `entries` ascend."""
     found = dict(settings)
     if not found.get(KEY_ID):
@@ -114,7 +114,7 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[RemoteSegment]) -
 
 def settled_keeping(settings: Mapping[str, str]) -> Keeping:
     """The encoding that `settings` name; missing settings have their defaults. Needs no key ring."""
-    said = at_rest({**settings, KEY_ID: ""}, NO_KEYS)
+    said = object_encoding({**settings, KEY_ID: ""}, NO_KEYS)
     return Keeping(
         codec=CODECS[said.codec],
         key_id=settings.get(KEY_ID) or None,
@@ -123,7 +123,7 @@ def settled_keeping(settings: Mapping[str, str]) -> Keeping:
     )
 
 
-def kept_as(entry: RemoteSegment, settings: Mapping[str, str] = _NOTHING) -> Keeping:
+def kept_as(entry: SegmentEntry, settings: Mapping[str, str] = _NOTHING) -> Keeping:
     """The encoding of `entry`; a plaintext entry gets the key of the settings if they name one.
 
     The storage class is that of the settings if they name one: the store was opened with it.

@@ -30,7 +30,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import Storage, join, replace_file
-from remote.segments.cleanup_failures import left_behind
+from remote.segments.cleanup_failures import cleanup_failures
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.config.clock_guard import counted_ms
@@ -88,7 +88,7 @@ class RequestHistory:
 _HISTORY = msgspec.json.Decoder(RequestHistory)
 
 
-class KeptMeter(MeteredStore):
+class PersistentMeter(MeteredStore):
     """A `MeteredStore` with persistent counts. Thread safe."""
 
     def __init__(
@@ -161,7 +161,7 @@ class KeptMeter(MeteredStore):
 class Metered:
     """The part of a manager that reports its requests."""
 
-    _store: KeptMeter | None
+    _store: PersistentMeter | None
 
     def store_clock(self, now_ms: Callable[[], int]) -> StoreClock | None:
         """A clock that asks the store; None without a store, or if it uses this machine's clock."""
@@ -182,18 +182,18 @@ class Metered:
 
         See `remote.segments.cleanup_failures`.
         """
-        return left_behind(self._store).objects if self._store is not None else 0
+        return cleanup_failures(self._store).objects if self._store is not None else 0
 
     def request_history(self) -> RequestHistory | None:
         """Requests of this and earlier managers of the directory, by month and topic; None without a store."""
         return self._store.history() if self._store is not None else None
 
 
-def kept_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> KeptMeter | None:
+def persistent_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> PersistentMeter | None:
     """The meter of a manager's store; it writes nothing in a read-only open."""
     if store is None:
         return None
-    return KeptMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
+    return PersistentMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
 
 
 def read_history(storage: Storage, root: str) -> RequestHistory | None:

@@ -39,7 +39,7 @@ LOOK_TRIES = 4.0  # retries of all calls together, until other calls succeed
 CLOSE_S = 1.0  # for the client of a store that did not answer
 
 
-class HastyStore:
+class ShortDeadlineStore:
     """A store with a `haste` phase of short calls. Thread safe, except that one thread enters `haste`."""
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
@@ -51,7 +51,7 @@ class HastyStore:
         self._silent: Unavailable | None = None
 
     @classmethod
-    def of(cls, config: Config) -> HastyStore | None:
+    def of(cls, config: Config) -> ShortDeadlineStore | None:
         """The configured store; None without one. Raises as `configured_store`."""
         policy = RetryPolicy()
         store = configured_store(config, policy=policy)

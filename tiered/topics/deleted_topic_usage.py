@@ -18,7 +18,7 @@ from tiered.stores.parallel import side_by_side
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from policies.cost.storage_usage import Lying
+    from policies.cost.storage_usage import StorageUsage
     from remote.manifest.manifest import Head
     from remote.store import ObjectStore
     from tiered.node.topic_registry import Topic, TopicRegistry
@@ -35,7 +35,7 @@ class DeletedPartition:
     error: LogError | None = None
 
 
-class KnowsDeleted:
+class DeletedTopicUsage:
     """The part of a manager that reports on its deleted topics."""
 
     _registry: TopicRegistry
@@ -62,10 +62,10 @@ class KnowsDeleted:
         return side_by_side(look, partitions, threads=_THREADS, name="tiered-deleted")
 
 
-def lying_of_deleted(head: Head, prices: PriceTable) -> Lying:
+def usage_of_deleted(head: Head, prices: PriceTable) -> StorageUsage:
     """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
-    from policies.cost.storage_usage import Lying, lying_of
+    from policies.cost.storage_usage import StorageUsage, usage_of
 
-    found = lying_of(head, prices, head_bytes=size_of(head))
+    found = usage_of(head, prices, manifest_bytes=size_of(head))
     data = sum(each.size_bytes for each in found.data.values())
-    return Lying(index_bytes=found.index_bytes, waiting_bytes=data + found.small_bytes + found.waiting_bytes)
+    return StorageUsage(index_bytes=found.index_bytes, waiting_bytes=data + found.small_bytes + found.waiting_bytes)

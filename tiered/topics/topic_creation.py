@@ -64,7 +64,7 @@ class CreatesTopics:
         _check_writable: Callable[[], None]
         _settled_new: Callable[..., Topic]
         _keep: Callable[[Loaded], list[Partition]]
-        _take_up: Callable[[Sequence[Partition], int], list[LogError]]
+        _acquire: Callable[[Sequence[Partition], int], list[LogError]]
 
     def create_topic(
         self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
@@ -101,7 +101,7 @@ class CreatesTopics:
             loaded = self._begin(topics, now_ms)
             held = self._keep(loaded)
         failures = [each for each in loaded.values() if isinstance(each, LogError)]
-        raise_first(failures + self._take_up(held, now_ms))
+        raise_first(failures + self._acquire(held, now_ms))
         return topics
 
     def _begin(self, topics: Sequence[Topic], now_ms: int) -> Loaded:

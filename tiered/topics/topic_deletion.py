@@ -88,7 +88,7 @@ class TopicDeletion:
         """At a start, before any log is opened: delete leftovers of the last process from the disks."""
         for gone in self._registry.deleted():
             try:
-                self._directories.remove_leftovers(gone.topic.name, gone.topic.topic_id)
+                self._directories.remove_incomplete_moves(gone.topic.name, gone.topic.topic_id)
             except LogError as error:
                 _log.warning("left what a deleted topic left behind: topic=%s error=%s", gone.topic.name, error)
             self._delete_local(gone, now_ms)

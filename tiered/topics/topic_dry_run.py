@@ -19,8 +19,8 @@ from tiered.config.config import Config, Setting
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_status import partition_status
-from tiered.partition.tier_disable import is_given_up
-from tiered.stores.persistent_meter import KeptMeter
+from tiered.partition.tier_disable import is_tier_disabled
+from tiered.stores.persistent_meter import PersistentMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class TopicLoss:
     grace_ms: int
 
 
-class Foreseeable:
+class TopicDryRun:
     """The part of a manager that plans changes of topics. Any thread may call it.
 
     A read-only open suffices.
@@ -109,7 +109,7 @@ class Foreseeable:
     _opener: Opener
     _registry: TopicRegistry
     _directory: LogDirectories
-    _store: KeptMeter | None
+    _store: PersistentMeter | None
     _topics_lock: threading.RLock
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
@@ -132,7 +132,9 @@ class Foreseeable:
             self._opener.check_reachable(after)
         old, new = (self.config.explain(name, each.properties) for each in (before, after))
         values = {each.name: each.value for each in new}
-        gives_up = is_given_up(after, values) and not is_given_up(before, {each.name: each.value for each in old})
+        gives_up = is_tier_disabled(after, values) and not is_tier_disabled(
+            before, {each.name: each.value for each in old}
+        )
         return AlteredTopic(
             topic=before,
             own=dict(after.properties),

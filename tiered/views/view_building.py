@@ -39,14 +39,14 @@ from local.cleaner.offset_map import Buffer
 from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
 from local.storage import Storage
 from remote.manifest.view import CompactedView, ViewRun
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.partition.partition import Partition
 from tiered.read.read_committed import aborted_transactions
 from tiered.read.reader import TieredReader
+from tiered.read.view_entries import row_runs
 from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
-from tiered.read.view_rows import row_runs
 from tiered.views.view_parts import ViewParts, filtered, part_bytes
 from tiered.views.view_survivors import NewRecords, Stream, Survivors, find_survivors
 
@@ -180,7 +180,7 @@ class _Run:
         for row in self.old.rows:
             yield from self._row_runs(row)
 
-    def _row_runs(self, row: RemoteSegment) -> Iterator[memoryview]:
+    def _row_runs(self, row: SegmentEntry) -> Iterator[memoryview]:
         yield from row_runs(self._basis.parts, row, row.base_offset)
 
     def _new_runs(self) -> Iterator[memoryview]:
@@ -214,7 +214,7 @@ class _Run:
             if left:
                 parts.add(left)
 
-    def _upload(self, part: SegmentToCopy) -> RemoteSegment:
+    def _upload(self, part: SegmentToCopy) -> SegmentEntry:
         self._check_stop()
         row = copy_segment(
             self._place.store,
@@ -223,7 +223,7 @@ class _Run:
             epoch=self._basis.epoch,
             now_ms=self._work.now_ms,
             view=self._work.name,
-            at_rest=self._place.at_rest,
+            object_encoding=self._place.object_encoding,
         )
         return replace(row, committed_ms=self._work.now_ms)
 
@@ -231,7 +231,7 @@ class _Run:
         if self._work.should_stop():
             raise CleaningAborted("building a view, asked to stop", partition=self._held.name, view=self._work.name)
 
-    def _built(self, rows: tuple[RemoteSegment, ...], parts: ViewParts, found: Survivors) -> CompactedView:
+    def _built(self, rows: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
         run = ViewRun(
             started_ms=self._work.now_ms,
             took_ms=round((self._work.clock() - self._began) * 1000),

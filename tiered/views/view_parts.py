@@ -30,17 +30,17 @@ from local.names import CLEANED, LOG, segment_file
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
 from remote.manifest.view import VIEW_ROWS_MAX
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy
 from remote.store import ObjectStore
-from tiered.partition.segment_inspection import SegmentWatch
+from tiered.partition.segment_inspection import SegmentInspector
 
 _log = logging.getLogger(__name__)
 
 PART_BYTES_MAX = 2**31 - 1  # positions in an offset index are int32
 PARTS_WANTED = VIEW_ROWS_MAX // 4  # as many entries leave every manifest small
 
-Upload = Callable[[SegmentToCopy], RemoteSegment]
+Upload = Callable[[SegmentToCopy], SegmentEntry]
 
 
 def part_bytes(segment_bytes: int, input_bytes: int) -> int:
@@ -72,10 +72,10 @@ class ViewParts:
     def __init__(
         self, storage: Storage, directory: str, upload: Upload, *, part_bytes: int, interval_bytes: int
     ) -> None:
-        self.rows: list[RemoteSegment] = []
+        self.rows: list[SegmentEntry] = []
         self.record_count = 0
         self.size_bytes = 0
-        self._uploaded: list[RemoteSegment] = []
+        self._uploaded: list[SegmentEntry] = []
         self._storage, self._directory, self._upload = storage, directory, upload
         self._part_bytes, self._interval_bytes = part_bytes, interval_bytes
         self._file: StorageFile | None = None
@@ -100,12 +100,12 @@ class ViewParts:
             self._append(view[int(table.positions[at]) : int(ends[upto - 1])], int(table.base_offsets[at]))
             at = upto
 
-    def keep(self, row: RemoteSegment) -> None:
+    def keep(self, row: SegmentEntry) -> None:
         """Use a part of the old view unchanged."""
         self._end_part()
         self._take(row)
 
-    def end(self) -> tuple[RemoteSegment, ...]:
+    def end(self) -> tuple[SegmentEntry, ...]:
         """All entries, ascending. Raises as `add`."""
         self._end_part()
         return tuple(self.rows)
@@ -140,7 +140,7 @@ class ViewParts:
         self._drop_file()
         self._take(row)
 
-    def _take(self, row: RemoteSegment) -> None:
+    def _take(self, row: SegmentEntry) -> None:
         self.rows.append(row)
         self.record_count += row.record_count
         self.size_bytes += row.size_bytes
@@ -169,7 +169,7 @@ class ViewParts:
             time_index=bytes(indexes.time),
             leader_epochs=encode_epochs(entry for entry in epochs if entry[0] >= 0),
             read=lambda start, length: self._storage.read(path, start, length),
-            inspect=partial(SegmentWatch, path, base, following, epochs),
+            inspect=partial(SegmentInspector, path, base, following, epochs),
         )
 
     def _drop_file(self) -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TypeVar
 
 from local.errors import Unavailable
-from remote.store.middleware.watchdog import Pulse, Watchdog
+from remote.store.middleware.watchdog import ProgressSignal, Watchdog
 from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
@@ -133,12 +133,12 @@ class WatchedStore:
             log.warning("%s", error)
 
     def _upload(self, key: str, source: UploadSource) -> None:
-        pulse = Pulse(self._deadlines.upload_stall_s)
-        parts = _Parts(source, pulse)
+        progress_signal = ProgressSignal(self._deadlines.upload_stall_s)
+        parts = _Parts(source, progress_signal)
         facts = {"store": self.url, "key": key}
         try:
             upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
-            self._watchdog.run(upload, pulse, "uploading an object", **facts)
+            self._watchdog.run(upload, progress_signal, "uploading an object", **facts)
         finally:
             parts.is_over = True
 
@@ -153,19 +153,19 @@ class _Parts:
     After the deadline no further part is given.
     """
 
-    def __init__(self, source: UploadSource, pulse: Pulse) -> None:
+    def __init__(self, source: UploadSource, progress_signal: ProgressSignal) -> None:
         self.is_over = False
         self._source = source
-        self._pulse = pulse
+        self._progress_signal = progress_signal
 
     def begin(self) -> Iterator[Body]:
         parts = self._source.parts()
         while True:
-            self._pulse.pause()
+            self._progress_signal.pause()
             try:
                 part = next(parts, None)
             finally:
-                self._pulse.beat()
+                self._progress_signal.beat()
             if self.is_over:
                 raise Unavailable("uploading an object, it was given up at its deadline")
             if part is None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def try_again(
+def retry_call(
     policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, begun_s: float, facts: dict[str, object]
 ) -> T:
     """Return the result of the next successful `attempt`.

@@ -94,10 +94,10 @@ class RetryPolicy:
             if "attempts" in error.facts:
                 raise
             from remote.store.middleware.retry import (
-                try_again,  # imported on demand: nearly all calls succeed, and many commands have no others
+                retry_call,  # imported on demand: nearly all calls succeed, and many commands have no others
             )
 
-            return try_again(self, attempt, error, begun_s, {"verb": verb, "key": key})
+            return retry_call(self, attempt, error, begun_s, {"verb": verb, "key": key})
         self.budget.earn()
         return found
 

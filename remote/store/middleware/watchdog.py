@@ -38,7 +38,7 @@ ABANDONED_MAX = 64  # threads that hanging calls may hold; each has its stack an
 IDLE_MAX = 16  # idle threads held for later calls
 
 
-class Pulse:
+class ProgressSignal:
     """The time limit of a call: `limit_s` after its last sign of progress. Thread safe.
 
     The first beat is the start. During a pause, when the caller's own work runs, no time counts.
@@ -76,14 +76,14 @@ class Watchdog:
         """The number of abandoned calls that still hang."""
         return self._abandoned
 
-    def run(self, call: Callable[[], T], limit: float | Pulse, attempt: str, **facts: object) -> T:
+    def run(self, call: Callable[[], T], limit: float | ProgressSignal, attempt: str, **facts: object) -> T:
         """Return or raise the result of `call`.
 
         Raises Unavailable, with `attempt` and `facts`, after the limit.
         """
         if self._pid != os.getpid():
             self._begin()
-        pulse = limit if isinstance(limit, Pulse) else Pulse(limit)
+        progress_signal = limit if isinstance(limit, ProgressSignal) else ProgressSignal(limit)
         job = _Job(call)
         with self._lock:
             if self._abandoned >= self._abandoned_max:
@@ -94,7 +94,7 @@ class Watchdog:
             worker.start()
         worker.jobs.put(job)
         try:
-            while not job.is_done.wait(max(0.0, pulse.left_s())) and pulse.left_s() > 0:
+            while not job.is_done.wait(max(0.0, progress_signal.left_s())) and progress_signal.left_s() > 0:
                 pass
         finally:
             is_abandoned = self._abandon(job)

@@ -12,12 +12,12 @@ from policy_samples import row
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.compaction import (
-    PATIENCE_ROUNDS,
+    AGING_ROUNDS,
     LogToClean,
+    by_priority,
     cleanings,
     first_dirty_offset,
     first_uncleanable_offset,
-    in_turn,
     is_dirty_enough,
     log_to_clean,
     tombstones_below,
@@ -70,11 +70,11 @@ def ranges(taken: PartitionSnapshot) -> list[tuple[int, int]]:
     return [(decision.first_dirty_offset, decision.upto_offset) for decision in decided]
 
 
-def test_everything_below_the_active_segment_is_cleaned_the_first_time() -> None:
+def test_the_first_pass_cleans_everything_below_the_active_segment() -> None:
     assert ranges(snapshot(*FOUR)) == [(0, 30)]
 
 
-def test_a_pass_says_how_much_is_dirty() -> None:
+def test_a_clean_decision_states_the_dirty_bytes_and_the_ratio() -> None:
     (decision,) = cleanings(snapshot(*FOUR, cleaner=10))
     assert decision.size_bytes == 200
     assert decision.reason == "dirty share 0.67, min.cleanable.dirty.ratio=0.5"
@@ -95,7 +95,7 @@ def test_a_topic_without_compaction_is_never_cleaned() -> None:
         (None, 1.0, []),
     ],
 )
-def test_the_dirty_share_must_exceed_the_ratio(
+def test_a_log_is_cleaned_only_if_its_dirty_ratio_exceeds_the_limit(
     cleaner: int | None, ratio: float, expected: list[tuple[int, int]]
 ) -> None:
     rules = PartitionRules(cleanup_compact=True, min_cleanable_dirty_ratio=ratio)
@@ -112,11 +112,11 @@ def test_a_checkpoint_outside_the_log_falls_back_to_the_log_start(
 
 
 @pytest.mark.parametrize(("stable", "expected"), [(35, 30), (30, 30), (29, 20), (10, 10), (9, 0)])
-def test_cleaning_stops_at_a_segment_that_reaches_above_the_stable_offset(stable: int, expected: int) -> None:
+def test_a_segment_that_ends_above_the_last_stable_offset_is_not_cleaned(stable: int, expected: int) -> None:
     assert first_uncleanable_offset(snapshot(*FOUR, stable=stable)) == expected
 
 
-def test_a_checkpoint_inside_a_segment_cleans_from_there_to_the_segments_end() -> None:
+def test_a_pass_from_a_checkpoint_inside_a_segment_ends_at_a_segment_boundary() -> None:
     assert ranges(snapshot(*FOUR, cleaner=15, stable=20)) == []
     assert ranges(snapshot(*FOUR, cleaner=5, stable=20)) == [(5, 20)]
 
@@ -127,18 +127,18 @@ def test_a_record_younger_than_the_compaction_lag_ends_the_cleanable_part() -> N
     assert ranges(snapshot(*segments, rules=rules)) == [(0, 10)]
 
 
-def test_no_pass_begins_while_a_copy_of_the_partition_is_under_way() -> None:
+def test_no_pass_begins_during_a_copy_of_the_partition() -> None:
     assert ranges(snapshot(*FOUR, copying=frozenset({0}))) == []
 
 
-def test_cleaning_comes_before_copying_and_what_it_cleans_is_copied_in_the_next_round() -> None:
+def test_a_plan_cleans_first_and_the_next_plan_copies() -> None:
     first = [type(decision).__name__ for decision in plan_partition(snapshot(*FOUR))]
     assert first == ["CleanLog"]
     second = [type(decision).__name__ for decision in plan_partition(snapshot(*FOUR, cleaner=30))]
     assert second == ["CopySegment"] * 3
 
 
-def test_a_plan_that_cleans_copies_nothing_although_something_is_due() -> None:
+def test_a_plan_that_cleans_copies_no_segment() -> None:
     rules = PartitionRules(cleanup_delete=False, cleanup_compact=True, segment_ms=1, local_retention_ms=None)
     taken = snapshot(*FOUR, rules=rules, cleaner=10)
     assert [copy.base_offset for copy in copies(taken)] == [0]
@@ -147,7 +147,7 @@ def test_a_plan_that_cleans_copies_nothing_although_something_is_due() -> None:
     assert [type(decision).__name__ for decision in plan_partition(cleaned)] == ["RollActive"] + ["CopySegment"] * 3
 
 
-def test_a_compacted_topic_without_the_delete_policy_keeps_everything_for_ever() -> None:
+def test_a_compacted_topic_without_the_delete_policy_expires_nothing() -> None:
     rules = PartitionRules(cleanup_delete=False, cleanup_compact=True, retention_ms=1, local_retention_ms=None)
     assert [type(decision).__name__ for decision in plan_partition(snapshot(*FOUR, rules=rules, cleaner=0))] == [
         "CleanLog"
@@ -167,11 +167,11 @@ def timed(base: int, following: int, first_age: int | None) -> SegmentInfo:
         ((10, 70), 0, 20),
         ((90, 10), 10, 0),
         ((90, 10), 5, 40),
-        ((NOW, 60), 0, 10),  # a time of 0 is none
+        ((NOW, 60), 0, 10),  # a timestamp of 0 does not count
         ((NOW + 1, None), 0, 0),
     ],
 )
-def test_the_delay_counts_from_the_earliest_first_batch_of_the_dirty_closed_segments(
+def test_the_delay_counts_from_the_oldest_first_batch_of_the_dirty_closed_segments(
     first_ages: tuple[int | None, int | None], cleaner: int, delay: int
 ) -> None:
     one, two = first_ages
@@ -180,7 +180,7 @@ def test_the_delay_counts_from_the_earliest_first_batch_of_the_dirty_closed_segm
     assert log_to_clean(snapshot(*segments, rules=rules, cleaner=cleaner)).delay_ms == delay
 
 
-def test_a_log_that_is_hardly_dirty_is_cleaned_once_its_oldest_record_waited_too_long() -> None:
+def test_max_compaction_lag_forces_a_pass_below_the_dirty_ratio() -> None:
     segments = (timed(0, 90, 100), timed(90, 100, 60), local(100, 105, active=True))
     rules = PartitionRules(cleanup_compact=True, min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=59)
     (decision,) = cleanings(snapshot(*segments, rules=rules, cleaner=90))
@@ -188,7 +188,7 @@ def test_a_log_that_is_hardly_dirty_is_cleaned_once_its_oldest_record_waited_too
     assert cleanings(snapshot(*segments, rules=replace(rules, max_compaction_lag_ms=60), cleaner=90)) == []
 
 
-def test_a_log_that_waited_too_long_is_left_alone_while_nothing_of_it_may_be_cleaned() -> None:
+def test_max_compaction_lag_forces_no_pass_if_nothing_can_be_cleaned() -> None:
     segments = (timed(0, 10, 100), local(10, 15, active=True))
     rules = PartitionRules(cleanup_compact=True, max_compaction_lag_ms=10)
     assert ranges(snapshot(*segments, rules=rules, stable=5)) == []
@@ -200,11 +200,11 @@ def test_every_byte_is_clean_cleanable_or_uncleanable() -> None:
 
 
 @pytest.mark.parametrize(("cleaner", "expected"), [(None, False), (4, True), (5, False), (36, True)])
-def test_a_checkpoint_outside_the_log_is_to_be_written_anew(cleaner: int | None, expected: bool) -> None:
+def test_a_checkpoint_outside_the_log_is_reported_as_misplaced(cleaner: int | None, expected: bool) -> None:
     assert log_to_clean(snapshot(*FOUR, cleaner=cleaner, start=5)).is_misplaced is expected
 
 
-def test_nothing_is_cleaned_while_the_cleaner_has_to_stay_away() -> None:
+def test_no_log_is_cleaned_while_cleaning_is_not_allowed() -> None:
     assert ranges(replace(snapshot(*FOUR), may_clean=False)) == []
 
 
@@ -223,26 +223,24 @@ def candidate(number: int, ratio: float) -> LogToClean:
     )
 
 
-def test_the_filthiest_log_has_the_first_turn() -> None:
+def test_the_log_with_the_highest_dirty_ratio_is_cleaned_first() -> None:
     logs = [candidate(number, ratio) for number, ratio in enumerate((0.6, 0.9, 0.7))]
-    assert [log.partition.partition for log in in_turn(logs, {})] == [1, 2, 0]
+    assert [log.partition.partition for log in by_priority(logs, {})] == [1, 2, 0]
 
 
 @given(data=st.data(), count=st.integers(1, 12), at_once=st.integers(1, 4))
-def test_every_log_has_its_turn_within_the_stated_rounds_whatever_is_appended(
-    data: st.DataObject, count: int, at_once: int
-) -> None:
+def test_every_log_is_cleaned_within_the_stated_number_of_rounds(data: st.DataObject, count: int, at_once: int) -> None:
     waited = {TopicPartition("t", number): 0 for number in range(count)}
-    bound = PATIENCE_ROUNDS + (count - 1) // at_once
+    bound = AGING_ROUNDS + (count - 1) // at_once
     victim = TopicPartition("t", data.draw(st.integers(0, count - 1)))
     is_hostile = data.draw(st.booleans())
     for _ in range(bound):
-        # The hostile stream makes all others as dirty as can be; else anything goes.
+        # In the hostile case all other logs are completely dirty; otherwise any ratio is drawn.
         logs = [
             candidate(name.partition, (0.001 if name == victim else 1.0) if is_hostile else data.draw(st.floats(0, 1)))
             for name in waited
         ]
-        chosen = {log.partition for log in in_turn(logs, waited)[:at_once]}
+        chosen = {log.partition for log in by_priority(logs, waited)[:at_once]}
         if victim in chosen:
             return
         waited = {name: 0 if name in chosen else rounds + 1 for name, rounds in waited.items()}
@@ -256,12 +254,13 @@ def test_every_log_has_its_turn_within_the_stated_rounds_whatever_is_appended(
         ([], 0, False, 0),
         ([20, 20], 0, True, 20),
         ([20, 30], 0, True, 20),
-        ([20, 30], 10, True, 30),  # below the log start nobody reads
-        ([20, None], 0, True, 10),  # uploaded before the topic was compacted: it says nothing of what lies below it
+        ([20, 30], 10, True, 30),  # records below the log start are not readable
+        # copied before the topic was compacted: it does not prove anything for older offsets
+        ([20, None], 0, True, 10),
         ([None, 20], 0, True, 0),
     ],
 )
-def test_a_tombstone_may_leave_only_below_what_every_row_was_cleaned_through(
+def test_the_tombstone_bound_is_the_lowest_cleaned_offset_of_all_entries(
     cleaned: list[int | None], start: int, known: bool, expected: int | None
 ) -> None:
     rows = tuple(
@@ -271,7 +270,7 @@ def test_a_tombstone_may_leave_only_below_what_every_row_was_cleaned_through(
     assert tombstones_below(taken, is_bucket_known=known) == expected
 
 
-def test_without_a_bucket_only_the_horizon_holds_a_tombstone() -> None:
+def test_without_a_remote_tier_there_is_no_tombstone_bound() -> None:
     assert tombstones_below(replace(snapshot(*FOUR), is_tiered=False), is_bucket_known=False) is None
 
 
@@ -283,7 +282,7 @@ def test_without_a_bucket_only_the_horizon_holds_a_tombstone() -> None:
         (True, False, ["CleanLog", "DropLocal"]),
     ],
 )
-def test_what_is_old_goes_by_age_under_delete_and_only_below_the_log_start_under_compact(
+def test_delete_expires_by_age_and_compact_alone_only_drops_below_the_log_start(
     compacts: bool, deletes: bool, expected: list[str]
 ) -> None:
     rules = PartitionRules(cleanup_compact=compacts, cleanup_delete=deletes, retention_ms=50, local_retention_ms=None)
@@ -295,5 +294,5 @@ def test_what_is_old_goes_by_age_under_delete_and_only_below_the_log_start_under
     ("dirty", "clean", "ratio", "expected"),
     [(50, 50, 0.5, False), (51, 49, 0.5, True), (1, 99, 0.0, True), (0, 0, 0.0, False), (0, 9, 0.0, False)],
 )
-def test_a_share_is_dirty_enough_only_above_the_ratio(dirty: int, clean: int, ratio: float, expected: bool) -> None:
+def test_a_log_is_dirty_enough_only_above_the_ratio(dirty: int, clean: int, ratio: float, expected: bool) -> None:
     assert is_dirty_enough(dirty, clean, ratio) is expected

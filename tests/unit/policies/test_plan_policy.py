@@ -1,4 +1,4 @@
-"""The plan as a whole: its order, its sums, and the second check that refuses an unsound one."""
+"""The plan: its order, its totals, and the second check that refuses unsafe decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.decisions import (
     CleanLog,
     CopySegment,
     Decision,
-    DeleteUnlinked,
+    DeletePending,
     DropLocal,
     ExpireRemote,
     RollActive,
@@ -24,12 +24,12 @@ from policies.invariants import violations
 from policies.plan import plan, plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import UnlinkedObject
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PendingDelete
+from remote.segment_entry import SegmentEntry
 
 
-def test_the_order_is_copy_then_drop_then_log_start_then_expire_then_delete() -> None:
-    unlinked = UnlinkedObject(key="data/x.log", size_bytes=7, unlinked_ms=0, epoch=1)
+def test_a_plan_copies_drops_raises_the_log_start_expires_and_deletes_in_this_order() -> None:
+    unlinked = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=0, epoch=1)
     rules = PartitionRules(retention_ms=90, local_retention_ms=50, delete_grace_ms=1)
     segments = (local(2, 4, age=60), local(4, 6, age=10), local(6, 7, age=0, active=True))
     remote = (row(0, 2), row(2, 4, age=60))
@@ -39,15 +39,15 @@ def test_the_order_is_copy_then_drop_then_log_start_then_expire_then_delete() ->
         "DropLocal",
         "AdvanceLogStart",
         "ExpireRemote",
-        "DeleteUnlinked",
+        "DeletePending",
     ]
 
 
-def test_a_plan_leaves_out_partitions_with_nothing_to_do_and_adds_up_the_rest() -> None:
+def test_a_plan_omits_partitions_without_work_and_totals_the_others() -> None:
     busy = snapshot(*LOCAL)
     idle = snapshot(local(0, 1, age=0, active=True))
     assert plan([idle], NOW).decisions == {}
-    assert plan([idle], NOW).is_empty, "a deferral is nothing to do"
+    assert plan([idle], NOW).is_empty, "a deferral is not work"
     decided = plan([busy], NOW)
     assert list(decided.decisions) == [TopicPartition("orders", 0)]
     assert decided.totals() == {"CopySegment": Total(count=2, size_bytes=200)}
@@ -69,14 +69,14 @@ def test_a_plan_leaves_out_partitions_with_nothing_to_do_and_adds_up_the_rest() 
         ),
     ],
 )
-def test_violations_names_what_is_wrong(decision: Decision, sentence: str) -> None:
+def test_violations_name_the_broken_invariant(decision: Decision, sentence: str) -> None:
     taken = snapshot(*LOCAL, remote=(row(2, 4),))
     assert any(sentence in broken for broken in violations(taken, [decision]))
 
 
 UNLINKED = (
-    UnlinkedObject(key="data/young.log", size_bytes=7, unlinked_ms=NOW - 1, epoch=1),
-    UnlinkedObject(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1),
+    PendingDelete(key="data/young.log", size_bytes=7, unlinked_ms=NOW - 1, epoch=1),
+    PendingDelete(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1),
 )
 COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
 
@@ -84,9 +84,9 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
 @pytest.mark.parametrize(
     ("decision", "rules", "sentence"),
     [
-        (DeleteUnlinked(key="data/young.log", size_bytes=7, reason=""), KEEP, "within the grace time"),
-        (DeleteUnlinked(key="data/0.log", size_bytes=7, reason=""), KEEP, "a row still names it"),
-        (DeleteUnlinked(key="data/stranger", size_bytes=7, reason=""), KEEP, "not an unlinked object (I10)"),
+        (DeletePending(key="data/young.log", size_bytes=7, reason=""), KEEP, "within the grace time"),
+        (DeletePending(key="data/0.log", size_bytes=7, reason=""), KEEP, "a row still names it"),
+        (DeletePending(key="data/stranger", size_bytes=7, reason=""), KEEP, "not an unlinked object (I10)"),
         (AdvanceLogStart(offset=2, reason=""), COMPACTED, "the topic has no delete policy"),
         (CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason=""), KEEP, "the topic is not compacted"),
         (
@@ -123,20 +123,20 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
         (RollActive(base_offset=2, size_bytes=1, reason=""), KEEP, "not the active segment"),
     ],
 )
-def test_violations_names_what_the_rules_or_the_grace_time_forbid(
+def test_violations_name_the_broken_rule_or_grace_period(
     decision: Decision, rules: PartitionRules, sentence: str
 ) -> None:
     taken = replace(snapshot(*LOCAL, remote=REMOTE[:1], rules=rules, unlinked=UNLINKED), stable_offset=3)
     assert any(sentence in broken for broken in violations(taken, [decision]))
 
 
-def test_rolling_an_empty_active_segment_is_a_violation() -> None:
+def test_a_roll_of_an_empty_active_segment_is_a_violation() -> None:
     taken = snapshot(local(0, 0, size=0, active=True))
     roll = RollActive(base_offset=0, size_bytes=0, reason="")
     assert violations(taken, [roll]) == ["RollActive at 0: the active segment is empty"]
 
 
-# -- copies leave no hole
+# -- copies leave no gap
 
 
 def copy(base: int, following: int) -> CopySegment:
@@ -163,7 +163,7 @@ CLEAN = CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason="")
         (snapshot(*FOUR[2:], remote=(row(0, 2),)), [copy(4, 6)], None),
     ],
 )
-def test_a_copy_that_would_leave_a_hole_in_the_bucket_is_a_violation(
+def test_a_copy_that_would_leave_an_offset_gap_in_the_remote_tier_is_a_violation(
     taken: PartitionSnapshot, decided: list[CopySegment], hole: str | None
 ) -> None:
     broken = violations(taken, decided)
@@ -176,7 +176,7 @@ def _name(decision: CopySegment) -> str:
     return f"CopySegment [{decision.base_offset}, {decision.next_offset})"
 
 
-def test_a_copy_behind_a_cleaning_is_a_violation() -> None:
+def test_a_copy_after_a_clean_in_the_same_plan_is_a_violation() -> None:
     taken = snapshot(*LOCAL, rules=COMPACTED, cleaner=4)
     assert violations(taken, [copy(0, 2), copy(2, 4), CLEAN]) == []
     assert violations(taken, [CLEAN, copy(0, 2)]) == [
@@ -185,7 +185,7 @@ def test_a_copy_behind_a_cleaning_is_a_violation() -> None:
     ]
 
 
-def test_a_drop_whose_row_an_unsound_expiry_took_is_the_only_copy() -> None:
+def test_a_drop_after_the_expiry_of_its_entry_is_a_violation() -> None:
     taken = snapshot(*LOCAL, remote=REMOTE)
     expire = ExpireRemote(
         ulid="u2", base_offset=2, next_offset=4, size_bytes=1, data_key="", indexes_key="", reason="by hand"
@@ -199,7 +199,7 @@ def test_a_drop_whose_row_an_unsound_expiry_took_is_the_only_copy() -> None:
     ]
 
 
-# -- how much work that is
+# -- the amount of work
 
 
 LOCAL_GOES = PartitionRules(retention_ms=None, local_retention_ms=50, delete_grace_ms=1)
@@ -213,17 +213,17 @@ WORK = {
 
 
 def partition_of(count: int, rules: PartitionRules, shared: int) -> PartitionSnapshot:
-    """`count` rows, as many closed segments and unlinked objects; the segments lie above the rows unless `shared`."""
+    """`count` entries, closed segments and pending deletes. The segments are above the entries unless `shared`."""
     first = 0 if shared else 2 * count
     segments = [local(first + 2 * at, first + 2 * at + 2) for at in range(count)]
     end = first + 2 * count
-    unlinked = [UnlinkedObject(key=f"data/gone-{at}", size_bytes=1, unlinked_ms=0, epoch=1) for at in range(count)]
+    unlinked = [PendingDelete(key=f"data/gone-{at}", size_bytes=1, unlinked_ms=0, epoch=1) for at in range(count)]
     rows = tuple(row(2 * at, 2 * at + 2) for at in range(count))
     return snapshot(*segments, local(end, end + 1, active=True), remote=rows, rules=rules, unlinked=tuple(unlinked))
 
 
 @pytest.mark.parametrize("case", WORK)
-def test_planning_and_checking_take_a_look_at_each_fact_and_not_one_at_each_pair(
+def test_planning_and_checking_take_time_linear_in_the_number_of_facts(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -242,6 +242,6 @@ def test_planning_and_checking_take_a_look_at_each_fact_and_not_one_at_each_pair
         assert violations(taken, decided) == []
         return looks
 
-    for kind in (RemoteSegment, SegmentInfo, UnlinkedObject, DropLocal, ExpireRemote):
+    for kind in (SegmentEntry, SegmentInfo, PendingDelete, DropLocal, ExpireRemote):
         monkeypatch.setattr(kind, "__getattribute__", counted)
-    assert looks_for(400) < 5 * looks_for(100), "four times the facts, four times the looks"
+    assert looks_for(400) < 5 * looks_for(100), "four times the facts must cause about four times the accesses"

@@ -1,4 +1,4 @@
-"""Which rows of the store a later cleaning of the disk replaces, which it vouches for, and which it leaves alone."""
+"""Recompaction: which entries a later cleaning replaces, which only advance their cleaned offset, and which stay."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from policy_samples import local, row, snapshot
 
 from local.segment.segment_info import SegmentInfo
-from policies.decisions import ExpireRemote, RaiseCleaned, ReplaceRemote
+from policies.decisions import AdvanceCleanedOffset, ExpireRemote, ReplaceRemote
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.recompaction import replacements, tiled
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 RULES = PartitionRules(
     cleanup_compact=True,
@@ -26,11 +26,11 @@ RULES = PartitionRules(
 )
 
 
-def cleaned(base: int, following: int, size: int, through: int | None) -> RemoteSegment:
+def cleaned(base: int, following: int, size: int, through: int | None) -> SegmentEntry:
     return replace(row(base, following, size=size), cleaned_through=through)
 
 
-def taken(*segments: SegmentInfo, remote: tuple[RemoteSegment, ...], **changes: object) -> PartitionSnapshot:
+def taken(*segments: SegmentInfo, remote: tuple[SegmentEntry, ...], **changes: object) -> PartitionSnapshot:
     end = segments[-1].next_offset
     active = local(end, end + 1, active=True)
     made = snapshot(*segments, active, remote=remote, rules=RULES, cleaner=end)
@@ -47,7 +47,7 @@ def said(snapshot: PartitionSnapshot) -> list[tuple[str, int, int]]:
     return [(type(one).__name__, one.base_offset, one.next_offset) for one in found]
 
 
-def test_a_row_goes_for_a_segment_that_is_smaller_by_the_share_that_is_asked_for() -> None:
+def test_an_entry_is_replaced_if_the_cleaned_segment_is_smaller_by_the_given_share() -> None:
     assert said(taken(*SHRUNK, remote=ROWS)) == [("ReplaceRemote", 0, 2)]
     (decision,) = replacements(taken(*SHRUNK, remote=ROWS))
     assert isinstance(decision, ReplaceRemote)
@@ -59,17 +59,19 @@ def test_a_row_goes_for_a_segment_that_is_smaller_by_the_share_that_is_asked_for
     ("size", "ratio", "saved", "replaced"),
     [(50, 0.5, 10, True), (51, 0.5, 10, False), (91, 0.0, 10, False), (90, 0.0, 10, True), (1, 1.0, 0, False)],
 )
-def test_both_limits_have_to_be_reached(size: int, ratio: float, saved: int, replaced: bool) -> None:
+def test_an_entry_is_replaced_only_if_both_limits_are_reached(
+    size: int, ratio: float, saved: int, replaced: bool
+) -> None:
     rules = replace(RULES, recompaction_min_reduction=ratio, recompaction_min_saved_bytes=saved)
     world = taken(local(0, 2, size=size), local(2, 4), remote=ROWS, rules=rules)
     assert ("ReplaceRemote", 0, 2) in said(world) if replaced else ("ReplaceRemote", 0, 2) not in said(world)
 
 
-def test_what_lost_nothing_is_vouched_for_and_what_is_known_to_have_lost_something_is_not() -> None:
+def test_an_entry_without_removed_records_advances_its_cleaned_offset() -> None:
     world = taken(local(0, 2), local(2, 4), remote=ROWS)
-    assert said(world) == [("RaiseCleaned", 0, 2)]
+    assert said(world) == [("AdvanceCleanedOffset", 0, 2)]
     (decision,) = replacements(world)
-    assert isinstance(decision, RaiseCleaned)
+    assert isinstance(decision, AdvanceCleanedOffset)
     assert decision.cleaned_through == 4
     assert said(replace(world, shrunk=frozenset({0}))) == []
 
@@ -84,7 +86,7 @@ def test_what_lost_nothing_is_vouched_for_and_what_is_known_to_have_lost_somethi
         pytest.param([(0, 3, 50), (3, 4, 50)], [(0, 2), (2, 4)], [], id="across a row"),
     ],
 )
-def test_only_rows_that_a_segment_tiles_exactly_are_replaced(
+def test_only_entries_that_exactly_tile_a_segment_are_replaced(
     segments: list[tuple[int, int, int]], rows: list[tuple[int, int]], expected: list[tuple[str, int, int]]
 ) -> None:
     remote = tuple(cleaned(base, following, 200, 1) for base, following in rows)
@@ -104,22 +106,22 @@ def test_only_rows_that_a_segment_tiles_exactly_are_replaced(
         pytest.param({"copying": frozenset({0})}, id="being copied"),
     ],
 )
-def test_nothing_is_replaced_where(changes: dict[str, object]) -> None:
+def test_no_entry_is_replaced_in_these_states(changes: dict[str, object]) -> None:
     assert said(taken(*SHRUNK, **{"remote": ROWS, **changes})) == []  # type: ignore[arg-type]
 
 
-def test_a_row_that_is_as_clean_as_the_log_is_left_alone() -> None:
+def test_an_entry_that_is_as_clean_as_the_log_is_not_replaced() -> None:
     assert said(taken(*SHRUNK, remote=tuple(replace(each, cleaned_through=4) for each in ROWS))) == []
 
 
-def test_a_row_that_the_same_plan_expires_is_not_replaced() -> None:
+def test_an_entry_that_the_same_plan_expires_is_not_replaced() -> None:
     limits = replace(RULES, cleanup_delete=True, retention_ms=50)
     kinds = [type(each) for each in plan_partition(taken(*SHRUNK, remote=ROWS, rules=limits))]
     assert ExpireRemote in kinds
     assert ReplaceRemote not in kinds
 
 
-def test_rows_are_replaced_before_the_disks_copy_goes() -> None:
+def test_entries_are_replaced_before_the_local_segments_are_dropped() -> None:
     rules = replace(RULES, local_retention_bytes=0)
     kinds = [type(each).__name__ for each in plan_partition(taken(*SHRUNK, remote=ROWS, rules=rules))]
     assert [kind for kind in kinds if kind != "RollActive"] == ["ReplaceRemote", "DropLocal", "DropLocal"]
@@ -144,33 +146,33 @@ def by_hand(base: int, following: int, *ulids: str) -> ReplaceRemote:
         (by_hand(0, 2, "u0"), {"is_tiered": False}, "the topic is not compacted, or copying is off"),
     ],
 )
-def test_violations_names_an_unsound_replacement(
+def test_violations_name_an_unsafe_replacement(
     decision: ReplaceRemote, changes: dict[str, object], sentence: str
 ) -> None:
     world = taken(*SHRUNK, **{"remote": ROWS, **changes})  # type: ignore[arg-type]
     assert sentence in " ".join(violations(world, [decision]))
 
 
-def test_a_row_is_not_replaced_twice_nor_expired_after_it_was() -> None:
+def test_a_second_replacement_of_an_entry_is_a_violation() -> None:
     world = taken(*SHRUNK, remote=ROWS)
     once = by_hand(0, 2, "u0")
     assert "its rows do not tile the segment" in violations(world, [once, once])[0]
 
 
-def test_tiling_is_exact() -> None:
+def test_entries_tile_a_range_only_if_they_cover_it_exactly() -> None:
     rows = (row(0, 2), row(2, 5), row(7, 9))
     assert [each.base_offset for each in tiled(rows, 0, 5)] == [0, 2]
     assert [each.base_offset for each in tiled(rows, 7, 9)] == [7]
     assert tiled(rows, 0, 4) == tiled(rows, 1, 5) == tiled(rows, 2, 9) == tiled(rows, 5, 7) == tiled((), 0, 1) == ()
 
 
-def test_a_row_that_a_job_wrote_is_never_vouched_for_by_counting_but_may_be_replaced() -> None:
-    """Row and segment may have lost different records, and as many: a tombstone here, a value there."""
+def test_an_entry_written_by_a_job_is_replaced_but_never_advances_its_cleaned_offset() -> None:
+    """Entry and segment may have lost the same number of different records: one a tombstone, the other a value."""
     plain = (cleaned(0, 2, 100, 2), cleaned(2, 4, 100, 4))
     by_job = (replace(plain[0], made_by="job"), plain[1])
     whole = (local(0, 2, size=100), local(2, 4, size=100))
-    assert said(taken(*whole, remote=plain)) == [("RaiseCleaned", 0, 2)]
+    assert said(taken(*whole, remote=plain)) == [("AdvanceCleanedOffset", 0, 2)]
     assert said(taken(*whole, remote=by_job)) == []
     assert said(taken(*SHRUNK, remote=by_job)) == [("ReplaceRemote", 0, 2)]
-    vouch = RaiseCleaned(base_offset=0, next_offset=2, ulids=("u0",), cleaned_through=4, reason="")
-    assert violations(taken(*whole, remote=by_job), [vouch]) != []
+    certify = AdvanceCleanedOffset(base_offset=0, next_offset=2, ulids=("u0",), cleaned_through=4, reason="")
+    assert violations(taken(*whole, remote=by_job), [certify]) != []

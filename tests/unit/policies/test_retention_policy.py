@@ -1,4 +1,5 @@
-"""Which local segments and which rows go, and never the only copy of a retained record."""
+"""Retention: which local segments and entries expire or are dropped. The only copy of a retained record always
+stays."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from policies.local_retention import local_drops, local_expirations
 from policies.remote_retention import deletions, expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest import PendingDelete
 from remote.segment_entry import SegmentState
 
 
@@ -33,57 +34,57 @@ def expired(taken: PartitionSnapshot) -> list[int]:
 OLD_GOES = PartitionRules(retention_ms=None, local_retention_ms=50)
 
 
-# -- local
+# -- local tier
 
 
-def test_local_segments_past_local_retention_go_once_they_are_committed() -> None:
+def test_local_segments_past_local_retention_are_dropped_once_they_are_committed() -> None:
     assert dropped(snapshot(*LOCAL, remote=REMOTE, rules=OLD_GOES)) == [0, 2]
     assert dropped(snapshot(*LOCAL, remote=REMOTE[:1], rules=OLD_GOES)) == [0]
     assert dropped(snapshot(*LOCAL, rules=OLD_GOES)) == []
 
 
-def test_what_the_same_plan_copies_is_not_yet_a_copy() -> None:
+def test_a_segment_copied_by_the_same_plan_is_not_dropped() -> None:
     decided = planned(snapshot(*LOCAL, rules=OLD_GOES))
     assert [type(decision) for decision in decided] == [CopySegment, CopySegment]
 
 
 @pytest.mark.parametrize("state", [state for state in SegmentState if state is not SegmentState.COPY_FINISHED])
-def test_a_row_that_is_not_finished_frees_nothing(state: SegmentState) -> None:
+def test_an_unfinished_entry_allows_no_drop(state: SegmentState) -> None:
     assert dropped(snapshot(*LOCAL, remote=(row(0, 2, state=state),), rules=OLD_GOES)) == []
 
 
 @pytest.mark.parametrize(("age", "goes"), [(49, False), (50, False), (51, True)])
-def test_local_time_is_strict(age: int, goes: bool) -> None:
+def test_a_segment_is_dropped_only_if_it_is_older_than_local_retention(age: int, goes: bool) -> None:
     taken = snapshot(local(0, 2, age=age), local(2, 3, active=True), remote=(row(0, 2),), rules=OLD_GOES)
     assert bool(dropped(taken)) is goes
 
 
-def test_a_gap_at_the_tail_of_a_segment_does_not_keep_it() -> None:
+def test_an_offset_gap_at_the_end_of_a_segment_does_not_prevent_its_drop() -> None:
     taken = snapshot(local(0, 10), local(10, 11, active=True), remote=(row(0, 10),), rules=OLD_GOES)
-    assert dropped(taken) == [0], "the row's next offset is the next base, not last record + 1"
+    assert dropped(taken) == [0], "an entry ends at the next base offset, not behind its last record"
 
 
-def test_a_segment_whose_last_offset_is_not_committed_stays() -> None:
+def test_a_segment_whose_last_offset_is_not_committed_is_not_dropped() -> None:
     assert dropped(snapshot(local(0, 10), local(10, 11, active=True), remote=(row(0, 9),), rules=OLD_GOES)) == []
 
 
-def test_a_hole_in_the_rows_is_no_copy_even_below_the_highest_remote_offset() -> None:
+def test_a_gap_between_entries_prevents_drops_of_the_segments_in_it() -> None:
     segments = (local(0, 2), local(2, 4), local(4, 6), local(6, 7, active=True))
     assert dropped(snapshot(*segments, remote=(row(0, 2), row(4, 6)), rules=OLD_GOES)) == [0]
 
 
-def test_the_first_segment_that_may_not_go_ends_the_scan() -> None:
+def test_the_first_segment_that_cannot_be_dropped_protects_all_later_ones() -> None:
     segments = (local(0, 2, age=10), local(2, 4), local(4, 5, active=True))
     assert dropped(snapshot(*segments, remote=REMOTE, rules=OLD_GOES)) == []
 
 
-def test_a_segment_passed_by_the_log_start_may_go_although_it_was_never_uploaded() -> None:
+def test_a_segment_below_the_log_start_is_dropped_without_a_copy() -> None:
     assert dropped(snapshot(*LOCAL, start=2)) == [0]
-    assert dropped(snapshot(*LOCAL, start=3)) == [0], "a straddling segment stays"
+    assert dropped(snapshot(*LOCAL, start=3)) == [0], "the segment that contains the log start stays"
     assert dropped(snapshot(*LOCAL, start=4)) == [0, 2]
 
 
-def test_only_the_retained_part_of_a_straddling_segment_needs_a_copy() -> None:
+def test_only_the_retained_part_of_a_segment_needs_a_copy() -> None:
     taken = snapshot(local(0, 4), local(4, 5, active=True), remote=(row(2, 4),), start=2, rules=OLD_GOES)
     assert dropped(taken) == [0]
 
@@ -91,54 +92,54 @@ def test_only_the_retained_part_of_a_straddling_segment_needs_a_copy() -> None:
 @pytest.mark.parametrize(
     ("limit", "expected"), [(0, [0, 2]), (100, [0, 2]), (101, [0]), (200, [0]), (201, []), (300, []), (None, [])]
 )
-def test_by_size_a_segment_goes_only_if_the_rest_still_reaches_the_limit(
+def test_a_segment_is_dropped_by_size_only_if_the_rest_reaches_the_limit(
     limit: int | None, expected: list[int]
 ) -> None:
     rules = PartitionRules(retention_ms=None, local_retention_ms=None, local_retention_bytes=limit)
     assert dropped(snapshot(*LOCAL, remote=REMOTE, rules=rules)) == expected
 
 
-def test_a_segment_being_copied_stays() -> None:
+def test_a_segment_that_is_being_copied_is_not_dropped() -> None:
     assert dropped(snapshot(*LOCAL, remote=REMOTE, rules=OLD_GOES, copying=frozenset({0}))) == []
 
 
-def test_the_active_segment_never_goes_however_old_or_passed() -> None:
+def test_the_active_segment_is_never_dropped() -> None:
     taken = snapshot(local(0, 5, age=9_999, active=True), remote=(row(0, 5, age=1),), rules=OLD_GOES, start=5)
     assert dropped(taken) == []
 
 
-def test_age_without_records_is_the_files_own() -> None:
+def test_a_segment_without_record_times_has_the_age_of_its_file() -> None:
     old, young = local(0, 2, age=None, modified_age=51), local(0, 2, age=None, modified_age=50)
     for segment, expected in ((old, [0]), (young, [])):
         assert dropped(snapshot(segment, local(2, 4, age=0), LOCAL[2], remote=REMOTE, rules=OLD_GOES)) == expected
 
 
-def test_a_future_timestamp_keeps_the_segment_until_then() -> None:
+def test_a_segment_with_a_future_timestamp_is_not_dropped_before_that_time() -> None:
     assert dropped(snapshot(local(0, 2, age=-1), *LOCAL[1:], remote=REMOTE, rules=OLD_GOES)) == []
 
 
-def test_compacted_topics_are_trimmed_locally_by_local_retention() -> None:
+def test_local_retention_drops_segments_of_compacted_topics() -> None:
     rules = PartitionRules(cleanup_delete=False, cleanup_compact=True, local_retention_ms=50)
     assert dropped(snapshot(*LOCAL, remote=REMOTE, rules=rules)) == [0, 2]
 
 
-def test_an_empty_segment_goes_without_any_copy() -> None:
+def test_an_empty_segment_is_dropped_without_a_copy() -> None:
     assert dropped(snapshot(local(0, 2, size=0), *LOCAL[1:], rules=OLD_GOES)) == [0]
 
 
-def test_retention_of_the_whole_log_gives_up_no_local_segment_that_still_waits_to_be_copied() -> None:
+def test_retention_does_not_expire_local_segments_that_wait_for_their_copy() -> None:
     rules = PartitionRules(retention_ms=50, retention_bytes=1, local_retention_ms=50, copy_lag_ms=1_000)
     taken = snapshot(*LOCAL, rules=rules)
     assert (planned(taken), ended(taken)) == ([], [])
 
 
-# -- untiered, and the read-only tier
+# -- without a remote tier, and with a read-only remote tier
 
 
 UNTIERED = PartitionRules(retention_ms=50, local_retention_ms=1)
 
 
-def test_an_untiered_topic_raises_the_log_start_before_it_drops_its_only_copy() -> None:
+def test_without_a_remote_tier_the_log_start_is_raised_before_the_drop() -> None:
     decided = planned(snapshot(*LOCAL[:2], local(4, 5, age=0, active=True), rules=UNTIERED, is_tiered=False))
     assert [type(decision) for decision in decided] == [AdvanceLogStart, DropLocal, DropLocal]
     assert isinstance(decided[0], AdvanceLogStart)
@@ -146,30 +147,30 @@ def test_an_untiered_topic_raises_the_log_start_before_it_drops_its_only_copy() 
     assert decided[0].reason == "retention, newest record 100ms old, limit 50ms"
 
 
-def test_an_untiered_topic_follows_retention_and_not_local_retention() -> None:
+def test_a_topic_without_remote_tier_follows_retention_and_not_local_retention() -> None:
     rules = PartitionRules(retention_ms=None, local_retention_ms=1)
     assert planned(snapshot(*LOCAL, rules=rules, is_tiered=False)) == []
 
 
-def test_an_empty_cleanup_policy_keeps_an_untiered_topic_for_ever() -> None:
+def test_an_empty_cleanup_policy_expires_nothing_in_a_topic_without_remote_tier() -> None:
     rules = PartitionRules(cleanup_delete=False, retention_ms=1, retention_bytes=1)
     assert planned(snapshot(*LOCAL, rules=rules, is_tiered=False)) == []
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(100, [0, 2]), (101, [0]), (200, [0]), (201, [])])
-def test_an_untiered_topic_is_trimmed_by_size(limit: int, expected: list[int]) -> None:
+def test_a_topic_without_remote_tier_expires_by_size(limit: int, expected: list[int]) -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=limit)
     taken = snapshot(*LOCAL, rules=rules, is_tiered=False)
     assert ended(taken) == expected
 
 
-def test_what_the_log_start_passed_does_not_count_towards_the_size_limit() -> None:
+def test_segments_below_the_log_start_do_not_count_towards_the_size_limit() -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=200)
     taken = snapshot(*LOCAL, rules=rules, start=2, is_tiered=False)
     assert (dropped(taken), ended(taken)) == ([0], [])
 
 
-def test_a_read_only_tier_drops_committed_segments_by_retention_without_moving_the_log_start() -> None:
+def test_with_copies_disabled_committed_segments_are_dropped_by_retention() -> None:
     rules = PartitionRules(copy_disabled=True, retention_ms=None, retention_bytes=100, local_retention_ms=1)
     young = (row(0, 2, size=1), row(2, 4, size=1))
     assert [type(one) for one in planned(snapshot(*LOCAL, remote=young, rules=rules))] == [
@@ -182,32 +183,32 @@ def test_a_read_only_tier_drops_committed_segments_by_retention_without_moving_t
     assert dropped(snapshot(*LOCAL, remote=young[:1], rules=rules)) == [0]
 
 
-def test_a_read_only_tier_keeps_local_segments_while_an_older_row_stays() -> None:
+def test_with_copies_disabled_no_segment_is_dropped_while_an_older_entry_stays() -> None:
     rules = PartitionRules(copy_disabled=True, retention_ms=50)
     taken = snapshot(local(2, 4), local(4, 5, active=True), remote=(row(0, 2, age=1),), rules=rules)
     assert [decision for decision in planned(taken) if isinstance(decision, DropLocal)] == []
 
 
-def test_a_read_only_tier_gives_up_local_segments_by_size_once_every_row_goes() -> None:
+def test_with_copies_disabled_local_segments_expire_by_size_after_all_entries() -> None:
     rules = PartitionRules(copy_disabled=True, retention_ms=None, retention_bytes=200)
     segments = (local(4, 6), local(6, 8), local(8, 9, active=True))
-    for start in (0, 2):  # what the log start passed was never part of the sum
+    for start in (0, 2):  # segments below the log start do not count
         decided = planned(snapshot(*segments, remote=REMOTE, rules=rules, start=start))
         assert [one.base_offset for one in decided if isinstance(one, DropLocal)] == [4]
 
 
-# -- remote
+# -- remote tier
 
 
 LIMIT_50 = PartitionRules(retention_ms=50, local_retention_ms=None)
 
 
 @pytest.mark.parametrize(("age", "goes"), [(49, False), (50, True), (51, True)])
-def test_remote_time_is_not_strict(age: int, goes: bool) -> None:
+def test_an_entry_expires_when_its_age_reaches_retention(age: int, goes: bool) -> None:
     assert bool(expired(snapshot(local(2, 3, active=True), remote=(row(0, 2, age=age),), rules=LIMIT_50))) is goes
 
 
-def test_the_log_start_moves_first_to_the_next_offset_of_the_last_expired_row() -> None:
+def test_the_log_start_is_raised_to_the_end_of_the_expired_entries_first() -> None:
     decided = planned(snapshot(local(4, 5, age=0, active=True), remote=REMOTE, rules=LIMIT_50))
     assert [type(decision) for decision in decided] == [AdvanceLogStart, ExpireRemote, ExpireRemote]
     assert isinstance(decided[0], AdvanceLogStart)
@@ -219,7 +220,7 @@ def test_the_log_start_moves_first_to_the_next_offset_of_the_last_expired_row() 
     )
 
 
-def test_an_active_segment_from_the_future_survives_size_retention_that_ends_all_others() -> None:
+def test_an_active_segment_with_future_time_survives_when_size_expires_all_entries() -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=1)
     rows = (row(0, 1), row(1, 2), row(2, 3))
     decided = planned(snapshot(local(3, 4, age=-86_400_000, active=True), remote=rows, rules=rules))
@@ -228,33 +229,33 @@ def test_an_active_segment_from_the_future_survives_size_retention_that_ends_all
     assert decided[0].offset == 3
 
 
-def test_rows_below_a_raised_log_start_expire_without_raising_it_again() -> None:
+def test_entries_below_a_raised_log_start_expire_without_raising_it_again() -> None:
     decided = planned(snapshot(local(4, 5, active=True), remote=REMOTE, start=3))
     assert [type(decision) for decision in decided] == [ExpireRemote]
     assert expired(snapshot(local(4, 5, active=True), remote=REMOTE, start=4)) == [0, 2]
 
 
-def test_rows_below_the_log_start_expire_even_without_the_delete_policy() -> None:
+def test_entries_below_the_log_start_expire_without_the_delete_policy_too() -> None:
     rules = PartitionRules(cleanup_delete=False, cleanup_compact=True, retention_ms=1, retention_bytes=1)
     assert expired(snapshot(local(4, 5, active=True), remote=REMOTE, rules=rules, start=2)) == [0]
 
 
-def test_rows_below_the_log_start_take_nothing_off_the_sum_that_size_retention_compares() -> None:
+def test_entries_below_the_log_start_do_not_reduce_the_excess_of_size_retention() -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=150)
     rows = (row(0, 2), row(2, 4), row(4, 6))
     assert expired(snapshot(local(6, 7, size=50, active=True), remote=rows, rules=rules, start=2)) == [0, 2]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(150, [0, 2]), (151, [0]), (250, [0]), (251, []), (None, [])])
-def test_remote_size_counts_rows_and_what_is_only_local(limit: int | None, expected: list[int]) -> None:
+def test_remote_size_counts_entries_and_segments_that_are_only_local(limit: int | None, expected: list[int]) -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=limit)
     segments = (local(2, 4), local(4, 6), local(6, 7, size=50, active=True))
     taken = snapshot(*segments, remote=REMOTE, rules=rules)
-    assert log_bytes(taken) == 350, "the segment on both tiers counts once"
+    assert log_bytes(taken) == 350, "a segment on both tiers counts once"
     assert expired(taken) == expected
 
 
-def test_only_finished_rows_count_towards_the_size_limit() -> None:
+def test_only_finished_entries_count_towards_the_size_limit() -> None:
     limit = PartitionRules(retention_ms=None, retention_bytes=1_000)
     stuck = [
         row(at, at + 1, state=state, ulid=f"s{at}")
@@ -268,22 +269,22 @@ def test_only_finished_rows_count_towards_the_size_limit() -> None:
     assert expired(snapshot(active, remote=(*stuck, *finished), rules=limit, start=3)) == [3]
 
 
-def test_a_time_hit_lowers_the_excess_that_size_still_has_to_take() -> None:
+def test_an_entry_expired_by_time_reduces_the_excess_of_size_retention() -> None:
     rules = PartitionRules(retention_ms=50, retention_bytes=150)
     rows = (row(0, 2, age=60), row(2, 4, age=10), row(4, 6, age=10))
     assert expired(snapshot(local(6, 7, size=0, active=True), remote=rows, rules=rules)) == [0]
 
 
-def test_the_first_row_that_may_not_go_ends_the_scan() -> None:
+def test_the_first_entry_that_cannot_expire_protects_all_later_ones() -> None:
     assert expired(snapshot(local(4, 5, active=True), remote=(row(0, 2, age=1), row(2, 4)), rules=LIMIT_50)) == []
 
 
-def test_nothing_at_or_after_a_segment_being_copied_expires() -> None:
+def test_no_entry_at_or_after_a_segment_that_is_being_copied_expires() -> None:
     taken = snapshot(*LOCAL, remote=REMOTE, rules=LIMIT_50, copying=frozenset({2}))
     assert expired(taken) == [0]
 
 
-def test_overlapping_breached_rows_all_go_and_the_log_start_is_their_greatest_end() -> None:
+def test_overlapping_expired_entries_raise_the_log_start_to_their_largest_end() -> None:
     rows = (row(0, 100), row(0, 105, ulid="longer"))
     decided = planned(snapshot(local(105, 106, age=0, active=True), remote=rows, rules=LIMIT_50))
     assert [type(decision) for decision in decided] == [AdvanceLogStart, ExpireRemote, ExpireRemote]
@@ -292,24 +293,24 @@ def test_overlapping_breached_rows_all_go_and_the_log_start_is_their_greatest_en
 
 
 @pytest.mark.parametrize(("committed_age", "goes"), [(0, False), (49, False), (50, True), (51, True)])
-def test_a_row_without_a_timestamp_is_as_old_as_its_commit(committed_age: int, goes: bool) -> None:
+def test_an_entry_without_a_timestamp_has_the_age_of_its_commit(committed_age: int, goes: bool) -> None:
     rows = (row(0, 2, age=None, committed_age=committed_age), row(2, 4))
     assert expired(snapshot(local(4, 5, active=True), remote=rows, rules=LIMIT_50)) == ([0, 2] if goes else [])
 
 
-def test_a_row_with_a_timestamp_is_as_old_as_that_and_not_as_its_commit() -> None:
+def test_an_entry_with_a_timestamp_does_not_use_the_age_of_its_commit() -> None:
     rows = (row(0, 2, age=10, committed_age=900), row(2, 4, age=100, committed_age=0))
     assert expired(snapshot(local(4, 5, active=True), remote=rows, rules=LIMIT_50)) == []
     assert expired(snapshot(local(4, 5, active=True), remote=rows[1:], rules=LIMIT_50)) == [2]
 
 
-def test_a_row_without_a_timestamp_says_since_when_it_has_been_there() -> None:
+def test_the_reason_to_expire_an_entry_without_a_timestamp_names_its_commit_age() -> None:
     rows = (row(0, 2, age=None, committed_age=70),)
     (decision,) = expirations(snapshot(local(2, 3, active=True), remote=rows, rules=LIMIT_50))
     assert decision.reason == "no timestamp, committed 70ms ago, retention.ms=50ms"
 
 
-def test_a_row_without_a_timestamp_goes_by_size_and_below_the_log_start_like_any_other() -> None:
+def test_an_entry_without_a_timestamp_expires_by_size_and_below_the_log_start() -> None:
     rows = (row(0, 2, age=None), row(2, 4, age=None))
     active = local(4, 5, active=True)
     assert expired(snapshot(active, remote=rows, rules=LIMIT_50, start=2)) == [0]
@@ -317,25 +318,25 @@ def test_a_row_without_a_timestamp_goes_by_size_and_below_the_log_start_like_any
     assert expired(snapshot(active, remote=rows, rules=by_size)) == [0]
 
 
-# -- bytes after the grace time
+# -- deletes after the grace period
 
 
 @pytest.mark.parametrize(("ago", "goes"), [(99, False), (100, True), (-5, False)])
-def test_an_unlinked_object_is_deleted_after_the_grace_time(ago: int, goes: bool) -> None:
-    unlinked = UnlinkedObject(key="data/x.log", size_bytes=7, unlinked_ms=NOW - ago, epoch=1)
+def test_a_pending_delete_is_deleted_after_the_grace_period(ago: int, goes: bool) -> None:
+    unlinked = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=NOW - ago, epoch=1)
     taken = snapshot(local(0, 1, active=True), unlinked=(unlinked,), rules=PartitionRules(delete_grace_ms=100))
     planned(taken)
     assert [decision.key for decision in deletions(taken)] == (["data/x.log"] if goes else [])
 
 
-def test_an_object_that_a_row_names_is_never_deleted() -> None:
-    unlinked = UnlinkedObject(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1)
+def test_an_object_that_an_entry_names_is_never_deleted() -> None:
+    unlinked = PendingDelete(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1)
     assert deletions(snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(unlinked,))) == []
 
 
-def test_nothing_is_summed_or_named_that_no_limit_and_no_object_asks_for() -> None:
-    """A daemon over many partitions asks this of each, every round."""
-    waiting = UnlinkedObject(key="data/x.log", size_bytes=1, unlinked_ms=NOW, epoch=1)
+def test_sums_and_key_sets_are_not_computed_unless_a_limit_or_an_object_needs_them() -> None:
+    """A maintenance run plans many partitions, so unneeded work per partition counts."""
+    waiting = PendingDelete(key="data/x.log", size_bytes=1, unlinked_ms=NOW, epoch=1)
     taken = snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(waiting,), rules=OLD_GOES)
     assert not expirations(taken)
     assert not deletions(taken)

@@ -1,4 +1,4 @@
-"""Which closed segments are copied, and when the active one is closed."""
+"""Tiering: which closed segments are copied, and when the active segment rolls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 NOW = 1_000_000
 
@@ -25,8 +25,8 @@ def local(base: int, following: int, *, size: int = 100, age: int = 0, active: b
     )
 
 
-def row(base: int, following: int, state: SegmentState = SegmentState.COPY_FINISHED) -> RemoteSegment:
-    return RemoteSegment(
+def row(base: int, following: int, state: SegmentState = SegmentState.COPY_FINISHED) -> SegmentEntry:
+    return SegmentEntry(
         ulid=f"u{base}",
         base_offset=base,
         next_offset=following,
@@ -47,7 +47,7 @@ def row(base: int, following: int, state: SegmentState = SegmentState.COPY_FINIS
 
 def snapshot(
     *segments: SegmentInfo,
-    remote: tuple[RemoteSegment, ...] = (),
+    remote: tuple[SegmentEntry, ...] = (),
     rules: PartitionRules | None = None,
     start: int = 0,
     stable: int | None = None,
@@ -84,11 +84,11 @@ def rolled(taken: PartitionSnapshot) -> list[RollActive]:
     return [decision for decision in plan_partition(taken) if isinstance(decision, RollActive)]
 
 
-def test_every_closed_segment_is_copied_and_the_active_one_never() -> None:
+def test_every_closed_segment_is_copied_and_the_active_segment_is_not() -> None:
     assert bases(snapshot(*THREE)) == [0, 2]
 
 
-def test_a_copy_says_what_why_and_how_much() -> None:
+def test_a_copy_decision_states_its_range_size_and_reason() -> None:
     (decision,) = copies(snapshot(local(0, 2, size=77), local(2, 3, active=True)))
     assert (decision.next_offset, decision.size_bytes) == (2, 77)
     assert decision.reason == "closed, not yet in the store"
@@ -98,28 +98,28 @@ def test_copying_resumes_above_the_highest_committed_offset() -> None:
     assert bases(snapshot(*THREE, remote=(row(0, 2),))) == [2]
 
 
-def test_copying_resumes_at_the_log_start_when_that_moved_past_a_segment_never_uploaded() -> None:
+def test_copying_resumes_at_a_log_start_above_segments_that_were_never_copied() -> None:
     assert bases(snapshot(*THREE, start=2)) == [2]
-    assert bases(snapshot(*THREE, start=3)) == [2], "the segment that holds the log start is copied whole"
+    assert bases(snapshot(*THREE, start=3)) == [2], "the segment that contains the log start is copied whole"
 
 
 @pytest.mark.parametrize("state", [SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED])
-def test_a_row_that_is_not_finished_is_no_copy(state: SegmentState) -> None:
+def test_an_unfinished_entry_does_not_count_as_a_copy(state: SegmentState) -> None:
     assert bases(snapshot(*THREE, remote=(row(0, 2, state),))) == [0, 2]
 
 
-def test_only_segments_wholly_below_the_stable_offset_are_copied() -> None:
+def test_only_segments_wholly_below_the_last_stable_offset_are_copied() -> None:
     assert bases(snapshot(*THREE, stable=4)) == [0, 2]
     assert bases(snapshot(*THREE, stable=3)) == [0]
     assert bases(snapshot(*THREE, stable=0)) == []
 
 
-def test_a_segment_under_way_ends_the_scan_so_that_commits_keep_their_order() -> None:
+def test_segments_behind_a_running_copy_wait_so_that_commits_are_in_order() -> None:
     assert bases(snapshot(*THREE, copying=frozenset({0}))) == []
     assert bases(snapshot(*THREE, copying=frozenset({2}))) == [0]
 
 
-def test_a_segment_that_straddles_the_committed_offsets_is_not_copied_over_them() -> None:
+def test_a_segment_that_overlaps_a_committed_entry_is_not_copied() -> None:
     assert bases(snapshot(local(0, 4), local(4, 6), local(6, 7, active=True), remote=(row(0, 2),))) == []
 
 
@@ -128,14 +128,14 @@ def test_nothing_is_copied_without_tiering_or_with_copying_disabled(is_tiered: b
     assert bases(snapshot(*THREE, is_tiered=is_tiered, rules=PartitionRules(copy_disabled=is_tiered))) == []
 
 
-def test_an_empty_segment_is_passed_over() -> None:
+def test_an_empty_segment_is_not_copied() -> None:
     assert bases(snapshot(local(0, 2, size=0), *THREE[1:])) == [2]
 
 
 @pytest.mark.parametrize(
     ("cleaner", "expected"), [(None, []), (0, []), (1, []), (2, [0]), (3, [0]), (4, [0, 2]), (5, [0, 2])]
 )
-def test_a_compacted_topic_copies_only_segments_wholly_below_the_cleaner_checkpoint(
+def test_a_compacted_topic_copies_only_segments_below_the_cleaner_checkpoint(
     cleaner: int | None, expected: list[int]
 ) -> None:
     rules = PartitionRules(cleanup_delete=False, cleanup_compact=True)
@@ -157,19 +157,19 @@ def test_a_compacted_topic_copies_only_segments_wholly_below_the_cleaner_checkpo
         (None, None, []),
     ],
 )
-def test_the_copy_lag_holds_until_one_of_its_sides_has_passed(
+def test_the_copy_lag_defers_a_copy_until_its_time_or_its_size_is_exceeded(
     lag_ms: int | None, lag_bytes: int | None, expected: list[int]
 ) -> None:
     segments = (local(0, 2, age=100), local(2, 4, age=50), local(4, 6, age=10), local(6, 7, size=50, active=True))
     assert bases(snapshot(*segments, rules=PartitionRules(copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes))) == expected
 
 
-def test_a_future_timestamp_does_not_hold_a_copy_up() -> None:
+def test_a_future_timestamp_does_not_defer_a_copy() -> None:
     taken = snapshot(local(0, 2, age=-99), local(2, 3, active=True), rules=PartitionRules(copy_lag_ms=50))
     assert bases(taken) == [0]
 
 
-def test_the_first_segment_within_the_lag_ends_the_scan() -> None:
+def test_the_first_segment_within_the_copy_lag_defers_all_later_ones() -> None:
     segments = (local(0, 2, age=10), local(2, 4, age=100), local(4, 5, active=True))
     assert bases(snapshot(*segments, rules=PartitionRules(copy_lag_ms=50))) == []
 
@@ -185,15 +185,17 @@ def test_an_empty_active_segment_never_rolls() -> None:
     assert rolled(snapshot(local(0, 0, size=0, age=500, active=True), rules=rules)) == []
 
 
-def test_an_idle_active_segment_past_local_retention_rolls_so_that_it_can_be_copied() -> None:
+def test_an_idle_active_segment_past_local_retention_rolls_so_that_it_is_copied() -> None:
     rules = PartitionRules(local_retention_ms=1)
     segments = (local(0, 2, age=10), local(2, 4, age=10, active=True))
-    assert rolled(snapshot(*segments, rules=rules, remote=())) == [], "not while an older segment is only here"
+    assert rolled(snapshot(*segments, rules=rules, remote=())) == [], (
+        "an older segment without a copy prevents the roll"
+    )
     (roll,) = rolled(snapshot(*segments, rules=rules, remote=(row(0, 2),)))
     assert (roll.base_offset, roll.reason) == (2, "newest record 10ms old, retention 1ms")
 
 
-def test_an_untiered_active_segment_past_retention_rolls_and_goes_in_a_later_round() -> None:
+def test_without_remote_tier_an_active_segment_past_retention_rolls_first() -> None:
     rules = PartitionRules(retention_ms=5, local_retention_ms=None)
     taken = snapshot(local(0, 2, age=10), local(2, 4, age=10, active=True), rules=rules, is_tiered=False)
     kinds = [type(decision).__name__ for decision in plan_partition(taken)]
@@ -205,18 +207,19 @@ def test_a_size_limit_of_zero_rolls_the_active_segment() -> None:
     assert len(rolled(snapshot(local(0, 2, active=True), rules=rules))) == 1
 
 
-def test_what_is_clean_goes_up_whole_or_not_at_all() -> None:
-    """A bucket that ended in the middle would hold neither the records that went nor those they went for."""
+def test_clean_segments_are_copied_all_together_or_not_at_all() -> None:
+    """A remote tier that ended inside the clean part would miss removed records and the newer records that supersede
+    them."""
     rules = PartitionRules(cleanup_compact=True)
     clean = snapshot(*THREE, rules=rules, cleaner=4)
     assert bases(clean) == [0, 2]
     assert bases(replace(clean, cleaner_reach=4)) == [0, 2]
-    assert bases(replace(clean, cleaner_reach=5)) == [], "a pass looked further than the checkpoint"
+    assert bases(replace(clean, cleaner_reach=5)) == [], "an unfinished pass has looked above the checkpoint"
     assert bases(replace(clean, stable_offset=3)) == bases(replace(clean, copying=frozenset({2}))) == []
-    assert bases(replace(clean, cleaner_offset=2)) == [0], "up to the checkpoint"
+    assert bases(replace(clean, cleaner_offset=2)) == [0], "the copy ends at the checkpoint"
 
 
-def test_the_copy_lag_of_clean_segments_is_that_of_the_oldest() -> None:
+def test_the_copy_lag_of_clean_segments_counts_from_the_oldest() -> None:
     rules = PartitionRules(cleanup_compact=True, copy_lag_ms=150, local_retention_ms=None)
     old, young = replace(local(0, 2), max_timestamp_ms=NOW - 200), replace(local(2, 4), max_timestamp_ms=NOW)
     assert bases(snapshot(old, young, THREE[2], rules=rules, cleaner=4)) == [0, 2]

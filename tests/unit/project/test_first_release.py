@@ -83,7 +83,7 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
     objects, _ = first_release.load()
     heads = [body for key, body in objects.items() if "meta/head/" in key]
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
-        manifest.decode_head(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
+        manifest.decode_manifest(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
     body = next(body for key, body in objects.items() if key.endswith(".indexes") and key.startswith("plain"))
     before = body[:-14] + struct.pack(">H", 2)
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
@@ -94,8 +94,8 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
         chunk_table.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
     name = next(name for name in list_partitions(world.store) if name.topic == "paged")
     (spill, *_) = MetadataLog(world.store, name.prefix).refresh().spills
-    page = world.store.get(name.prefix + spill.key)
-    rows = tuple(manifest_page.decode_page(spill, page))
+    body = world.store.get(name.prefix + spill.key)
+    rows = tuple(manifest_page.decode_page(spill, body))
     monkeypatch.setattr(manifest_page, "_FORMAT", {b"tiered.spill": b"2"})
     manifest_page._schema.cache_clear()
     later, newer = manifest_page.encode_page(rows, 1, "A" * 26)
@@ -107,8 +107,9 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
 def test_a_head_with_a_field_that_is_not_known_yet_is_read() -> None:
     objects, _ = first_release.load()
     body = next(body for key, body in objects.items() if "meta/head/" in key)
-    known = manifest.decode_head(body)
+    known = manifest.decode_manifest(body)
     fields = msgspec.json.decode(manifest.decode_line(body))
     assert (
-        manifest.decode_head(manifest.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]}))) == known
+        manifest.decode_manifest(manifest.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]})))
+        == known
     )

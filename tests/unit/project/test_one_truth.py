@@ -21,8 +21,8 @@ from manager_world import DAY, NOW, send, settle
 from local.names import TopicPartition, parse_partition_directory
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.manifest_changes import give_up_tier
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.manifest_changes import disable_tier
+from remote.manifest.page_spill import PageRule
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.config.config import Config
@@ -33,9 +33,9 @@ from tiered.inspect.segment_table import TableOptions, segment_rows
 from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
-from tiered.status.storage_cost import all_lying
+from tiered.status.storage_cost import all_usage
 from tiered.status.tier_journal import look
-from tiered.topics.deleted_topic_usage import lying_of_deleted
+from tiered.topics.deleted_topic_usage import usage_of_deleted
 from tiered.web.pages.site import Site
 
 LATER = NOW + 3 * DAY  # the grace time is over
@@ -98,7 +98,7 @@ GAUGES = {
     "tiered_remote_delete_overdue_bytes": "overdue_bytes",
 }
 GIVEN_UP = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-DECIDED = {"CopySegment": "lag_bytes", "DeleteUnlinked": "overdue_bytes", "DeletePage": "overdue_bytes"}
+DECIDED = {"CopySegment": "lag_bytes", "DeletePending": "overdue_bytes", "DeletePage": "overdue_bytes"}
 IS_THERE = [("late", "lag_bytes"), ("waiting", "overdue_bytes"), ("paged-and-gone", "overdue_bytes")]
 IS_THERE += [("paused", "lag_bytes"), ("here", "at_risk_bytes"), ("both", "local_segments")]
 IS_THERE += [("dropped (deleted)", "waiting_dollars"), ("given-up", "waiting_dollars")]
@@ -129,8 +129,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TIERED_KEYS", f"one {base64.b64encode(bytes(32)).decode()}")
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
-    rule = SpillRule(head_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=3)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=3)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(FILE.replace("HOME", str(tmp_path)))
     (tmp_path / "prices.json").write_text(json.dumps(PRICES))
@@ -168,7 +168,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             send(manager, 7, topic=name)
         manager.alter_topic("giving-up", GIVEN_UP, now_ms=NOW)
         held = manager.partition(TopicPartition("giving-up", 0))  # its rows have not left yet
-        held.metadata.commit(give_up_tier(log_start_offset=held.log.local_log_start_offset, now_ms=NOW), NOW)
+        held.metadata.commit(disable_tier(log_start_offset=held.log.local_log_start_offset, now_ms=NOW), NOW)
     restored = "restore branch --local none --take-over --to data --yes"
     for words in ("view build cleaned", "fork both branch --yes", restored):
         assert invoke(["-q", *words.split()]) == 0, words
@@ -321,11 +321,11 @@ def _pages(manager: LogManager, tell: Tell) -> None:
 def _kept(manager: LogManager, tell: Tell) -> None:
     """What dollars are made from, notes over time, and what is moved by the advice."""
     prices = configured_prices(manager.config)
-    for name, lying in all_lying(manager, prices).items():
+    for name, lying in all_usage(manager, prices).items():
         head = manager.partition(name).head()
         assert head is not None
         data = sum(each.size_bytes for each in lying.data.values())
-        views = sum(row.stored_bytes + row.indexes_bytes for row in head.view_rows)
+        views = sum(row.stored_bytes + row.indexes_bytes for row in head.view_entries)
         log = data + lying.small_bytes - views if not head.given_up else 0
         pages = sum(spill.page_bytes for spill in head.spills)
         whole = data + lying.small_bytes + lying.waiting_bytes + pages
@@ -333,7 +333,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
         tell("kept", name, {**figures, "unlinked_bytes": lying.waiting_bytes})
     for each in manager.deleted_partitions():
         assert each.head is not None
-        found = lying_of_deleted(each.head, prices)
+        found = usage_of_deleted(each.head, prices)
         pages = sum(spill.page_bytes for spill in each.head.spills)
         tell("kept", "dropped (deleted)", {"objects_bytes": found.waiting_bytes + pages})
     total, points = look(manager, LATER)

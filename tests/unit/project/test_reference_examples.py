@@ -13,7 +13,7 @@ import pytest
 
 from policies.cost.bill import Requests, request_dollars
 from policies.cost.prices import BUILT_IN
-from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.scenarios import Scenario, Stream, cost_of
 from policies.cost.simulation import Reads, Workload, simulate
 from policies.cost.storage_cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
 from policies.rules import PartitionRules
@@ -55,57 +55,57 @@ EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (se
         ],
     },
     "unit/policies/cost/test_simulation.py": {
-        "test_weeks_of_a_real_manager_are_foretold_within_one_in_a_hundred": [
+        "test_the_simulation_predicts_weeks_of_a_real_manager_within_one_percent": [
             (1, "LIST and DeleteObjects take 1000 keys"),
         ],
     },
     "contract/test_client_requests.py": {
-        "test_requests_are_those_of_the_manual": [
+        "test_s3fs_sends_the_requests_in_the_manuals_table": [
             (2, "requests per operation of s3fs"),
         ],
-        "test_read_ahead_of_an_open_file_moves_twenty_thousand_times_what_was_asked_for": [
+        "test_read_ahead_of_an_open_file_transfers_twenty_thousand_times_the_read_bytes": [
             (2, "1 KB of a 30 MB object moves 20 MB"),
         ],
     },
     PRICES: {
-        "test_a_month_of_storage_costs_what_the_manual_shows": [
+        "test_a_month_of_storage_costs_the_amounts_of_the_manual": [
             (3, "USD per month by GB stored"),
         ],
-        "test_express_is_almost_five_times_standard": [
+        "test_express_storage_costs_almost_five_times_standard": [
             (3, "Express is 4.8 times Standard"),
         ],
-        "test_intelligent_tiering_costs_its_monitoring_and_moves_by_itself": [
+        "test_intelligent_tiering_bills_monitoring_and_lowers_its_price_by_age": [
             (3, "Intelligent-Tiering by days unread"),
             (5, "Intelligent-Tiering fee by object size"),
         ],
-        "test_small_objects_are_billed_for_the_class_minimum_and_its_overhead": [
+        "test_small_objects_are_billed_with_the_minimum_size_and_overhead_of_the_class": [
             (3, "128 KB minimum, 40 KB overhead"),
         ],
-        "test_deleting_inside_the_minimum_duration_pays_the_rest_of_it": [
+        "test_a_deletion_within_the_minimum_duration_costs_the_rest_of_it": [
             (3, "minimum days"),
         ],
-        "test_each_further_object_beside_a_segment_costs_eight_cents_a_tebibyte": [
+        "test_one_more_object_per_segment_costs_eight_cents_per_tebibyte": [
             (4, "each further sidecar 0.08 USD a TiB"),
         ],
-        "test_reading_a_tebibyte_costs_gets_by_the_range": [
+        "test_the_get_cost_of_reading_a_tebibyte_depends_on_the_range_size": [
             (4, "reading 1 TiB"),
         ],
         "test_reading_a_tebibyte_from_glacier_instant_costs_requests_and_retrieval": [
             (4, "1 TiB from Glacier Instant: 1.31 + 30.7"),
         ],
-        "test_what_ten_thousand_partitions_do_at_intervals_costs_what_the_manual_shows": [
+        "test_periodic_requests_of_ten_thousand_partitions_cost_the_amounts_of_the_manual": [
             (4, "cadence of 10 000 partitions"),
         ],
-        "test_an_audit_of_ten_million_objects_costs_five_cents": [
+        "test_listing_ten_million_objects_costs_five_cents": [
             (4, "LIST audit of 10 M objects"),
         ],
-        "test_colder_classes_pay_below_these_shares_of_reads": [
+        "test_colder_classes_are_cheaper_below_these_shares_of_reads": [
             (5, "break-even shares 1.05, 0.95, 0.85, 0.63, 0.57"),
         ],
-        "test_a_put_costs_a_month_of_so_many_bytes": [
+        "test_a_put_costs_as_much_as_a_month_of_217_bytes": [
             (5, "a PUT is a month of 217 KB, 800 KB in IA"),
         ],
-        "test_merging_fifty_small_objects_leaves_one_row_in_fifty_and_uploads_everything_twice": [
+        "test_merging_fifty_objects_removes_98_percent_of_entries_and_uploads_data_twice": [
             (5, "merging 50 small objects"),
         ],
     },
@@ -113,12 +113,12 @@ EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (se
         "test_a_list_costs_as_much_as_a_put": [
             (3, "LIST is billed like PUT"),
         ],
-        "test_writing_a_tebibyte_costs_requests_by_object_and_part_size": [
+        "test_the_put_cost_of_writing_a_tebibyte_depends_on_object_and_part_size": [
             (4, "writing 1 TiB"),
         ],
     },
     "unit/policies/cost/test_cost_advice.py": {
-        "test_nothing_moves_that_would_be_paid_for_twice": [
+        "test_no_segment_moves_that_would_be_billed_twice": [
             (5, "only settled segments, kept longer than the minimum"),
         ],
     },
@@ -197,18 +197,18 @@ def test_three_replicas_on_disk_cost_what_the_baseline_says():
 
 
 def test_the_sizing_example_stores_for_a_tenth():
-    found = cost_of([SIZING], Variant(), BUILT_IN)
+    found = cost_of([SIZING], Scenario(), BUILT_IN)
     assert found.storage == pytest.approx(monthly_storage(KEPT_GIB * GIB), rel=0.01)
     assert on_disk(DISKS[1]) * KEPT_GIB / found.storage == pytest.approx(10, abs=0.5)
 
 
 def test_requests_are_small_beside_storage_as_long_as_objects_are_large():
-    found = {size: cost_of([SIZING], Variant(part_bytes=size), BUILT_IN) for size in (16 * MIB, 1 << 30)}
+    found = {size: cost_of([SIZING], Scenario(part_bytes=size), BUILT_IN) for size in (16 * MIB, 1 << 30)}
     assert found[1 << 30].requests / found[1 << 30].storage < 0.01, "one PUT a segment; 0.4 % of a bill with compute"
     written_gib = 100 / 1024 * 30 * 86_400
     parts = Requests(puts=upload_requests(1 << 30, 16 * MIB) * written_gib)
     assert found[16 * MIB].requests == pytest.approx(request_dollars(parts, {}, BUILT_IN)[0], rel=0.11)
-    small = cost_of([SIZING], Variant(segment_bytes=MIB), BUILT_IN)
+    small = cost_of([SIZING], Scenario(segment_bytes=MIB), BUILT_IN)
     assert small.requests > 2 * small.storage, "small objects turn that round"
 
 

@@ -12,7 +12,7 @@ from recorded_sessions import FOLDER, SESSIONS, WIDTHS, WITH_SCHEMA, Session, fi
 
 from tiered.cli.schemas.schemas import SCHEMAS
 
-AGAIN = "look at what changed, then: python tests/unit/support/recorded_sessions.py --write"
+RERUN = "look at what changed, then: python tests/unit/support/recorded_sessions.py --write"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 def test_a_terminal_shows_what_was_recorded(session: Session, process: ProcessPoolExecutor) -> None:
     for width in WIDTHS:
         seen, printed = process.submit(play, session, width).result()
-        assert seen == file_of(session, width).read_text(), AGAIN
+        assert seen == file_of(session, width).read_text(), RERUN
         assert "Traceback" not in seen
         assert "internal error" not in seen
         for command, text in printed.items():

@@ -53,10 +53,10 @@ def make() -> None:
     from local.log.producer_state import Producer
     from local.names import TopicPartition
     from remote.manifest import commit_protocol
-    from remote.manifest.page_spill import SpillRule
+    from remote.manifest.page_spill import PageRule
 
     rng = random.Random(20)
-    commit_protocol.SPILL_RULE = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
     world = World()
     ring = Path("/tmp/first-release-ring")
     ring.write_text("first " + base64.b64encode(bytes(range(32))).decode() + "\n")

@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 from local.errors import Unavailable
 from local.format.record import Record
 from local.names import TopicPartition
-from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
@@ -54,7 +54,7 @@ class World:
         read_only: bool = False,
         disk: ModelDisk | None = None,
         store: ObjectStore | None = None,
-        known: KnownHeads | None = None,
+        known: ManifestMemoryCache | None = None,
         takes_over: bool = False,
         **settings: str,
     ) -> LogManager:

@@ -116,7 +116,7 @@ def _waiting(node: WatchedNode, topic: str) -> Path:
     """A closed segment that only the disk has."""
     name = TopicPartition(topic, 0)
     held = node.manager.partition(name)
-    upto = 0 if (head := held.head()) is None else head.taken_upto
+    upto = 0 if (head := held.head()) is None else head.allocated_end_offset
     base = [each.base_offset for each in held.log.segments() if each.base_offset >= upto and not each.is_active][1]
     (path,) = node.home.glob(f"disk*/{topic}-0/{base:020}.log")
     return path

@@ -9,9 +9,9 @@ from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import UnlinkedObject
+from remote.manifest.manifest import PendingDelete
 from remote.manifest.view import CompactedView
-from remote.segment_entry import RemoteSegment, SegmentState
+from remote.segment_entry import SegmentEntry, SegmentState
 
 NOW = 1_000_000
 KEEP = PartitionRules(retention_ms=None, local_retention_ms=None)
@@ -39,8 +39,8 @@ def row(
     state: SegmentState = SegmentState.COPY_FINISHED,
     ulid: str = "",
     committed_age: int = 0,
-) -> RemoteSegment:
-    return RemoteSegment(
+) -> SegmentEntry:
+    return SegmentEntry(
         ulid=ulid or f"u{base}",
         base_offset=base,
         next_offset=following,
@@ -62,11 +62,11 @@ def row(
 
 def snapshot(
     *segments: SegmentInfo,
-    remote: tuple[RemoteSegment, ...] = (),
+    remote: tuple[SegmentEntry, ...] = (),
     rules: PartitionRules = KEEP,
     start: int = 0,
     copying: frozenset[int] = frozenset(),
-    unlinked: tuple[UnlinkedObject, ...] = (),
+    unlinked: tuple[PendingDelete, ...] = (),
     views: tuple[CompactedView, ...] = (),
     is_tiered: bool = True,
     cleaner: int | None = None,

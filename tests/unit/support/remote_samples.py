@@ -6,7 +6,7 @@ import msgspec
 
 from remote.keys import data_key, indexes_key
 from remote.manifest.manifest import Head, encode_line
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.segment_entry import IndexRange, SegmentEntry
 
 
 def row(ulid="U1", base_offset=0, next_offset=10, **changes):
@@ -26,7 +26,7 @@ def row(ulid="U1", base_offset=0, next_offset=10, **changes):
         "indexes_bytes": 50,
         "indexes": {"offset": IndexRange(start=0, length=8)},
     }
-    return RemoteSegment(**{**facts, **changes})
+    return SegmentEntry(**{**facts, **changes})
 
 
 def ulid_of(name):

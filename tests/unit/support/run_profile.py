@@ -11,6 +11,7 @@ commands inherit the variable.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -24,12 +25,17 @@ def by_profile(*, plain: int, deep: int) -> int:
     return deep if IS_DEEP else plain
 
 
-def sampled(cases: Sequence[T], stride: int, first: int = 0) -> Sequence[T]:
-    """Return each `stride`-th case, from number `first` modulo `stride`: with a stride of 1 all cases.
+def sampled(cases: Sequence[T], stride: int, *names: object) -> Sequence[T]:
+    """Return each `stride`-th case: with a stride of 1 all cases.
 
-    Tests that share a sweep pass different `first`, so that together they take different cases.
+    `names` of a parametrized test choose the first case, so that its parameters take different cases.
     """
-    return cases[first % stride :: stride]
+    return cases[zlib.crc32(repr(names).encode()) % stride if names else 0 :: stride]
+
+
+def each_call(cases: Sequence[T], *names: object) -> Sequence[T]:
+    """Return the calls or effects of a sweep that a test breaks: all in the deep profile, one of a few in the plain."""
+    return sampled(cases, CALL_STRIDE, *names)
 
 
 def examples(deep: int) -> int:
@@ -41,3 +47,16 @@ def examples(deep: int) -> int:
 
 EXAMPLES_DIVISOR = 3
 EXAMPLES = examples(100)  # of a test without settings of its own
+
+# --- tests/crash ------------------------------------------------------------------------------------------------------
+
+CALL_STRIDE = by_profile(plain=5, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
+CRASH_STATES = by_profile(plain=200, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
+CRASH_STATES_OWN = by_profile(plain=60, deep=1_000)  # of them at most so many of a program; the rest from its recoveries
+CRASH_STATES_SOUND = by_profile(plain=100, deep=300)  # of each program without a planted bug
+FAULT_STRIDE = by_profile(plain=12, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
+FAULT_STRIDE_ENCRYPTED = by_profile(plain=45, deep=15)
+FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
+REWRITING_SEEDS = by_profile(plain=4, deep=15)
+RACE_SEEDS = by_profile(plain=80, deep=320)
+RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)

@@ -11,9 +11,9 @@ from simulated_run import DAY, HOUR, Run, run
 
 from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from tiered.config.config import Config, log_settings, resolve_rules
-from tiered.cost.cost_history import head_costs
+from tiered.cost.cost_history import manifest_costs
 
 WEEKS = 4
 RECORDS = 100  # of a batch
@@ -23,7 +23,7 @@ BASE = {
     "local.retention.ms": "1d",
     "remote.log.delete.grace.ms": "1d",
 }
-SMALL_PAGES = SpillRule(head_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8)
+SMALL_PAGES = PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8)
 
 
 CASES: dict[str, dict[str, object]] = {
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, object]] = {
     "compacted alone: nothing ever leaves, heads only grow": {"settings": {"cleanup.policy": "compact"}, "keys": 20},
     "a page of rows for half a dozen segments, read every five days": {
         "settings": {"retention.ms": "14d", "segment.bytes": "200000"},
-        "rule": SpillRule(head_bytes_max=2000, page_rows_max=6, page_rows_min=4, kept_rows_min=8),
+        "rule": PageRule(manifest_bytes_max=2000, page_rows_max=6, page_rows_min=4, kept_rows_min=8),
         "reads_every_ms": 5 * DAY,
     },
     "compacted, retention by a size that the disk alone fills: the bucket is empty at times": {
@@ -125,7 +125,7 @@ MORE: dict[str, dict[str, object]] = {
     },
     "sixty pages of rows, read every three days": {
         "settings": {"retention.ms": "21d", "segment.bytes": "200000"},
-        "rule": SpillRule(head_bytes_max=6000, page_rows_max=4, page_rows_min=2, kept_rows_min=4),
+        "rule": PageRule(manifest_bytes_max=6000, page_rows_max=4, page_rows_min=2, kept_rows_min=4),
         "reads_every_ms": 3 * DAY,
     },
 }
@@ -150,7 +150,7 @@ def workload_of(
         index_base_bytes=0,
         index_share=sum(row.indexes_bytes for row in rows) / size,
         reads=reads,
-        **head_costs(done.head),
+        **manifest_costs(done.head),
     )
     if "compact" in settings.get("cleanup.policy", ""):
         came = sum(row.next_offset - row.base_offset for row in rows) / RECORDS * done.batch_bytes
@@ -164,7 +164,7 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
     settings = {**BASE, **options.pop("settings", {})}
     rule = options.pop("rule", None)
     if rule is not None:
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     done = run(store, directory, settings, weeks=weeks, **{"records": RECORDS, **options})
     rules = resolve_rules(Config.load(None).topic_properties("t", settings))
     workload = workload_of(

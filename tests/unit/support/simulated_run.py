@@ -18,7 +18,7 @@ from local.names import TopicPartition
 from policies.cost.simulation import RANGE_BYTES
 from remote.fetch import read_ahead
 from remote.manifest.manifest import Head
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.config.config import Config
@@ -38,7 +38,7 @@ class Run:
 
     counts: RequestCounts
     head: Head
-    first_rows: tuple[RemoteSegment, ...]
+    first_rows: tuple[SegmentEntry, ...]
     stored_bytes: float
     local_bytes: float
     batch_bytes: float

@@ -11,7 +11,7 @@ import click
 
 from tiered.cli.arguments import Number
 from tiered.cli.bucket_options import bucket_options, open_bucket
-from tiered.cli.copy_progress import told_copies
+from tiered.cli.copy_progress import copy_progress_of
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
@@ -79,7 +79,7 @@ def adopt(
         stop_signals() as stop,
         open_bucket(session, url, options, writes_segments=True) as bucket,
         _serving(metrics, figures, hosts),
-        told_copies(session) as on_copied,
+        copy_progress_of(session) as on_copied,
     ):
         encoding_of(told.effective(""), bucket.keys)  # report settings that are invalid for all topics before any write
         adopter = Adopter(

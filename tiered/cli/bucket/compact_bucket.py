@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from local.errors import InvalidRequest, LogError, NotFound
 from tiered.cli.bucket_options import Bucket, open_bucket
 from tiered.cli.errors import Exit, worst
-from tiered.cli.render import Column, Row, emit
+from tiered.cli.render import PartitionRow, Work, number, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, task_bucket
@@ -22,6 +22,53 @@ if TYPE_CHECKING:
     from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
 
 _JOB = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+
+class BucketCompactedPartition(PartitionRow):
+    """The figures of the commits. `was_done`: by an earlier run of the job.
+
+    `is_cut`: the partition has more than one job compares. `given_up` groups were replaced by another writer; then the
+    job is not `is_done`, and still due.
+    """
+
+    was_done: bool
+    is_cut: bool
+    segments_before: Annotated[int, number("SEGMENTS", format_count)]
+    segments_after: Annotated[int, number("THEN", format_count)]
+    bytes_before: Annotated[int, number("BEFORE", format_bytes)]
+    bytes_after: Annotated[int, number("AFTER", format_bytes)]
+    size_reduction: Annotated[float, number("GAINED", lambda value: f"{value:.1%}")]
+    records_before: Annotated[int, number("RECORDS", format_count)]
+    records_after: Annotated[int, number("LEFT", format_count)]
+    given_up: int
+    is_done: bool
+    cleaner_offset: Annotated[int, number("CLEAN TO", format_count)]
+
+
+class BucketCompacted(Work):
+    """``tiered compact --bucket``."""
+
+    job: str
+    partitions: list[BucketCompactedPartition]
+
+
+class BucketCompactionPlan(PartitionRow):
+    """The segments that a job would rewrite."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    dirty_bytes: Annotated[int, number("DIRTY", format_bytes)]
+    upto_offset: Annotated[int, number("TO", format_count)]
+    is_cut: bool
+    was_done: bool
+    dollars: Annotated[float, number("$ ABOUT", format_dollars)]
+
+
+class BucketCompactPlanned(Work):
+    """``tiered compact --bucket --dry-run``."""
+
+    job: str
+    partitions: list[BucketCompactionPlan]
 
 
 def compact_bucket(
@@ -51,8 +98,9 @@ def compact_bucket(
             done = _in_tasks(session, bucket, names, settings, job, stop, on_spark, errors, is_configured=url is None)
         else:
             done = _here(session, bucket, names, settings, job, stop, errors, is_configured=url is None)
-    emit("partitions", [_row(each) for each in done], _COLUMNS, output, dry_run=False, job=job)
-    session.tell_problems(errors)
+    rows = [_compacted(each) for each in done]
+    print_result(BucketCompacted(dry_run=False, job=job, partitions=rows), output)
+    session.report_problems(errors)
     left = [each for each in done if each.given_up]
     for each in left:
         groups = counted(each.given_up, "group")
@@ -98,8 +146,7 @@ def _planned(
         plan_compaction(bucket.store, name, now_ms=now_ms(), job_id=job, settings=settings, keys=bucket.keys)
         for name in names
     ]
-    rows = [_planned_row(plan) for plan in plans]
-    emit("partitions", rows, _PLANNED, output, dry_run=True, job=job)
+    print_result(BucketCompactPlanned(dry_run=True, job=job, partitions=list(map(_plan_row, plans))), output)
     session.say("nothing changed")
     return Exit.DONE
 
@@ -177,69 +224,30 @@ def _in_tasks(
     return done
 
 
-def _planned_row(plan: CompactionPlan) -> Row:
+def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
     from tiered.jobs.pipeline import dirty_bytes
     from tiered.jobs.rewriting import cost_of
     from tiered.stores.object_encoding import Keeping
 
     rows = [row for group in plan.groups for row in group.rows]
-    return {
-        "topic": plan.name.topic,
-        "partition": plan.name.partition,
-        "segments": len(rows),
-        "size_bytes": plan.size_bytes,
-        "dirty_bytes": dirty_bytes(rows),
-        "upto_offset": plan.upto_offset,
-        "is_cut": plan.is_cut,
-        "was_done": plan.is_done,
-        "dollars": cost_of(rows, Keeping()).dollars if rows else 0.0,
-    }
+    return BucketCompactionPlan.of(
+        plan.name,
+        plan,
+        segments=len(rows),
+        dirty_bytes=dirty_bytes(rows),
+        was_done=plan.is_done,
+        dollars=cost_of(rows, Keeping()).dollars if rows else 0.0,
+    )
 
 
-def _row(each: CompactionOutcome) -> Row:
+def _compacted(each: CompactionOutcome) -> BucketCompactedPartition:
     gone = 1 - each.bytes_after / each.bytes_before if each.bytes_before else 0.0
-    return {
-        "topic": each.name.topic,
-        "partition": each.name.partition,
-        "was_done": each.was_done,
-        "is_cut": each.is_cut,
-        "segments_before": each.rows_before,
-        "segments_after": each.rows_after,
-        "bytes_before": each.bytes_before,
-        "bytes_after": each.bytes_after,
-        "size_reduction": round(gone, 4),
-        "records_before": each.records_before,
-        "records_after": each.records_after,
-        "given_up": each.given_up,
-        "is_done": not each.given_up,
-        "cleaner_offset": each.upto_offset,
-    }
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("was_done"),
-    Column("is_cut"),
-    Column("segments_before", "SEGMENTS", format_count, is_number=True),
-    Column("segments_after", "THEN", format_count, is_number=True),
-    Column("bytes_before", "BEFORE", format_bytes, is_number=True),
-    Column("bytes_after", "AFTER", format_bytes, is_number=True),
-    Column("size_reduction", "GAINED", lambda value: f"{value:.1%}", is_number=True),
-    Column("records_before", "RECORDS", format_count, is_number=True),
-    Column("records_after", "LEFT", format_count, is_number=True),
-    Column("given_up"),
-    Column("is_done"),
-    Column("cleaner_offset", "CLEAN TO", format_count, is_number=True),
-)
-_PLANNED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("dirty_bytes", "DIRTY", format_bytes, is_number=True),
-    Column("upto_offset", "TO", format_count, is_number=True),
-    Column("is_cut"),
-    Column("was_done"),
-    Column("dollars", "$ ABOUT", format_dollars, is_number=True),
-)
+    return BucketCompactedPartition.of(
+        each.name,
+        each,
+        segments_before=each.rows_before,
+        segments_after=each.rows_after,
+        size_reduction=round(gone, 4),
+        is_done=not each.given_up,
+        cleaner_offset=each.upto_offset,
+    )

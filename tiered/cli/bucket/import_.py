@@ -14,7 +14,7 @@ from tiered.cli.arguments import parse_partition
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import findings_code, layout_options, layout_words, tell_findings
+from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
@@ -23,7 +23,7 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from remote.external.external_layout import ForeignFormat, ForeignName
+    from remote.external.external_layout import ExternalFormat, ExternalName
     from remote.store import ObjectStore
     from tiered.migrate.import_bucket import ImportOutcome, ImportPlan
 
@@ -97,7 +97,7 @@ def import_(
         for plan in plans:
             for start, end in plan.gaps:
                 click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
-            tell_findings(plan.source.topic_partition, plan.findings)
+            report_findings(plan.source.topic_partition, plan.findings)
             if plan.blocked_from is not None:
                 text = f"the import ends before offset {plan.blocked_from}: repair the objects that are named, or move"
                 click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
@@ -117,11 +117,11 @@ def import_(
     return code
 
 
-def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ForeignFormat:
+def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ExternalFormat:
     from remote.external.external_layout import LayoutOptions
-    from remote.external.layout_detection import foreign_format
+    from remote.external.layout_detection import external_format
 
-    found = foreign_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
+    found = external_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
     if found is None:
         raise InvalidRequest("importing a bucket, it is one of ours: tiered rewrite copy", store=store.url)
     return found
@@ -129,7 +129,7 @@ def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: di
 
 def _plans(
     source: ObjectStore,
-    theirs: ForeignFormat,
+    theirs: ExternalFormat,
     bucket: Bucket,
     targets: tuple[str, ...],
     topic_id: str | None,
@@ -162,7 +162,7 @@ def _plans(
     ]
 
 
-def _named(there: list[ForeignName], targets: tuple[str, ...], url: str) -> list[ForeignName]:
+def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> list[ExternalName]:
     """Return the partitions that the words name, all without a word.
 
     Raises NotFound, and InvalidRequest for two topics of one name.
@@ -187,7 +187,7 @@ def _named(there: list[ForeignName], targets: tuple[str, ...], url: str) -> list
 def _imported(
     session: Session,
     source: ObjectStore,
-    theirs: ForeignFormat,
+    theirs: ExternalFormat,
     bucket: Bucket,
     plans: list[ImportPlan],
     stop: Stop,

@@ -8,7 +8,7 @@ import click
 
 from local.errors import LogError, Unavailable
 from tiered.cli.errors import worst
-from tiered.cli.layouts import findings_code, layout_options, layout_words, tell_findings
+from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, store_options
 from tiered.config.units import format_bytes, format_count
@@ -83,7 +83,7 @@ def ls(
 
 def _row(view: RemoteLog, name: TopicPartition) -> Row:
     head, lost = view.head(name), view.gaps(name)
-    tell_findings(name, view.findings(name))
+    report_findings(name, view.findings(name))
     for start, end in lost:
         click.echo(f"! {name}: no segment holds the offsets {start} to {end - 1}", err=True)
     return {

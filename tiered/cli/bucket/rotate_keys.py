@@ -42,7 +42,7 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
         for each in found
     ]
     emit("keys", rows, _COLUMNS, output)
-    session.tell_problems(problems)
+    session.report_problems(problems)
     if dry_run:
         session.say("nothing changed; next: tiered rotate-keys")
     return worst(problems.values())

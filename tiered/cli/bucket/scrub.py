@@ -97,7 +97,7 @@ def scrub(
         lost=[str(name) for name in lost],
     )
     _tell(session, found, path)
-    session.tell_problems(lost)
+    session.report_problems(lost)
     if found.of("corrupt"):
         return Exit.CORRUPTION
     return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE

@@ -69,7 +69,7 @@ def verify_remote(
     if rows or output != "table":
         emit("findings", rows, columns, output, **_facts(verdict), lost=[str(name) for name in lost])
     _tell(session, verdict, targets)
-    session.tell_problems(lost)
+    session.report_problems(lost)
     told = [each for each in found.findings if each.severity != "info"]
     if found.of("corrupt"):
         return Exit.CORRUPTION

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.arguments import Number
-from tiered.cli.cost.cost_simulate import rate_option, simulate, tell_guesses
+from tiered.cli.cost.cost_simulate import rate_option, report_estimates, simulate
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -43,7 +43,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     if output == "table" and len(rows) > 1:
         rows = [*rows, _sum(rows)]
     emit("topics", rows, _COLUMNS, output, **report_facts(report))
-    session.tell_problems({**problems, **report.all_unread})
+    session.report_problems({**problems, **report.all_unread})
     for each in report.bills:
         if each.shared_bytes:
             size = format_bytes(each.shared_bytes)
@@ -98,8 +98,8 @@ def advise(
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     facts = {"prices": price_facts(found.prices), "unread": unread_rows(found.unread)}
     emit("advice", found.rows(), _ADVICE_COLUMNS, output, **facts)
-    session.tell_problems(problems)
-    tell_guesses(found.measured)
+    session.report_problems(problems)
+    report_estimates(found.measured)
     for of in found.measured:
         session.say(f"{of.topic}: {'; '.join(of.basis)}")
     for each in found.advice if out is None else ():

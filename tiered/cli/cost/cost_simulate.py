@@ -29,7 +29,7 @@ rate_option = click.option(
 )
 
 
-def tell_guesses(measured: Iterable[Measured]) -> None:
+def report_estimates(measured: Iterable[Measured]) -> None:
     """Print on stderr, even with -q, the topics without figures, and the reason."""
     for each in measured:
         if each.warning is not None and not each.is_unread:  # the problem lines report it
@@ -84,8 +84,8 @@ def simulate(
         write_lines(chart_lines(simulation, _width()))
     else:
         emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation), unread=unread_rows(unread))
-    session.tell_problems(problems)
-    tell_guesses(simulation.measured)
+    session.report_problems(problems)
+    report_estimates(simulation.measured)
     session.say("\n".join(_words(simulation)))
     if page is not None:
         session.say(f"page written: {page}")
@@ -93,7 +93,7 @@ def simulate(
 
 
 def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]]:
-    """Return the given options as values by fields of `policies.cost.scenarios.Variant`. Raises InvalidRequest."""
+    """Return the given options as values by fields of `policies.cost.scenarios.Scenario`. Raises InvalidRequest."""
     from tiered.cost.cost_simulation import CLASS_NAMES
 
     def of_class(text: str) -> str:
@@ -164,7 +164,7 @@ def _words(simulation: CostSimulation) -> list[str]:
     from tiered.cost.cost_simulation import shown
 
     lines = [f"{each.topic}: {'; '.join(each.basis)}" for each in simulation.measured]
-    saving = [(each, dollars) for each, dollars in simulation.levers if dollars > 0][:2]
+    saving = [(each, dollars) for each, dollars in simulation.sensitivities if dollars > 0][:2]
     for each, dollars in saving:
         lines.append(f"lever: {shown(each)} saves {format_dollars(dollars)} USD/month")
     if not saving:
@@ -199,7 +199,9 @@ def _facts(simulation: CostSimulation) -> dict[str, object]:
 
     return {
         "prices": price_facts(simulation.prices),
-        "levers": [{"changes": shown(each), "saved_dollars": dollars} for each, dollars in simulation.levers],
+        "sensitivities": [
+            {"changes": shown(each), "saved_dollars": dollars} for each, dollars in simulation.sensitivities
+        ],
         "break_evens": [
             {
                 "what": each.what,

@@ -86,7 +86,7 @@ def append(
         with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
             manager.topic(topic)
             away = _away(manager, topic)
-            session.tell_problems(away)
+            session.report_problems(away)
             if partition is not None:
                 manager.partition(TopicPartition(topic, partition))  # before any input is read, even empty input
             given = _Given(manager, topic, partition)

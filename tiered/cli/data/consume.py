@@ -14,7 +14,7 @@ import click
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, tell_findings
+from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, report_findings
 from tiered.cli.records import as_json, parse_template
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
@@ -93,7 +93,7 @@ def consume(
         reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
         _tell_lost(session, reader, partitions)
         if url is None and not is_local:
-            session.tell_served_alone(_problems(source), partitions)
+            session.report_served_alone(_problems(source), partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
@@ -111,7 +111,7 @@ def _unread(source: LogManager | RemoteLog, partitions: list[TopicPartition]) ->
     found = []
     for partition in partitions:
         of_partition = source.findings(partition)
-        tell_findings(partition, of_partition)
+        report_findings(partition, of_partition)
         found += of_partition
     code = findings_code(found)
     return Exit.DONE if code is Exit.FINDINGS else code

@@ -303,7 +303,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
         asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
         chosen = replace(chosen, from_offset=max(asked_from, default=None))
         if isinstance(bucket, LogManager):
-            session.tell_served_alone(bucket.problems, [partition])
+            session.report_served_alone(bucket.problems, [partition])
         begin = offset if offset is not None else _first(reader, partition, chosen.from_offset)
         log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
         facts = {"topic": partition.topic, "partition": partition.partition}

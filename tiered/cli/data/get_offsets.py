@@ -72,7 +72,7 @@ def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed
         for name, each in found.items()
     ]
     emit("offsets", rows, _COLUMNS, output, unread=unread_rows(unread))
-    session.tell_problems(unread)
+    session.report_problems(unread)
     return unread_code(unread.values())
 
 

@@ -55,7 +55,7 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
             for each in open_transactions(one)
         ]
     emit("transactions", rows, _COLUMNS, output, unread=unread_rows(unread))
-    session.tell_problems(problems)
+    session.report_problems(problems)
     return unread_code(unread.values())
 
 

@@ -121,14 +121,14 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 def _foretell(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
     """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest if no bucket is usable."""
     from policies.cost.storage_cost import request_cost
-    from tiered.bench.benchmark import foretell_requests
+    from tiered.bench.benchmark import predict_requests
 
     config = session.config()
     if config.remote_url is None:
         raise InvalidRequest("measuring a bucket, none is configured: set url in [remote] of tiered.toml")
     if config.topic_properties("")["remote.immutable"] == "true":
         raise InvalidRequest("measuring a bucket, it is immutable (remote.immutable): nothing could be removed again")
-    counts = foretell_requests(now_ms=now_ms(), options=options)
+    counts = predict_requests(now_ms=now_ms(), options=options)
     dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=session.prices().of(None))
     facts = _counted(counts)
     if dry_run:

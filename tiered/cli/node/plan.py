@@ -59,7 +59,7 @@ def plan(
         emit("totals", total_rows(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
     else:
         emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
-    session.tell_problems(problems)
+    session.report_problems(problems)
     for line in (*_paused(priced), *_put_off(priced)):
         session.say(line)
     if priced.plan.is_empty:

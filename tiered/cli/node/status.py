@@ -18,7 +18,7 @@ from tiered.status.problem_rows import group_stuck
 from tiered.status.status_rows import partition_row, status_facts, topic_row
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest_memory_cache import KnownHeads
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.status.problem_rows import StuckGroup
     from tiered.status.status_report import StatusReport
     from tiered.status.sync_status import TierSync
@@ -74,7 +74,7 @@ def status(
         raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
     columns = _chosen(_PARTITIONS if by_partition else _TOPICS, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
-    known = _known_heads() if watch else None
+    known = _known_manifests() if watch else None
 
     def show() -> int:
         report, sync = _look(session, topics, stuck_after_ms, known, asks_sync=_SYNC in sections)
@@ -106,15 +106,20 @@ def status(
                 return code
 
 
-def _known_heads() -> KnownHeads:
-    from remote.manifest.manifest_memory_cache import KnownHeads
+def _known_manifests() -> ManifestMemoryCache:
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.config.clock_guard import counted_ms
 
-    return KnownHeads(counted_ms)
+    return ManifestMemoryCache(counted_ms)
 
 
 def _look(
-    session: Session, topics: tuple[str, ...], stuck_after_ms: int, known: KnownHeads | None, *, asks_sync: bool
+    session: Session,
+    topics: tuple[str, ...],
+    stuck_after_ms: int,
+    known: ManifestMemoryCache | None,
+    *,
+    asks_sync: bool,
 ) -> tuple[StatusReport, list[TierSync] | None]:
     from tiered.status.status_report import status_report
 

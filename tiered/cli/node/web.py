@@ -14,7 +14,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest_memory_cache import KnownHeads
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
     from tiered.web.http.gate import Gate
     from tiered.web.http.server import Pages
@@ -84,16 +84,16 @@ def web(session: Session, listen: str, guard: Guard) -> int:
     Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
     loopback it wants a token; without --token-file it makes one and prints it.
     """
-    from remote.manifest.manifest_memory_cache import KnownHeads
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.cli.signals import stop_signals
     from tiered.config.clock_guard import counted_ms
-    from tiered.web.pages.manager_cache import Looks
+    from tiered.web.pages.manager_cache import ManagerCache
     from tiered.web.pages.site import Site
 
     config = session.config()
     session.set_up_logging(tells_problems=True)
-    known = KnownHeads(counted_ms)
-    looks = Looks(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
+    known = ManifestMemoryCache(counted_ms)
+    looks = ManagerCache(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
     try:
         with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, guard):
             stop.wait(None)
@@ -130,7 +130,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
         server.close()
 
 
-def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool = False) -> LogManager:
+def _look(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:
     """A read-only open; `is_alone` reads only the disk."""
     from tiered.manager.manager import LogManager
     from tiered.web.pages.offline_store import silent_store

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from tiered.cli.bucket_options import bucket_options
 from tiered.cli.errors import worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_options
@@ -19,6 +19,51 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from tiered.jobs.topic_compaction import Estimate
     from tiered.maintenance.apply import Applied
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+class CompactedPartition(PartitionRow):
+    """Null: there was nothing to clean."""
+
+    is_cleaned: bool
+    bytes_before: Annotated[int | None, number("BEFORE", format_bytes)]
+    bytes_after: Annotated[int | None, number("AFTER", format_bytes)]
+    size_reduction: Annotated[float | None, number("GAINED", _share)]
+    records_before: Annotated[int | None, number("RECORDS", format_count)]
+    records_after: Annotated[int | None, number("LEFT", format_count)]
+    invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
+    cleaner_offset: Annotated[int | None, number("CLEAN TO", format_count)]
+
+
+class Compacted(Work):
+    """``tiered compact``."""
+
+    partitions: list[CompactedPartition]
+
+
+class EstimatedPartition(PartitionRow):
+    """The estimated gain of a pass; `basis` says which part of it was counted."""
+
+    first_dirty_offset: int
+    upto_offset: int
+    bytes_before: Annotated[int, number("BEFORE", format_bytes)]
+    bytes_after: Annotated[int, number("ABOUT AFTER", format_bytes)]
+    size_reduction: Annotated[float, number("GAIN", _share)]
+    distinct_keys: Annotated[int, number("KEYS", format_count)]
+    invalid_records: Annotated[int, number("WITHOUT KEY", format_count)]
+    dirty_records: int
+    sampled_bytes: int
+    tiered_bytes: int
+    basis: Annotated[str, text("RESTS ON")]
+
+
+class CompactEstimated(Work):
+    """``tiered compact --dry-run``."""
+
+    partitions: list[EstimatedPartition]
 
 
 @click.command("compact")
@@ -81,8 +126,8 @@ def _foretell(session: Session, topic: str, output: str) -> int:
     with session.manager(read_only=True) as manager:
         found = estimate_topic(manager, topic, now_ms=now_ms())
         problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
-    emit("partitions", [_estimate_row(each) for each in found], _ESTIMATES, output, dry_run=True)
-    session.tell_problems(problems)
+    print_result(CompactEstimated(dry_run=True, partitions=[_estimated(each) for each in found]), output)
+    session.report_problems(problems)
     session.say("an estimate; nothing changed")
     return worst(problems.values())
 
@@ -104,77 +149,22 @@ def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
         problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
     if not stop.is_set:
         session.progress.reach(len(names) - len(problems))  # partitions with nothing to clean report no progress
-    rows = [_row(name, done.get(name)) for name in names if name not in problems]
-    emit("partitions", rows, _COLUMNS, output, dry_run=False)
-    session.tell_problems(problems)
+    rows = [_compacted(name, done.get(name)) for name in names if name not in problems]
+    print_result(Compacted(dry_run=False, partitions=rows), output)
+    session.report_problems(problems)
     return worst(problems.values())
 
 
-def _row(name: TopicPartition, applied: Applied | None) -> Row:
+def _compacted(name: TopicPartition, applied: Applied | None) -> CompactedPartition:
     """A row without figures if there was nothing to clean."""
-    row: Row = {"topic": name.topic, "partition": name.partition, "is_cleaned": False}
-    for result in applied.cleaned if applied is not None else ():
-        gone = 1 - result.bytes_after / result.bytes_before if result.bytes_before else 0.0
-        row = {
-            **row,
-            "is_cleaned": True,
-            "cleaner_offset": result.cleaner_offset,
-            "bytes_before": result.bytes_before,
-            "bytes_after": result.bytes_after,
-            "records_before": result.records_before,
-            "records_after": result.records_after,
-            "invalid_records": result.invalid_records,
-            "size_reduction": round(gone, 4),
-        }
-    return row
+    if applied is None or not applied.cleaned:
+        return CompactedPartition.of(name, None, is_cleaned=False)
+    last = applied.cleaned[-1]
+    gone = 1 - last.bytes_after / last.bytes_before if last.bytes_before else 0.0
+    return CompactedPartition.of(name, last, is_cleaned=True, size_reduction=round(gone, 4))
 
 
-def _estimate_row(each: Estimate) -> Row:
-    return {
-        "topic": each.log.partition.topic,
-        "partition": each.log.partition.partition,
-        "first_dirty_offset": each.log.first_dirty_offset,
-        "upto_offset": each.log.first_uncleanable_offset,
-        "bytes_before": each.bytes_before,
-        "bytes_after": each.bytes_after,
-        "size_reduction": round(each.size_reduction, 4),
-        "distinct_keys": each.distinct_keys,
-        "invalid_records": each.keyless_records,
-        "dirty_records": each.dirty_records,
-        "sampled_bytes": each.sampled_bytes,
-        "tiered_bytes": each.tiered_bytes,
-        "basis": each.basis,
-    }
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("is_cleaned"),
-    Column("bytes_before", "BEFORE", format_bytes, is_number=True),
-    Column("bytes_after", "AFTER", format_bytes, is_number=True),
-    Column("size_reduction", "GAINED", _share, is_number=True),
-    Column("records_before", "RECORDS", format_count, is_number=True),
-    Column("records_after", "LEFT", format_count, is_number=True),
-    Column("invalid_records", "WITHOUT KEY", format_count, is_number=True),
-    Column("cleaner_offset", "CLEAN TO", format_count, is_number=True),
-)
-_ESTIMATES = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("first_dirty_offset"),
-    Column("upto_offset"),
-    Column("bytes_before", "BEFORE", format_bytes, is_number=True),
-    Column("bytes_after", "ABOUT AFTER", format_bytes, is_number=True),
-    Column("size_reduction", "GAIN", _share, is_number=True),
-    Column("distinct_keys", "KEYS", format_count, is_number=True),
-    Column("invalid_records", "WITHOUT KEY", format_count, is_number=True),
-    Column("dirty_records"),
-    Column("sampled_bytes"),
-    Column("tiered_bytes"),
-    Column("basis", "RESTS ON"),
-)
+def _estimated(each: Estimate) -> EstimatedPartition:
+    log, share = each.log, round(each.size_reduction, 4)
+    facts = {"upto_offset": log.first_uncleanable_offset, "invalid_records": each.keyless_records}
+    return EstimatedPartition.of(log.partition, each, log, size_reduction=share, **facts)

@@ -2,12 +2,107 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes, format_count, format_ms
+from tiered.status.unknown_figures import UnreadPartitions
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+class CleaningState(PartitionRow):
+    """A compacted partition and its last pass. Null: there was none, or the log could not be read."""
+
+    state: Annotated[str | None, text("STATE")]
+    dirty_ratio: Annotated[float | None, number("DIRTY", _share)]
+    clean_bytes: Annotated[int | None, number("CLEAN", format_bytes)]
+    cleanable_bytes: Annotated[int | None, number("CLEANABLE", format_bytes)]
+    uncleanable_bytes: Annotated[int | None, number("NOT YET", format_bytes)]
+    first_dirty_offset: Annotated[int | None, number("DIRTY FROM", format_count)]
+    first_uncleanable_offset: int | None
+    delay_ms: Annotated[int | None, number("LATE", format_ms)]
+    last_run_ms: int | None
+    ago_ms: Annotated[int | None, number("LAST PASS", format_ms)]
+    size_reduction: Annotated[float | None, number("GAINED", _share)]
+    invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
+    buffer_utilization: Annotated[float | None, number("BUFFER", _share)]
+    uncleanable_reason: str | None
+    retry_ms: int | None
+
+
+class CompactionStatus(Result):
+    """``tiered compaction status``."""
+
+    unread: list[UnreadPartitions]
+    partitions: list[CleaningState]
+
+
+class CleaningRun(PartitionRow):
+    """A pass; `error` null if it came to its end."""
+
+    at_ms: int
+    first_dirty_offset: int
+    cleaner_offset: int
+    thread: int
+    delay_ms: int
+    indexed_bytes: int
+    bytes_read: int
+    bytes_written: int
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+    distinct_keys: int
+    invalid_records: int
+    index_seconds: float
+    clean_seconds: float
+    buffer_utilization: float
+    buffer_bytes: int
+    is_cut: bool
+    error: str | None
+
+
+class CompactionRuns(Result):
+    """``tiered compaction status --runs N``."""
+
+    runs: list[CleaningRun]
+
+
+class CleanerGauge(Struct):
+    """A gauge by Kafka's name; null before the first pass."""
+
+    name: Annotated[str, text("METRIC")]
+    value: Annotated[float | None, number("VALUE")]
+
+
+class CompactionMetrics(Result):
+    """``tiered compaction status --metrics``."""
+
+    unread: list[UnreadPartitions]
+    metrics: list[CleanerGauge]
+
+
+class CleaningAdvice(Struct):
+    """`topic` and `partition` null: about the whole cleaner. `setting` null: none would help."""
+
+    rule: Annotated[str, text("RULE")]
+    topic: Annotated[str | None, text("PARTITION", of=lambda row: row.topic and f"{row.topic}/{row.partition}")]
+    partition: int | None
+    setting: Annotated[str | None, text("SETTING")]
+    text: Annotated[str, text("WHAT WAS SEEN, WHAT HELPS")]
+
+
+class CompactionAdvice(Result):
+    """``tiered compaction advise``."""
+
+    advice: list[CleaningAdvice]
 
 
 @click.group("compaction")
@@ -42,23 +137,23 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
         runs = [run for run in manager.cleaning.runs if not topics or run.topic in topics]
         problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
     if metrics:
-        rows: list[Row] = [{"name": name.replace("_", "-"), "value": value} for name, value in asdict(figures).items()]
-        emit("metrics", rows, _METRICS, output, unread=unread_rows(unread))
+        gauges = [CleanerGauge(name.replace("_", "-"), value) for name, value in asdict(figures).items()]
+        print_result(CompactionMetrics(unread_rows(unread), gauges), output)
     elif count is not None and output == "table":
         for run in runs[-count:]:
             click.echo(summary(run))
     elif count is not None:
-        emit("runs", [asdict(run) for run in runs[-count:]], _RUNS, output)
+        print_result(CompactionRuns([CleaningRun.of(run) for run in runs[-count:]]), output)
     else:
-        logs: list[Row] = [log_row(each, now) for _, each in sorted(found.items())]
-        logs += [{"topic": name.topic, "partition": name.partition} for name in unread]  # the figures are null
-        emit("partitions", logs, _PARTITIONS, output, unread=unread_rows(unread))
+        logs = [CleaningState(**log_row(each, now)) for _, each in sorted(found.items())]
+        logs += [CleaningState.of(name, None) for name in unread]
+        print_result(CompactionStatus(unread_rows(unread), logs), output)
     uncleanable = {
         name: each.uncleanable.reason for name, each in sorted(found.items()) if each.uncleanable is not None
     }
     for each in group_problems(uncleanable_problem(name, reason) for name, reason in uncleanable.items()):
         click.echo(f"! {each.line}", err=True)
-    session.tell_problems(problems)
+    session.report_problems(problems)
     return unread_code(unread.values()) or (Exit.UNHEALTHY if uncleanable else Exit.DONE)
 
 
@@ -72,80 +167,9 @@ def advise(session: Session, output: str) -> int:
     with session.manager(read_only=True, is_brief=True) as manager:
         found = compaction_advice(manager, now_ms())
         problems = dict(manager.problems)
-    rows: list[Row] = [
-        {
-            "rule": each.rule,
-            "where": str(each.partition) if each.partition is not None else None,
-            "topic": each.partition.topic if each.partition is not None else None,
-            "partition": each.partition.partition if each.partition is not None else None,
-            "setting": each.setting,
-            "text": each.text,
-        }
-        for each in found
-    ]
-    emit("advice", rows, _ADVICE, output)
-    session.tell_problems(problems)
+    rows = [CleaningAdvice.of(each.partition, rule=each.rule, setting=each.setting, text=each.text) for each in found]
+    print_result(CompactionAdvice(rows), output)
+    session.report_problems(problems)
     if not found:
         session.say("nothing to advise: cleaning keeps up as far as its history tells")
     return Exit.FINDINGS if found else Exit.DONE
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"
-
-
-_PARTITIONS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("state", "STATE"),
-    Column("dirty_ratio", "DIRTY", _share, is_number=True),
-    Column("clean_bytes", "CLEAN", format_bytes, is_number=True),
-    Column("cleanable_bytes", "CLEANABLE", format_bytes, is_number=True),
-    Column("uncleanable_bytes", "NOT YET", format_bytes, is_number=True),
-    Column("first_dirty_offset", "DIRTY FROM", format_count, is_number=True),
-    Column("first_uncleanable_offset"),
-    Column("delay_ms", "LATE", format_ms, is_number=True),
-    Column("last_run_ms"),
-    Column("ago_ms", "LAST PASS", format_ms, is_number=True),
-    Column("size_reduction", "GAINED", _share, is_number=True),
-    Column("invalid_records", "WITHOUT KEY", format_count, is_number=True),
-    Column("buffer_utilization", "BUFFER", _share, is_number=True),
-    Column("uncleanable_reason"),
-    Column("retry_ms"),
-)
-_METRICS = (Column("name", "METRIC"), Column("value", "VALUE", is_number=True))
-_ADVICE = (
-    Column("rule", "RULE"),
-    Column("where", "PARTITION", only_table=True),
-    Column("topic"),
-    Column("partition"),
-    Column("setting", "SETTING"),
-    Column("text", "WHAT WAS SEEN, WHAT HELPS"),
-)
-_RUNS = tuple(
-    Column(name)
-    for name in (
-        "topic",
-        "partition",
-        "at_ms",
-        "first_dirty_offset",
-        "cleaner_offset",
-        "thread",
-        "delay_ms",
-        "indexed_bytes",
-        "bytes_read",
-        "bytes_written",
-        "bytes_before",
-        "bytes_after",
-        "records_before",
-        "records_after",
-        "distinct_keys",
-        "invalid_records",
-        "index_seconds",
-        "clean_seconds",
-        "buffer_utilization",
-        "buffer_bytes",
-        "is_cut",
-        "error",
-    )
-)

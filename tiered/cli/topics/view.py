@@ -3,22 +3,90 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from tiered.cli.errors import Exit, unread_code, worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_ms
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
     from tiered.jobs.view_jobs import ViewStatus
 
 NAME = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`, without the cost of its import
+
+
+class View(PartitionRow):
+    """A view of a partition and its last run. `gap` was lost before the view took it up, `lost` are all such ranges.
+
+    `is_local`: the view is on the local disk, not in the bucket.
+    """
+
+    view: Annotated[str, text("VIEW")]
+    state: Annotated[str, text("STATE")]
+    horizon_offset: Annotated[int | None, number("HORIZON", format_count)]
+    backlog_bytes: Annotated[int, number("BACKLOG", format_bytes)]
+    key_count: Annotated[int, number("KEYS", format_count)]
+    record_count: int
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    ago_ms: Annotated[int | None, number("LAST RUN", format_ms)]
+    took_ms: Annotated[int | None, number("TOOK", format_ms)]
+    records_in: Annotated[int | None, number("READ", format_count)]
+    start_offset: int
+    parts: int
+    last_run_ms: int | None
+    records_out: int | None
+    bytes_in: int | None
+    bytes_out: int | None
+    key_ranges: int | None
+    source_sequence: int | None
+    started_ms: int | None
+    failed_ms: int | None
+    error: str | None
+    gap: list[int] | None
+    lost: list[list[int]]
+    is_local: bool
+
+
+class Views(Result):
+    """``tiered view status``."""
+
+    unread: list[UnreadPartitions]
+    views: list[View]
+
+
+class ViewsToDrop(Work):
+    """``tiered view drop --dry-run``."""
+
+    views: list[View]
+
+
+class ViewsBuilt(Work):
+    """``tiered view build``."""
+
+    partitions: list[View]
+
+
+class PlannedView(PartitionRow):
+    """The offsets that a view would take up."""
+
+    view: Annotated[str, text("VIEW")]
+    from_offset: Annotated[int, number("FROM", format_count)]
+    upto_offset: Annotated[int, number("UP TO", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+
+
+class ViewsPlanned(Work):
+    """``tiered view build --dry-run``."""
+
+    partitions: list[PlannedView]
+
 
 _name_option = click.option("--name", default=NAME, show_default=True, metavar="NAME", help="Which view of the topic.")
 
@@ -56,12 +124,12 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
         found = view_status(manager, now_ms(), [topic], name=name)
         problems = {each: error for each, error in manager.problems.items() if each.topic == topic}
     if dry_run:
-        emit("partitions", _planned(plan), _PLANNED, output, dry_run=True)
+        print_result(ViewsPlanned(dry_run=True, partitions=_planned(plan)), output)
         session.say("nothing changed" if not plan.is_empty else "nothing to take up: the view is up to date")
     else:
-        rows = [_row(each, now_ms()) for each in found if each.partition not in problems]
-        emit("partitions", rows, _STATUS, output, dry_run=False)
-    session.tell_problems(problems)
+        rows = [_view(each, now_ms()) for each in found if each.partition not in problems]
+        print_result(ViewsBuilt(dry_run=False, partitions=rows), output)
+    session.report_problems(problems)
     return worst(problems.values())
 
 
@@ -85,11 +153,11 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
         found = view_status(manager, now_ms(), topics or None, name=name)
         unread = unread_partitions(manager, topics or None)
         problems = {each: error for each, error in manager.problems.items() if not topics or each.topic in topics}
-    emit("views", [_row(each, now_ms()) for each in found], _STATUS, output, unread=unread_rows(unread))
+    print_result(Views(unread_rows(unread), [_view(each, now_ms()) for each in found]), output)
     for each in found:
         for line in _troubles(each):
             click.echo(f"! {each.partition} {each.view.name}: {line}", err=True)
-    session.tell_problems(problems)
+    session.report_problems(problems)
     return unread_code(unread.values()) or (Exit.DONE if all(each.is_healthy for each in found) else Exit.UNHEALTHY)
 
 
@@ -111,7 +179,7 @@ def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, outp
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
             found = views_to_drop(manager, topic, name=name, now_ms=now_ms())
-        emit("views", [_row(each, now_ms()) for each in found], _STATUS, output, dry_run=True)
+        print_result(ViewsToDrop(dry_run=True, views=[_view(each, now_ms()) for each in found]), output)
         session.say("nothing changed")
         return
     with session.manager() as manager:
@@ -134,94 +202,31 @@ def _troubles(each: ViewStatus) -> list[str]:
     return lines
 
 
-def _planned(plan: Plan) -> list[Row]:
+def _planned(plan: Plan) -> list[PlannedView]:
     from policies.decisions import BuildView
 
     return [
-        {
-            "topic": name.topic,
-            "partition": name.partition,
-            "view": one.view,
-            "from_offset": one.from_offset,
-            "upto_offset": one.upto_offset,
-            "size_bytes": one.size_bytes,
-        }
+        PlannedView.of(name, each)
         for name, decided in sorted(plan.decisions.items())
-        for one in decided
-        if isinstance(one, BuildView)
+        for each in decided
+        if isinstance(each, BuildView)
     ]
 
 
-def _row(each: ViewStatus, now: int) -> Row:
-    found, run = each.view, each.view.last_run
-    return {
-        "topic": each.partition.topic,
-        "partition": each.partition.partition,
-        "view": found.name,
+def _view(each: ViewStatus, now: int) -> View:
+    view, run = each.view, each.view.last_run
+    facts = {
+        "view": view.name,
         "state": each.state.value,
-        "start_offset": found.start_offset,
-        "horizon_offset": found.horizon_offset if found.is_built else None,
+        "horizon_offset": view.horizon_offset if view.is_built else None,
         "backlog_bytes": each.backlog.size_bytes,
-        "record_count": found.record_count,
-        "key_count": found.key_count,
-        "size_bytes": found.size_bytes,
-        "parts": len(found.rows),
-        "last_run_ms": run.started_ms if run is not None else None,
         "ago_ms": max(0, now - run.started_ms) if run is not None else None,
-        "took_ms": run.took_ms if run is not None else None,
-        "records_in": run.records_in if run is not None else None,
-        "records_out": run.records_out if run is not None else None,
-        "bytes_in": run.bytes_in if run is not None else None,
-        "bytes_out": run.bytes_out if run is not None else None,
-        "key_ranges": run.key_ranges if run is not None else None,
-        "source_sequence": found.source_sequence,
-        "started_ms": found.under_way.started_ms if found.under_way is not None else None,
-        "failed_ms": found.failure.failed_ms if found.failure is not None else None,
-        "error": found.failure.error if found.failure is not None else None,
+        "parts": len(view.rows),
+        "last_run_ms": run.started_ms if run is not None else None,
+        "started_ms": view.under_way.started_ms if view.under_way is not None else None,
+        "failed_ms": view.failure.failed_ms if view.failure is not None else None,
+        "error": view.failure.error if view.failure is not None else None,
         "gap": list(each.gap) if each.gap is not None else None,
-        "lost": [list(each) for each in found.lost],
-        "is_local": each.is_local,
+        "lost": [list(lost) for lost in view.lost],
     }
-
-
-_STATUS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("view", "VIEW"),
-    Column("state", "STATE"),
-    Column("horizon_offset", "HORIZON", format_count, is_number=True),
-    Column("backlog_bytes", "BACKLOG", format_bytes, is_number=True),
-    Column("key_count", "KEYS", format_count, is_number=True),
-    Column("record_count"),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("ago_ms", "LAST RUN", format_ms, is_number=True),
-    Column("took_ms", "TOOK", format_ms, is_number=True),
-    Column("records_in", "READ", format_count, is_number=True),
-    *(
-        Column(name)
-        for name in (
-            "start_offset",
-            "parts",
-            "last_run_ms",
-            "records_out",
-            "bytes_in",
-            "bytes_out",
-            "key_ranges",
-            "source_sequence",
-            "started_ms",
-            "failed_ms",
-            "error",
-            "gap",
-            "lost",
-            "is_local",
-        )
-    ),
-)
-_PLANNED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("view", "VIEW"),
-    Column("from_offset", "FROM", format_count, is_number=True),
-    Column("upto_offset", "UP TO", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-)
+    return View.of(each.partition, each, view, run, **facts)

@@ -18,23 +18,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from local.errors import LogError, Unavailable
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
 from remote.store import ObjectStore
 from tiered.jobs.bucket_copying import (
-    ROWS_A_HEAD,
+    ENTRIES_A_MANIFEST,
+    CopyEntry,
     CopyOutcome,
     CopyPlan,
-    CopyRow,
     begin_copy,
-    commit_rows,
+    commit_entries,
     compare,
-    copy_row,
+    copy_entry,
     finish_copy,
 )
 from tiered.jobs.job_bucket import Bucket
 from tiered.spark.jobs.rewriting import TASK_BYTES
-from tiered.spark.jobs.task_batches import in_waves, or_error, packed
+from tiered.spark.jobs.task_batches import in_task_batches, or_error, packed
 from tiered.spark.source.pinning import wall_ms
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Work = tuple[int, CopyPlan, int, CopyRow]  # the plan's number, the plan without its entries, the epoch, an entry
+_Work = tuple[int, CopyPlan, int, CopyEntry]  # the plan's number, the plan without its entries, the epoch, an entry
 
 
 def copy(
@@ -73,7 +73,7 @@ def copy(
         due = (pack for pack in map(job.wanted, packs) if pack)
         told = f"copying {sum(len(plan.rows) for plan in plans)} segments of {len(plans)} partitions to {to.url}"
         do = _copying(source, target, chunk_bytes)
-        waves = in_waves(
+        waves = in_task_batches(
             spark, told, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
         )
         for wave in waves:
@@ -86,10 +86,10 @@ def copy(
 
 def _copying(
     source: Bucket, target: Bucket, chunk_bytes: int
-) -> Callable[[Sequence[_Work]], list[tuple[int, RemoteSegment | LogError]]]:
-    def do(works: Sequence[_Work]) -> list[tuple[int, RemoteSegment | LogError]]:
+) -> Callable[[Sequence[_Work]], list[tuple[int, SegmentEntry | LogError]]]:
+    def do(works: Sequence[_Work]) -> list[tuple[int, SegmentEntry | LogError]]:
         with source.opened() as store, target.opened() as to:
-            copied = partial(copy_row, store, to, keys=source.keys(), chunk_bytes=chunk_bytes)
+            copied = partial(copy_entry, store, to, keys=source.keys(), chunk_bytes=chunk_bytes)
             return [(number, or_error(partial(copied, plan, each, epoch=epoch))) for number, plan, epoch, each in works]
 
     return do
@@ -104,7 +104,7 @@ class _Job:
         self._source, self._target, self._plans, self._now_ms = source, target, plans, now_ms
         self.errors: dict[int, LogError] = {}
         self._epochs: dict[int, int] = {}
-        self._waiting: list[list[RemoteSegment]] = [[] for _ in plans]
+        self._waiting: list[list[SegmentEntry]] = [[] for _ in plans]
         self._there = [0] * len(plans)  # committed entries
         self._sizes = [0] * len(plans)  # their bytes
         for number, plan in enumerate(plans):
@@ -123,7 +123,7 @@ class _Job:
         """The pack without entries behind a missing one."""
         return tuple(each for each in pack if each[0] not in self.errors)
 
-    def commit(self, results: Sequence[tuple[int, RemoteSegment | LogError]]) -> None:
+    def commit(self, results: Sequence[tuple[int, SegmentEntry | LogError]]) -> None:
         """Commit the results of a wave that precede the first missing entry."""
         for number, result in results:
             if number in self.errors:
@@ -139,10 +139,10 @@ class _Job:
 
     def _commit_one(self, number: int, plan: CopyPlan) -> None:
         waiting, self._waiting[number] = self._waiting[number], []
-        step = len(waiting) if plan.at_once else ROWS_A_HEAD
+        step = len(waiting) if plan.at_once else ENTRIES_A_MANIFEST
         for at in range(0, len(waiting), step):
             rows = waiting[at : at + step]
-            commit_rows(self._target, plan, rows, epoch=self._epochs[number], now_ms=self._now_ms())
+            commit_entries(self._target, plan, rows, epoch=self._epochs[number], now_ms=self._now_ms())
             self._there[number] += len(rows)
             self._sizes[number] += sum(row.size_bytes for row in rows)
 

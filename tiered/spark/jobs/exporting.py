@@ -39,7 +39,7 @@ from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
-from tiered.spark.jobs.task_batches import in_waves, tasks_of_a_wave
+from tiered.spark.jobs.task_batches import in_task_batches, tasks_of_a_batch
 from tiered.spark.source.options import ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.splits import Split
@@ -137,14 +137,14 @@ def export(
         splits = _due(job, asked)
         done, everything = 0, _size(splits)
         progress(done, everything)
-        step = wave_tasks or tasks_of_a_wave(spark)
+        step = wave_tasks or tasks_of_a_batch(spark)
         first = len(job.waves)
         tasks = [
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
         work, told = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
         group = f"tiered-export-{job.job_id}"
-        waves = in_waves(spark, told, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
+        waves = in_task_batches(spark, told, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
         for number, results in enumerate(waves):
             through = min(len(splits), (number + 1) * step)
             following = splits[through] if through < len(splits) else None

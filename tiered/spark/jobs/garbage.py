@@ -24,7 +24,7 @@ from tiered.jobs.orphan_collection import (
 )
 from tiered.jobs.orphan_collection import delete_garbage as delete_here
 from tiered.jobs.orphan_collection import list_garbage as list_here
-from tiered.spark.jobs.task_batches import in_waves, packed
+from tiered.spark.jobs.task_batches import in_task_batches, packed
 from tiered.spark.source.pinning import wall_ms
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def list_garbage(
     def lists() -> Iterator[GarbageList]:
         nonlocal done
         told = f"looking for orphans of {len(names)} partitions"
-        for wave in in_waves(spark, told, packs, search, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop):
+        for wave in in_task_batches(
+            spark, told, packs, search, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop
+        ):
             for found in wave:
                 yield decode_garbage(found, "a task's")
             done += len(wave)
@@ -107,7 +109,7 @@ def delete_garbage(
             return delete_here(store, wanted, now_ms=moment, grace_ms=grace_ms, uploads=_uploads(bucket))
 
     told = f"deleting orphans of {len(parts)} partitions"
-    waves = in_waves(spark, told, lists, delete, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop)
+    waves = in_task_batches(spark, told, lists, delete, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop)
     done = [each for wave in waves for each in wave]
     return Deleted(
         entries=tuple(entry for each in done for entry in each.entries),

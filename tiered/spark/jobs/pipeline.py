@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from tiered.jobs.pipeline import Fleet, Unit, compacted_unit
 from tiered.jobs.pipeline_job import Clock
 from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
 from tiered.spark.jobs.compaction import compact
 from tiered.spark.jobs.rewriting import rewrite
-from tiered.spark.jobs.task_batches import in_waves, named_job
+from tiered.spark.jobs.task_batches import in_task_batches, named_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ class SparkRunner:
         self._spark, self._job_id, self._wave_tasks, self._should_stop = spark, job_id, wave_tasks, should_stop
 
     def waves(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
-        return in_waves(
+        return in_task_batches(
             self._spark,
             told,
             work,
@@ -51,7 +51,7 @@ class SparkRunner:
 
     def compact(self, fleet: Fleet, name: RemotePartitionName, *, job_id: str, now_ms: int) -> Unit:
         with fleet.bucket.opened() as store:
-            own = GuestLog(store, name.prefix).join().properties
+            own = CoWriterLog(store, name.prefix).join().properties
         with named_job(self._spark, f"compacting {name.topic}/{name.partition}", self._job_id):
             (outcome,) = compact(
                 self._spark,

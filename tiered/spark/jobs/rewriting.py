@@ -22,7 +22,7 @@ from remote.segments.chunk_table import CHUNK_BYTES
 from remote.store import ObjectStore
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import (
-    GROUPS_A_HEAD,
+    GROUPS_A_MANIFEST,
     RewriteGroup,
     RewriteOutcome,
     RewritePlan,
@@ -30,7 +30,7 @@ from tiered.jobs.rewriting import (
     commit_groups,
     rewrite_group,
 )
-from tiered.spark.jobs.task_batches import in_waves, or_error, packed
+from tiered.spark.jobs.task_batches import in_task_batches, or_error, packed
 from tiered.spark.source.pinning import wall_ms
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def rewrite(
         packs = packed(list(job.work()), lambda each: each[2].size_bytes, task_bytes)
         due = (pack for pack in map(job.wanted, packs) if pack)
         do = _rewriting(bucket, target or bucket, chunk_bytes)
-        waves = in_waves(
+        waves = in_task_batches(
             spark, told, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
         )
         for wave in waves:
@@ -135,9 +135,9 @@ class _Job:
             else:
                 done.setdefault(number, []).append(result)
         for number, groups in done.items():
-            for at in range(0, len(groups), GROUPS_A_HEAD):
+            for at in range(0, len(groups), GROUPS_A_MANIFEST):
                 if number not in self._over:
-                    self._commit_one(number, groups[at : at + GROUPS_A_HEAD], progress)
+                    self._commit_one(number, groups[at : at + GROUPS_A_MANIFEST], progress)
 
     def _commit_one(self, number: int, groups: Sequence[RewrittenGroup], progress: Callable[[int], None]) -> None:
         plan = self._plans[number]

@@ -11,7 +11,7 @@ from tiered.health.scrub import LocalCopy, SegmentJob, plan_scrub, report_of, sc
 from tiered.health.scrub_report import ScrubReport
 from tiered.health.scrub_state import ScrubState, SegmentResult
 from tiered.jobs.job_bucket import Bucket
-from tiered.spark.jobs.task_batches import in_waves, packed
+from tiered.spark.jobs.task_batches import in_task_batches, packed
 from tiered.spark.source.pinning import wall_ms
 from tiered.stores.object_encoding import SettingsOf, own_settings
 
@@ -90,7 +90,9 @@ def scrub_partitions(
                 progress(result.read_bytes)
             due = packed([job for job in plan.jobs if job.identity not in done], lambda job: job.read_bytes, task_bytes)
             told = f"scrubbing {len(plan.jobs)} segments"
-            for wave in in_waves(spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop):
+            for wave in in_task_batches(
+                spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop
+            ):
                 for result in (result for task in wave for result in task):
                     done[result.name] = result
                     if state is not None:

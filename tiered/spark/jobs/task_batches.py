@@ -56,11 +56,11 @@ def or_error(do: Callable[[], R]) -> R | LogError:
         return error
 
 
-def tasks_of_a_wave(spark: SparkSession) -> int:
+def tasks_of_a_batch(spark: SparkSession) -> int:
     return max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
 
 
-def in_waves(
+def in_task_batches(
     spark: SparkSession,
     description: str,
     work: Iterable[W],
@@ -78,7 +78,7 @@ def in_waves(
     progress, and `group` is the id of the job group there. The driver holds the results: they should be small.
     Raises Spark's error if a task has failed for good; earlier waves have been returned by that time.
     """
-    step = wave_tasks or tasks_of_a_wave(spark)
+    step = wave_tasks or tasks_of_a_batch(spark)
     everything = len(work) if isinstance(work, Sequence) else total
     done, left = 0, iter(work)
     while wave := list(islice(left, step)):

@@ -22,7 +22,7 @@ import numpy as np
 from local.errors import Corrupt
 from local.format.columns import Columns
 from local.records.batch import BatchHeader, read_header
-from tiered.read.view_rows import leads_astray, report_wrong_index
+from tiered.read.view_entries import leads_astray, report_wrong_index
 from tiered.spark.source.splits import OFFSET_MAX, Piece, Split
 
 BEYOND_BYTES = 256 << 10  # read at once behind the position where a piece ends by the index

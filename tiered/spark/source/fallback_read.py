@@ -20,16 +20,16 @@ from local.format.columns import Columns
 from local.names import TopicPartition
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.read.view_rows import decoded, row_runs
+from tiered.read.view_entries import decoded, row_runs
 from tiered.spark.source.boundaries import of_piece
 from tiered.spark.source.splits import Piece, Split
 
 _log = logging.getLogger(__name__)
 
 
-def leftovers(
+def fallback_reads(
     store: ObjectStore, remote: RemotePartition, split: Split, piece: Piece, from_offset: int
 ) -> Iterator[Columns]:
     """The piece's records from `from_offset` on that the newest manifest still has, in offset order.
@@ -51,7 +51,7 @@ def leftovers(
                 yield of_piece(columns.select((columns.offsets >= start) & (columns.offsets < end)), piece)
 
 
-def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[RemoteSegment]:
+def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[SegmentEntry]:
     log = MetadataLog(store, split.prefix)
     head = log.load()
     if head is None or head.deleted_ms is not None or start >= end:

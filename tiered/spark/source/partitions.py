@@ -14,8 +14,8 @@ from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.index import offset_index
 from local.index.txn_index import AbortedTransaction
 from local.records.isolation import Isolation
-from remote.external.external_layout import OURS, ForeignFormat, ForeignName, Layout
-from remote.external.external_log import ForeignLog
+from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
+from remote.external.external_log import ExternalLog
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin
@@ -23,10 +23,10 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Head
 from remote.manifest.view import CompactedView, find_view
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
 from remote.store import ObjectStore
-from tiered.read.external_partition import foreign_source
+from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import aborted_transactions, stable_end
 from tiered.read.reader import TieredReader
@@ -61,9 +61,9 @@ class OpenPartition:
         return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
 
     @staticmethod
-    def foreign(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> OpenPartition:
+    def foreign(store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache) -> OpenPartition:
         """A partition of an external bucket by its present listing: no pin protects it."""
-        source = foreign_source(store, layout, name, cache)
+        source = external_source(store, layout, name, cache)
         return OpenPartition(name, source.head(), source)
 
     @property
@@ -116,7 +116,7 @@ class OpenPartition:
         found = [self._range(start, horizon, view.rows)] if start < horizon else []
         return [*found, self._log_range(horizon, end, options)] if horizon < end else found
 
-    def entries(self, segment: RemoteSegment) -> Entries:
+    def entries(self, segment: SegmentEntry) -> Entries:
         remote = self.source.remote
         assert remote is not None, "a partition of a bucket has objects"
         return offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
@@ -148,7 +148,7 @@ class OpenPartition:
         aborted = tuple(aborted_transactions(self.source, start, end)) if options.is_committed and rows else ()
         return self._range(start, end, rows, aborted)
 
-    def _range(self, start: int, end: int, rows: tuple[RemoteSegment, ...], aborted: Aborted = ()) -> PartitionRange:
+    def _range(self, start: int, end: int, rows: tuple[SegmentEntry, ...], aborted: Aborted = ()) -> PartitionRange:
         assert self.head is not None, "rows come from a head"
         return PartitionRange(
             topic=self.name.topic,
@@ -160,7 +160,7 @@ class OpenPartition:
             segments=rows,
             aborted=aborted,
             pin=self.pin,
-            layout=metadata.layout.value if isinstance(metadata := self.source.metadata, ForeignLog) else OURS.layout,
+            layout=metadata.layout.value if isinstance(metadata := self.source.metadata, ExternalLog) else OURS.layout,
         )
 
     def _check_lacking(self, start: int, end: int) -> None:
@@ -169,7 +169,7 @@ class OpenPartition:
         A directory of logs may have been compacted: offsets between two segments may then have no records.
         """
         log = self.source.metadata
-        if not isinstance(log, ForeignLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):
+        if not isinstance(log, ExternalLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):
             return
         lost = [(first, after) for first, after in log.gaps if first < end and after > start]
         if lost:

@@ -25,7 +25,7 @@ from tiered.spark.source.planning import open_partitions
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedHeads:
+class PinnedSnapshots:
     """Pinned manifests by the prefix of their partition. Pass `options` to every read that shall use them."""
 
     pins: Mapping[str, Pin]
@@ -36,7 +36,7 @@ class PinnedHeads:
 
 
 @contextmanager
-def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
+def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
     """Pin the newest manifests of the partitions that `options` select, until the block ends.
 
     `options` are those of the source: ``subscribe`` and similar, ``storeOptions``, ``topicId``, and ``pin``: the time
@@ -54,7 +54,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
         renewing = threading.Thread(target=_renew_until, args=(over, keepers, asked.pin_ms), daemon=True)
         renewing.start()
         try:
-            yield PinnedHeads(pins)
+            yield PinnedSnapshots(pins)
         finally:
             over.set()
             renewing.join()

@@ -33,7 +33,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
+def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
     """The metadata log of a partition, positioned at the manifest to read, and the pin of that manifest.
 
     A partition of a deleted topic has no pin. Raises AccessDenied if a required pin cannot be written, and the error of
@@ -70,7 +70,7 @@ def holder() -> str:
     return f"spark, process {os.getpid()} of {os.uname().nodename}"
 
 
-def let_go(store: ObjectStore, prefix: str, pin: Pin) -> None:
+def release_or_warn(store: ObjectStore, prefix: str, pin: Pin) -> None:
     """Release a pin; if that fails, the pin expires by itself."""
     try:
         release(store, prefix, [pin])
@@ -121,7 +121,7 @@ class PinKeeper:
 
 def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:
     for prefix, pin in pins:
-        let_go(store, prefix, pin)
+        release_or_warn(store, prefix, pin)
 
 
 def _pin_of(given: Mapping[str, object]) -> Pin:

@@ -28,15 +28,15 @@ from typing import TypeVar
 
 from local.errors import InvalidRequest, NotFound
 from local.names import TopicPartition
-from remote.external.external_layout import ForeignFormat, ForeignName
-from remote.external.layout_detection import foreign_format
+from remote.external.external_layout import ExternalFormat, ExternalName
+from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.store import ObjectStore
 from tiered.config.key_rings import load_key_ring
 from tiered.spark.source.options import Bound, ReadOptions
 from tiered.spark.source.partitions import OpenPartition
-from tiered.spark.source.pinning import release_all, seen_head, wall_ms
+from tiered.spark.source.pinning import release_all, seen_manifest, wall_ms
 from tiered.spark.source.splits import PartitionRange, Split, plan_splits, with_others
 
 THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
@@ -92,9 +92,9 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
 
     def open_one(name: RemotePartitionName) -> OpenPartition:
         if layout is not None:
-            assert isinstance(name, ForeignName), "a layout gives names of its own"
+            assert isinstance(name, ExternalName), "a layout gives names of its own"
             return OpenPartition.foreign(store, layout, name, cache)
-        metadata, pin = seen_head(store, name.prefix, options, now_ms)
+        metadata, pin = seen_manifest(store, name.prefix, options, now_ms)
         each = OpenPartition.of(store, name, metadata, cache=cache, keys=keys, pin=pin)
         opened.append(each)
         return each
@@ -109,16 +109,16 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
     return living
 
 
-def format_of(store: ObjectStore, options: ReadOptions) -> ForeignFormat | None:
+def format_of(store: ObjectStore, options: ReadOptions) -> ExternalFormat | None:
     """The bucket's external layout; None for our own.
 
     Raises InvalidRequest if its names do not identify one.
     """
-    return None if options.layout.is_ours else foreign_format(store, options.layout)
+    return None if options.layout.is_ours else external_format(store, options.layout)
 
 
 def listed_partitions(
-    store: ObjectStore, layout: ForeignFormat | None, options: ReadOptions
+    store: ObjectStore, layout: ExternalFormat | None, options: ReadOptions
 ) -> list[RemotePartitionName]:
     """The partitions of the named topics, or of the whole bucket for a pattern, ordered by name.
 

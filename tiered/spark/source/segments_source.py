@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from remote.external.external_layout import ForeignFormat
+    from remote.external.external_layout import ExternalFormat
     from remote.store import ObjectStore
 
 PARTITIONS_PER_TASK = 16  # their manifests are read in parallel
@@ -125,17 +125,17 @@ class SegmentsReader(DataSourceReader):
 
 
 def partition_rows(
-    store: ObjectStore, layout: ForeignFormat | None, name: RemotePartitionName, table: TableOptions
+    store: ObjectStore, layout: ExternalFormat | None, name: RemotePartitionName, table: TableOptions
 ) -> Iterator[Row]:
     """The rows of one partition; `layout` None is our own."""
-    from remote.external.external_layout import ForeignName
+    from remote.external.external_layout import ExternalName
     from remote.fetch.chunk_cache import ChunkCache
     from tiered.inspect.segment_table import rows_in, segment_rows
-    from tiered.read.external_partition import foreign_source
+    from tiered.read.external_partition import external_source
 
     if layout is None:
         return segment_rows(store, name, table)
-    assert isinstance(name, ForeignName), "a layout gives names of its own"
-    source = foreign_source(store, layout, name, ChunkCache(0))
+    assert isinstance(name, ExternalName), "a layout gives names of its own"
+    source = external_source(store, layout, name, ChunkCache(0))
     assert source.metadata is not None, "a source of a bucket has a chain"
     return rows_in(source.metadata, name, table)

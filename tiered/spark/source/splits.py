@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from local.index.txn_index import AbortedTransaction
 from remote.external.external_layout import OURS
 from remote.gc.pins import Pin
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
 OFFSET_MAX = 2**63 - 1
@@ -44,7 +44,7 @@ class Piece:
     cannot change it.
     """
 
-    segment: RemoteSegment
+    segment: SegmentEntry
     position: int
     end_position: int
     from_last: int = 0
@@ -70,7 +70,7 @@ class PartitionRange:
     head_sequence: int
     start_offset: int
     next_offset: int
-    segments: tuple[RemoteSegment, ...]
+    segments: tuple[SegmentEntry, ...]
     aborted: tuple[AbortedTransaction, ...] = ()
     pin: Pin | None = None
     layout: str = OURS.layout
@@ -102,7 +102,7 @@ class Split:
 
 def plan_splits(
     ranges: Sequence[PartitionRange],
-    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    index_of: Callable[[PartitionRange, SegmentEntry], Entries],
     *,
     split_bytes: int,
     partitions_min: int | None = None,
@@ -134,7 +134,7 @@ def plan_splits(
     return splits
 
 
-def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
+def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
     """The entries that may hold an offset of the range; empty segments are left out."""
     return tuple(
         segment
@@ -156,7 +156,7 @@ def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRan
             yield replace(each, start_offset=start, next_offset=end, segments=each.segments[first:past])
 
 
-def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
+def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_offset: int) -> Piece:
     """The segment without leading and trailing batches that are outside the offsets by the index.
 
     An entry names the last offset of the batch at its position. Everything from the **following** entry on is therefore
@@ -174,7 +174,7 @@ def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_of
     return Piece(segment=segment, position=position, end_position=end_position)
 
 
-def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
+def is_partial(segment: SegmentEntry, start_offset: int, next_offset: int) -> bool:
     """Whether the segment holds offsets outside the range."""
     return segment.base_offset < start_offset or segment.next_offset > next_offset
 
@@ -193,14 +193,14 @@ def with_others(splits: Sequence[Split]) -> list[Split]:
     return found
 
 
-def _whole(segment: RemoteSegment) -> Piece:
+def _whole(segment: SegmentEntry) -> Piece:
     return Piece(segment=segment, position=0, end_position=segment.size_bytes)
 
 
 def _cut_at_index(
     each: PartitionRange,
-    segment: RemoteSegment,
-    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    segment: SegmentEntry,
+    index_of: Callable[[PartitionRange, SegmentEntry], Entries],
     split_bytes: int,
 ) -> Iterator[Piece]:
     entries = index_of(each, segment)

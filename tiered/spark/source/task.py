@@ -22,16 +22,16 @@ from local.index import offset_index
 from local.records.batch import HEADER_BYTES
 from local.records.isolation import without_aborted
 from remote.external.external_layout import OURS, LayoutOptions
-from remote.external.layout_detection import foreign_format
+from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.store.open_store import open_store
 from tiered.config.key_rings import keyed_store, load_key_ring
-from tiered.read.external_partition import ForeignPartition
+from tiered.read.external_partition import ExternalPartition
 from tiered.spark.source.boundaries import end_of_piece, of_piece, starts_astray
-from tiered.spark.source.fallback_read import leftovers
+from tiered.spark.source.fallback_read import fallback_reads
 from tiered.spark.source.options import ReadOptions
 from tiered.spark.source.pinning import PinKeeper
 from tiered.spark.source.rows import record_batches
@@ -98,17 +98,17 @@ def split_columns(
             except NotFound as error:
                 if fail_on_data_loss:
                     raise _gone(split, error) from error
-                for columns in leftovers(store, remote, split, piece, reached):
+                for columns in fallback_reads(store, remote, split, piece, reached):
                     yield _wanted(columns, split)
 
 
 def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
     """The partition in the layout that the plan of the split detected."""
     cache = ChunkCache(_CACHE_BYTES)
-    found = foreign_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
+    found = external_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
     if found is None:
         return RemotePartition(store, split.prefix, cache, read_ahead_chunks=0, keys=keys)
-    return ForeignPartition(store, found, cache)
+    return ExternalPartition(store, found, cache)
 
 
 def _wanted(columns: Columns, split: Split) -> Columns:

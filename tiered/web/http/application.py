@@ -30,7 +30,7 @@ from tiered.web.pages.parts import bare_page
 
 HTML_TYPE = "text/html; charset=utf-8"
 GZIP_BYTES_MIN = 4096  # smaller responses fit into few packets
-HEAD_BYTES_MAX = 16 * 1024  # of a request's target and headers
+MANIFEST_BYTES_MAX = 16 * 1024  # of a request's target and headers
 GZIP_LEVEL = 5  # a page of a thousand rows in a fifth of the time of level 9, a few per cent larger
 _KEPT_TYPES = ("text/css", "text/javascript")  # constant while the process runs
 _HEADERS = {
@@ -132,10 +132,10 @@ class _Outside:
                     headers.setdefault(name, value)
             await send(message)
 
-        await (_TOO_LONG if _head_bytes(scope) > HEAD_BYTES_MAX else self._app)(scope, receive, sending)
+        await (_TOO_LONG if _manifest_bytes(scope) > MANIFEST_BYTES_MAX else self._app)(scope, receive, sending)
 
 
-def _head_bytes(scope: Scope) -> int:
+def _manifest_bytes(scope: Scope) -> int:
     return len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) for n, v in scope["headers"])
 
 

@@ -52,7 +52,7 @@ class Places:
         if len(self) > self._count_max:
             longest = next(iter(self._waiting))
             self.leave(longest)
-            longest.let_go()
+            longest.release()
 
     def wait(self, connection: BoundConnection) -> None:
         """Mark the connection as waiting for its client from now on."""
@@ -107,7 +107,7 @@ class BoundConnection(H11Protocol):
         try:
             super().data_received(data)
         except h11.LocalProtocolError:  # invalid bytes after a request that is being answered: a 400 cannot be sent
-            self.let_go()
+            self.release()
             return
         self._look()
 
@@ -119,7 +119,7 @@ class BoundConnection(H11Protocol):
             self._within(self.idle_s)
             self.places.wait(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the connection now and discard unsent data."""
         self.transport.abort()
 
@@ -138,7 +138,7 @@ class BoundConnection(H11Protocol):
     def _within(self, limit_s: float) -> None:
         if self._limit is not None:
             self._limit.cancel()
-        self._limit = self.loop.call_later(limit_s, self.let_go)
+        self._limit = self.loop.call_later(limit_s, self.release)
 
 
 class Listener(socket.socket):

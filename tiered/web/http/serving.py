@@ -27,7 +27,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from local.errors import InvalidRequest
-from tiered.web.http.application import HEAD_BYTES_MAX
+from tiered.web.http.application import MANIFEST_BYTES_MAX
 from tiered.web.http.connections import HEAD_S, IDLE_S, BoundConnection, Listener, Places
 
 DRAIN_S = 2
@@ -148,7 +148,7 @@ def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | 
         workers=1,
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        h11_max_incomplete_event_size=MANIFEST_BYTES_MAX,
         ssl_certfile=tls.certificate if tls is not None else None,
         ssl_keyfile=tls.key if tls is not None else None,
     )

@@ -85,7 +85,7 @@ td:last-child:not(.number, .short) { min-width: 9rem; }
 code, pre { font: .95em/1.5 ui-monospace, monospace; }
 pre { background: var(--panel); padding: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
-input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
+input, button { font: take_over_if; color: take_over_if; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .6rem; border-radius: .3rem; }
 form.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.25rem, 1fr)); align-items: start;
   gap: .75rem 1.25rem; background: var(--panel); padding: .75rem; border-radius: .3rem; }
@@ -95,7 +95,7 @@ form.fields input[type=text] { width: 100%; max-width: 14rem; }
 form.fields input[type=range] { width: 100%; max-width: 14rem; padding: .3rem 0; border: 0; accent-color: var(--link); }
 form.fields p { margin: 0; }
 form.fields select { width: 100%; max-width: 14rem; }
-select { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
+select { font: take_over_if; color: take_over_if; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .4rem; border-radius: .3rem; max-width: 100%; }
 [hidden] { display: none !important; }
 output { font-variant-numeric: tabular-nums; font-weight: 600; }
@@ -111,7 +111,7 @@ svg.bar { height: 1.1rem; width: 11rem; margin-top: .2rem; }
 @media (min-width: 60rem) { #kinds svg.bar { width: 22rem; } }
 svg.chart { height: auto; min-width: 28rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
 svg text { fill: var(--text); paint-order: stroke; stroke: var(--ground); stroke-width: 3px; }
-svg text.faint { fill: var(--faint); font-size: inherit; }
+svg text.faint { fill: var(--faint); font-size: take_over_if; }
 svg .grid, svg .rule { stroke: var(--line); stroke-width: .6; }
 svg .rule { stroke-dasharray: 4 4; stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; }

@@ -19,7 +19,7 @@ def boxes(report: StatusReport, groups: Iterable[StuckGroup], query: Mapping[str
     return [trouble(report, each.first) if len(each.members) == 1 else _box(report, each, query) for each in groups]
 
 
-def worst_troubles(report: StatusReport, stuck: Sequence[Stuck], topic: str = "") -> list[Html]:
+def worst_problems(report: StatusReport, stuck: Sequence[Stuck], topic: str = "") -> list[Html]:
     """The oldest problems, and a link to the page of all problems, or of one `topic` if given."""
     found = group_stuck(stuck, report.now_ms)
     rest = sum(len(each.members) for each in found[SHOWN:])

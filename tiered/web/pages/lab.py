@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.cost.scenarios import KINDS, VariantCost
+from policies.cost.scenarios import KINDS, ScenarioCost
 from tiered.cost.cost_lab import ALONG, FOR_EVER_MS, NAME_OF, STEPS, CostLab
 from tiered.cost.cost_simulation import shown
 from tiered.web.html import Child, Html, tag
@@ -60,7 +60,7 @@ def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note
 def lab_facts(lab: CostLab) -> dict[str, object]:
     """The same as facts for programs and other charts."""
 
-    def drawn(cost: VariantCost) -> dict[str, object]:
+    def drawn(cost: ScenarioCost) -> dict[str, object]:
         return {
             "changes": shown(cost.variant),
             "dollars_per_month": cost.total,
@@ -86,7 +86,7 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
             name: [{"read_share": share, "dollars_per_month": cost.total} for share, cost in costs]
             for name, costs in lab.by_class.items()
         },
-        "levers": [{"changes": shown(each), "saved_dollars": dollars} for each, dollars in lab.levers],
+        "sensitivities": [{"changes": shown(each), "saved_dollars": dollars} for each, dollars in lab.sensitivities],
         "break_evens": [
             {
                 "what": each.what,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from math import log
 
-from policies.cost.scenarios import KINDS, VariantCost
+from policies.cost.scenarios import KINDS, ScenarioCost
 from policies.cost.workload import OUTSIDE
 from tiered.config.units import format_bytes, format_count, format_dollars
 from tiered.cost.cost_chart import number
@@ -32,7 +32,7 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
     return [
         *(tag("p", each.warning, class_="trouble") for each in lab.measured if each.warning is not None),
         _figures(lab),
-        tag("h2", "The largest levers", id="levers"),
+        tag("h2", "The largest sensitivities", id="sensitivities"),
         _levers(lab, query),
         tag("h2", "Where the money goes"),
         _kinds(lab),
@@ -72,7 +72,7 @@ def _figures(lab: CostLab) -> Html:
 
 
 def _levers(lab: CostLab, query: Mapping[str, str]) -> Html:
-    found = lab.largest_levers
+    found = lab.largest_sensitivities
     if not found:
         return tag("p", "None of the single changes that were tried saves anything.")
     items = []
@@ -226,7 +226,7 @@ def _break_evens(lab: CostLab) -> Html:
     )
 
 
-def request_count(cost: VariantCost) -> int:
+def request_count(cost: ScenarioCost) -> int:
     counts = cost.counts
     return round(counts.puts + counts.posts + counts.gets + counts.heads + counts.lists)
 

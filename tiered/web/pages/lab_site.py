@@ -10,12 +10,12 @@ from policies.cost.prices import PriceTable
 from tiered.config.price_file import configured_prices
 from tiered.cost.arrival_rate import read_rates
 from tiered.cost.cost_history import Measured, measured_streams
-from tiered.cost.cost_lab import ALONG, CostLab, cost_lab, read_variant
+from tiered.cost.cost_lab import ALONG, CostLab, cost_lab, read_scenario
 from tiered.manager.manager import LogManager
 from tiered.web.pages.data_loader import Gathering, Patience, Told
 from tiered.web.pages.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
 from tiered.web.pages.lab_words import FIELD_OF
-from tiered.web.pages.manager_cache import Looks
+from tiered.web.pages.manager_cache import ManagerCache
 from tiered.web.pages.stale_banner import age_facts, note_on
 
 MEASURED_MS = 60_000  # how long a measurement stays valid for simulations
@@ -26,7 +26,7 @@ _Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, the numb
 class Laboratory:
     """The cost lab over a manager. Thread safe."""
 
-    def __init__(self, looks: Looks, gathering: Gathering, now_ms: Callable[[], int]) -> None:
+    def __init__(self, looks: ManagerCache, gathering: Gathering, now_ms: Callable[[], int]) -> None:
         self._looks, self._gathering, self._now_ms = looks, gathering, now_ms
 
     def page(self, query: Mapping[str, str]) -> str:
@@ -49,7 +49,7 @@ class Laboratory:
         return {**age_facts(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS), **lab_facts(told.value)}
 
     def _lab(self, query: Mapping[str, str], basis: Told[_Basis], patience: Patience) -> Told[CostLab]:
-        asked, along = read_variant(query), _along(query)
+        asked, along = read_scenario(query), _along(query)
         measured, _, prices = basis.value
 
         def look() -> CostLab:

@@ -37,7 +37,7 @@ STALE_MS = 10_000  # how long a newer open may take before pages say so
 FIRST_S = 2.0  # how long the first request waits for the first manager
 
 
-class Looks:
+class ManagerCache:
     """See the module text. Thread safe."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Looks:
         self._is_closed = self._is_alone = False
 
     @classmethod
-    def of(cls, manager: LogManager) -> Looks:
+    def of(cls, manager: LogManager) -> ManagerCache:
         """Use always the given manager; the caller owns it."""
         looks = cls(manager.config, lambda: manager, lambda: 0)
         looks._held = _Held(manager, 0, is_ours=False)

@@ -10,7 +10,7 @@ from tiered.status.problem_rows import StuckGroup, group_of, group_stuck
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
-from tiered.web.pages.grouping import boxes, worst_troubles
+from tiered.web.pages.grouping import boxes, worst_problems
 from tiered.web.pages.history import Past, history_section
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
@@ -49,7 +49,7 @@ def overview(
 ) -> str:
     """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
     if not report.topics:
-        stuck = worst_troubles(report, report.stuck)
+        stuck = worst_problems(report, report.stuck)
         return frame("Overview", "/", report.now_ms, note, _work(report), stuck, _begin(has_remote))
     everything = [topic_row(report, topic) for topic in report.topics]
     return frame(
@@ -58,7 +58,7 @@ def overview(
         report.now_ms,
         note,
         _work(report),
-        worst_troubles(report, report.stuck),
+        worst_problems(report, report.stuck),
         pauses(report, everything),
         _sums(report, everything),
         _over_time(report, query, past),
@@ -102,7 +102,7 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
     return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
 
 
-def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
+def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
     """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
 
     ``alike`` is a place: list each place that has the same problem as it.

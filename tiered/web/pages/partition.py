@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import SpillRow
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted, format_bytes, format_count
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row, partition_row, status_facts
@@ -117,11 +117,11 @@ def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
     return ", ".join(words)
 
 
-def _remote_state(snapshot: PartitionSnapshot, row: RemoteSegment | SpillRow) -> str:
+def _remote_state(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) -> str:
     words = [_REMOTE_STATES[remote_kind(snapshot, row)]]
     if row.cleaned_through is not None and records_left(row) < 1:
         words.append(f"{counted(row.record_count, 'record')} left")
-    if isinstance(row, SpillRow):
+    if isinstance(row, PageEntry):
         words.append(counted(row.segment_count, "segment"))
     return ", ".join(words)
 

@@ -23,8 +23,8 @@ from typing import TypeAlias
 
 from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import SpillRow
-from remote.segment_entry import RemoteSegment
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.forms import button, field
@@ -137,7 +137,7 @@ def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
     """The segment entries and manifest pages of the bucket, by offset."""
     found = []
     for row in snapshot.committed_parts:
-        ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
+        ranges = row.ranges() if isinstance(row, PageEntry) else [(row.base_offset, row.next_offset)]
         found += [Piece(start, stop, remote_kind(snapshot, row), records_left(row)) for start, stop in ranges]
     return sorted(found, key=lambda each: each.start)
 
@@ -152,16 +152,16 @@ def holes(stored: Sequence[Piece]) -> list[Piece]:
     return found
 
 
-def remote_kind(snapshot: PartitionSnapshot, row: RemoteSegment | SpillRow) -> str:
+def remote_kind(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) -> str:
     """Return the KINDS value of a segment entry."""
     if row.next_offset <= snapshot.log_start_offset:
         return "expired"
     return "compacted" if row.cleaned_through is not None else "remote"
 
 
-def records_left(row: RemoteSegment | SpillRow) -> float:
+def records_left(row: SegmentEntry | PageEntry) -> float:
     """Return the share of its offsets that still have a record, 0..1."""
-    ranges = row.ranges() if isinstance(row, SpillRow) else [(row.base_offset, row.next_offset)]
+    ranges = row.ranges() if isinstance(row, PageEntry) else [(row.base_offset, row.next_offset)]
     offsets = sum(stop - start for start, stop in ranges)
     return min(1.0, row.record_count / offsets) if offsets else 1.0
 
@@ -316,11 +316,11 @@ def _counted(local: Sequence[Piece], window: Window) -> str:
     return counted(sum(window.holds(each.start, each.stop) for each in local), "local segment")
 
 
-def _rows_in(row: RemoteSegment | SpillRow, window: Window) -> int:
+def _rows_in(row: SegmentEntry | PageEntry, window: Window) -> int:
     """Count the visible entries; of a manifest page without loaded entries count all."""
     if not window.holds(row.base_offset, row.next_offset):
         return 0
-    return row.segment_count if isinstance(row, SpillRow) else 1
+    return row.segment_count if isinstance(row, PageEntry) else 1
 
 
 def _key(kinds: Sequence[str]) -> Html:

@@ -7,11 +7,11 @@ from typing import Any
 
 from tiered.web.html import Html, tag
 from tiered.web.pages.data_loader import Told
-from tiered.web.pages.manager_cache import AGE_MAX_MS, Looks
+from tiered.web.pages.manager_cache import AGE_MAX_MS, ManagerCache
 from tiered.web.pages.parts import lasted, stamp
 
 
-def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> list[Html]:
+def note_on(looks: ManagerCache, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> list[Html]:
     """The age of a page's data, with a mark if it is older than AGE_MAX_MS and `kept_ms` allow."""
     why = _why_old(looks, told, now_ms, kept_ms)
     age_ms = max(0, now_ms - told.data_ms)
@@ -19,13 +19,13 @@ def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> 
     return [age] if why is None else [_note(why), age]
 
 
-def age_facts(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> Mapping[str, object]:
+def age_facts(looks: ManagerCache, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> Mapping[str, object]:
     """The same for programs; `stale` is the reason for old data, else null."""
     why = _why_old(looks, told, now_ms, kept_ms)
     return {"data_ms": told.data_ms, "age_ms": max(0, now_ms - told.data_ms), "stale": why}
 
 
-def _why_old(looks: Looks, told: Told[Any], now_ms: int, kept_ms: int) -> str | None:
+def _why_old(looks: ManagerCache, told: Told[Any], now_ms: int, kept_ms: int) -> str | None:
     """None for data within its limit that waits for no newer open."""
     stale = looks.stale()
     if stale is not None:

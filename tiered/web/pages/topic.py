@@ -11,7 +11,7 @@ from tiered.node.topic_registry import Topic
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import partition_row, status_facts, topic_row
 from tiered.web.html import Child, tag
-from tiered.web.pages.grouping import worst_troubles
+from tiered.web.pages.grouping import worst_problems
 from tiered.web.pages.history import Past, history_section
 from tiered.web.pages.overview import dollars, lag, remote, shown, state
 from tiered.web.pages.parts import (
@@ -57,7 +57,7 @@ def topic_page(
         topic_path(topic.name),
         report.now_ms,
         note,
-        worst_troubles(report, stuck, topic.name),
+        worst_problems(report, stuck, topic.name),
         pauses(report, [topic_row(report, topic)]),
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
         pager(topic_path(topic.name), asked, page, len(names)),

@@ -1,4 +1,4 @@
-"""What topics cost a month: the bill over both tiers, from segments (those in pages too) and metered requests."""
+"""The monthly bill of topics over both tiers: storage of all segment entries, and metered requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from local.errors import NotFound, Unavailable
 from policies.cost.bill import KINDS, Requests, TopicFacts, bills, moved
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import Lying, Stored, stored_of
+from policies.cost.storage_usage import StorageUsage, Stored, stored_of
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.cost.topic_cost import all_rows, cost_report
 
@@ -23,10 +23,10 @@ MIB = 1 << 20
 def facts(**more):
     lying = {"data": {"STANDARD": stored_of([GIB] * 100, BUILT_IN)}}
     lying |= {name: more.pop(name) for name in ("data", "small_bytes", "waiting_bytes") if name in more}
-    return TopicFacts(**{"topic": "t", "lying": Lying(**lying), "period_ms": 30 * DAY, **more})
+    return TopicFacts(**{"topic": "t", "lying": StorageUsage(**lying), "period_ms": 30 * DAY, **more})
 
 
-def test_two_topics_pay_together_what_one_bucket_pays():
+def test_the_bills_of_two_topics_add_up_to_the_bill_of_their_common_bucket():
     small = facts(topic="a", data={"STANDARD": stored_of([GIB] * 20_000, BUILT_IN)}, small_bytes=GIB)
     large = facts(topic="b", data={"STANDARD": stored_of([GIB] * 80_000, BUILT_IN)}, waiting_bytes=7 * GIB)
     found = bills([small, large], BUILT_IN)
@@ -35,7 +35,7 @@ def test_two_topics_pay_together_what_one_bucket_pays():
     assert found[1].waiting == pytest.approx(7 * monthly_storage(100_008 * GIB) / 100_008)
 
 
-def test_what_is_left_of_deleted_topics_is_billed_beside_the_others_and_changes_nothing_of_theirs():
+def test_remains_of_deleted_topics_get_their_own_bill_and_do_not_change_other_bills():
     living = [facts(topic=name, data={"STANDARD": stored_of([GIB] * 40_000, BUILT_IN)}) for name in "ab"]
     left = [
         facts(topic=f"{name} (deleted)", data={}, waiting_bytes=size * GIB) for name, size in (("a", 30), ("c", 10))
@@ -48,7 +48,7 @@ def test_what_is_left_of_deleted_topics_is_billed_beside_the_others_and_changes_
     assert sum(each.total for each in bills([], BUILT_IN, left)) == pytest.approx(monthly_storage(40 * GIB))
 
 
-def test_each_kind_is_priced_by_its_own_price():
+def test_every_kind_of_cost_uses_its_own_price():
     counts = Requests(puts=2000, gets=5000, lists=1000, data_puts=1000, data_gets=4000, data_bytes_out=10 * GIB)
     (of,) = bills(
         [
@@ -70,12 +70,12 @@ def test_each_kind_is_priced_by_its_own_price():
 
 
 @pytest.mark.parametrize(("days", "factor"), [(30, 1), (15, 2), (60, 0.5), (1, 30), (0.001, 30)])
-def test_requests_are_scaled_to_a_month_but_never_from_less_than_a_day(days, factor):
+def test_requests_are_scaled_to_a_month_from_a_period_of_at_least_a_day(days, factor):
     (of,) = bills([facts(requests=Requests(puts=100), period_ms=int(days * DAY))], BUILT_IN)
     assert of.month_requests.puts == pytest.approx(100 * factor)
 
 
-def test_small_objects_of_a_cold_class_are_billed_for_its_minimum():
+def test_small_objects_of_a_cold_class_are_billed_with_its_minimum_size():
     stored = stored_of([MIB, 1024, 128 * 1024], BUILT_IN)
     assert stored.billed(128 * 1024) == MIB + 2 * 128 * 1024
     assert stored.billed(0) == stored.size_bytes
@@ -83,17 +83,17 @@ def test_small_objects_of_a_cold_class_are_billed_for_its_minimum():
     assert Stored(objects=2, size_bytes=10).billed(100) == 200
 
 
-def test_a_topic_without_anything_costs_nothing():
+def test_an_empty_topic_costs_nothing():
     (of,) = bills([TopicFacts(topic="t")], BUILT_IN)
     assert of.total == 0
 
 
-# -- of a manager ------------------------------------------------------------------------------------------------------
+# -- reports of a manager ---------------------------------------------------------------------------------------------
 
 
-def test_the_report_counts_every_row_those_in_pages_too(monkeypatch):
-    rule = SpillRule(head_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypatch):
+    rule = PageRule(manifest_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -120,7 +120,7 @@ def _of_no_topic(manager):
     return sum((each.get("", RequestCounts()) for each in manager.request_history().months.values()), RequestCounts())
 
 
-def test_a_later_manager_and_one_that_only_looks_report_what_an_earlier_one_sent():
+def test_later_and_read_only_managers_report_the_requests_of_an_earlier_manager():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -134,7 +134,7 @@ def test_a_later_manager_and_one_that_only_looks_report_what_an_earlier_one_sent
         assert after.bills[0].month_requests == replace(before)
 
 
-def test_what_is_left_of_a_deleted_topic_is_on_the_bill_until_its_grace_time_is_over():
+def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
@@ -159,7 +159,7 @@ def test_what_is_left_of_a_deleted_topic_is_on_the_bill_until_its_grace_time_is_
         assert [each.topic for each in cost_report(manager, NOW + 3 * HOUR).bills] == ["t"]
 
 
-def test_a_deleted_topic_whose_head_cannot_be_read_is_told_and_keeps_no_bill_back():
+def test_a_deleted_topic_with_an_unreadable_manifest_is_a_problem_not_an_error():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -177,13 +177,13 @@ def _refuse(*args, **more):
     raise Unavailable("reading", cause="down")
 
 
-def test_a_topic_that_is_not_there_is_told():
+def test_a_report_of_an_unknown_topic_raises_not_found():
     world = World()
     with world.open() as manager, pytest.raises(NotFound):
         cost_report(manager, NOW, ["nothing"])
 
 
-def test_a_report_is_a_data_frame_for_who_wants_one():
+def test_a_report_converts_to_a_data_frame():
     pandas = pytest.importorskip("pandas")
     world = World()
     with world.open() as manager:

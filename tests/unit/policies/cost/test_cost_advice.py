@@ -1,4 +1,4 @@
-"""Advice on costs: only what saves, pays for itself, keeps every record, and moves nothing too early."""
+"""Cost advice: each proposal saves money, pays back in time, keeps every record, and moves nothing too early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from local.format.record import Record
 from policies.cost import cost_advice as cost_advice_policy
 from policies.cost.cost_advice import KeptSegment, advise_costs
 from policies.cost.prices import BUILT_IN
-from policies.cost.scenarios import Stream, Variant, cost_of
+from policies.cost.scenarios import Scenario, Stream, cost_of
 from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import GIB
 from policies.rules import PartitionRules
@@ -46,28 +46,28 @@ def moves(stream=STREAM, **segment):
     return [each for each in found if each.segments]
 
 
-def test_settings_that_save_are_proposed_with_what_a_simulation_says_they_save():
+def test_settings_are_proposed_with_the_savings_of_a_simulation():
     found = {each.change: each for each in advice()}
     assert {"segment.bytes=268435456", "remote.compression=zstd", "local.retention.ms=6h"} <= set(found)
-    today = cost_of([STREAM], Variant(), BUILT_IN).total
-    packed = cost_of([STREAM], Variant(compression="zstd"), BUILT_IN).total
+    today = cost_of([STREAM], Scenario(), BUILT_IN).total
+    packed = cost_of([STREAM], Scenario(compression="zstd"), BUILT_IN).total
     assert found["remote.compression=zstd"].saved_dollars == pytest.approx(today - packed)
     assert found["remote.compression=zstd"].command == "tiered topic alter t -X remote.compression=zstd"
     savings = [each.saved_dollars for each in advice()]
     assert savings == sorted(savings, reverse=True)
 
 
-def test_retention_is_never_proposed():
+def test_a_shorter_retention_is_never_proposed():
     assert not any(each.change.startswith("retention") for each in advice(segments=[SETTLED] * 100))
 
 
-def test_what_saves_less_than_asked_for_is_left_out():
+def test_proposals_below_the_minimum_saving_are_left_out():
     assert advice(least_dollars=1e9) == []
     small = replace(STREAM, partitions=1, workload=Workload(batch_bytes=100, batch_ms=DAY, segment_bytes=1 << 30))
     assert advice(replace(small, zstd_share=None)) == []
 
 
-def test_settled_segments_move_to_the_cheapest_class_that_their_reads_allow():
+def test_settled_segments_move_to_the_cheapest_class_for_their_share_of_reads():
     (cold,) = moves()
     assert cold.change == "100 segments to GLACIER_IR"
     assert cold.saved_dollars == pytest.approx(100 * (0.023 - 0.004), rel=0.01)
@@ -78,7 +78,7 @@ def test_settled_segments_move_to_the_cheapest_class_that_their_reads_allow():
     assert moves(replace(STREAM, read_share=1.1)) == []
 
 
-def test_what_leaves_a_class_saves_its_last_bands_and_not_the_first():
+def test_a_move_out_of_a_class_saves_at_the_price_of_its_last_bands():
     tera = replace(SETTLED, stored_bytes=1000 * GIB)
     (all_of_it,) = [each for each in advice(segments=[tera] * 600) if each.segments]
     standard = 50_000 * 0.023 + 450_000 * 0.022 + 100_000 * 0.021
@@ -100,17 +100,17 @@ def test_what_leaves_a_class_saves_its_last_bands_and_not_the_first():
         ({"storage_class": "GLACIER_IR"}, []),
     ],
 )
-def test_nothing_moves_that_would_be_paid_for_twice(segment, classes):
+def test_no_segment_moves_that_would_be_billed_twice(segment, classes):
     assert [each.change.rpartition(" ")[2] for each in moves(**segment)] == classes
 
 
-def test_leaving_a_class_before_its_minimum_is_part_of_what_it_costs_once():
+def test_the_cost_of_a_move_includes_the_rest_of_the_minimum_duration():
     (late,) = moves(storage_class="STANDARD_IA", lived_ms=40 * DAY)
     (early,) = moves(storage_class="STANDARD_IA", lived_ms=DAY)
     assert early.once_dollars - late.once_dollars == pytest.approx(100 * 0.0125 * 29 / 30, rel=0.01)
 
 
-def test_what_does_not_pay_for_itself_in_time_is_left_out(monkeypatch):
+def test_a_move_with_a_payback_time_above_the_limit_is_left_out(monkeypatch):
     small = [replace(SETTLED, stored_bytes=200 << 10, left_ms=None)] * 10_000
     (found,) = [each for each in advice(segments=small, least_dollars=0.0001) if each.segments]
     assert 9 < found.payback_months < 11
@@ -118,7 +118,7 @@ def test_what_does_not_pay_for_itself_in_time_is_left_out(monkeypatch):
     assert [each for each in advice(segments=small, least_dollars=0.0001) if each.segments] == []
 
 
-def test_segments_still_on_the_disk_are_not_settled():
+def test_segments_that_are_still_on_the_disk_are_not_settled():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "90d", "local.retention.ms": "-2"}, now_ms=NOW)
@@ -136,7 +136,7 @@ def test_segments_still_on_the_disk_are_not_settled():
         assert all(each.left_ms == pytest.approx(88 * DAY, rel=0.01) for each in after)
 
 
-# A class for objects as small as those of these tests, and every byte of it seen in cents.
+# Prices that bill objects as small as in these tests by the byte, in cents.
 SMALL = replace(
     BUILT_IN,
     classes={
@@ -147,7 +147,7 @@ SMALL = replace(
 
 
 def months_of_segments(world, tmp_path):
-    """A segment of each of 60 days, kept for 70 and on the disk for 5; every seventh is small."""
+    """One segment per day for 60 days, retained for 70 and on the disk for 5; every seventh one is small."""
     (tmp_path / "prices.json").write_text(json.dumps(price_rows(SMALL)))
     prices = str(tmp_path / "prices.json")
     with world.open(cost_prices=prices) as manager:
@@ -164,15 +164,16 @@ def months_of_segments(world, tmp_path):
 
 
 def asked_of(command: str) -> tuple[str, Only]:
-    """The class and the bounds that a proposed command names, as the command line reads them."""
+    """The class and the limits in a proposed command, parsed as the command line does."""
     words = shlex.split(command)
     option = {words[at]: words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
     since, until = (parse_time(option[name], NOW) for name in ("--since", "--until"))
     return option["--storage-class"], Only(min_bytes=int(option["--min-bytes"]), since_ms=since, until_ms=until)
 
 
-def test_a_proposed_move_takes_what_was_counted_and_saves_what_was_said(tmp_path):
-    """Not what is on the disk, would be deleted within 30 days, or is billed for more than it is."""
+def test_a_proposed_move_rewrites_the_counted_segments_and_saves_the_stated_amount(tmp_path):
+    """Left out are segments on the disk, segments that expire within 30 days, and segments below the minimum billed
+    size."""
     world = World()
     prices = months_of_segments(world, tmp_path)
     with world.open(read_only=True, cost_prices=prices) as manager:
@@ -198,7 +199,7 @@ def test_a_proposed_move_takes_what_was_counted_and_saves_what_was_said(tmp_path
     assert metered.counts().puts == puts
 
 
-def test_a_manager_is_advised_on_its_own_history():
+def test_a_manager_gets_advice_from_its_own_history():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -211,8 +212,8 @@ def test_a_manager_is_advised_on_its_own_history():
         assert len(found.rows()) == len(found.advice)
 
 
-def test_no_move_is_proposed_that_retention_ends_before_it_has_paid():
-    """Of 1 MiB a month in IA saves a hundredth of a cent in a thousand; reading and writing it costs two."""
+def test_no_move_is_proposed_if_retention_expires_the_segments_before_the_payback():
+    """1 MiB saves one hundred-thousandth of a dollar per month in IA, and the move costs twenty times as much."""
     small = replace(SETTLED, stored_bytes=1 << 20)
     dear = replace(BUILT_IN, classes={"STANDARD": BUILT_IN.of("STANDARD"), "STANDARD_IA": BUILT_IN.of("STANDARD_IA")})
     for days, is_worth in ((31, False), (360, True)):
@@ -221,14 +222,14 @@ def test_no_move_is_proposed_that_retention_ends_before_it_has_paid():
         assert bool(found) == is_worth, days
 
 
-def test_what_a_class_has_made_cheap_by_itself_saves_nothing_by_leaving_it():
-    """After 90 days unread INTELLIGENT_TIERING costs what GLACIER_IR does, and its reads are free."""
+def test_no_move_is_proposed_from_a_class_that_became_cheaper_by_age():
+    """After 90 days without reads INTELLIGENT_TIERING costs as much as GLACIER_IR, and its reads are free."""
     for days, is_worth in ((10, True), (100, False)):
         assert bool(moves(storage_class="INTELLIGENT_TIERING", lived_ms=days * DAY)) == is_worth, days
 
 
-def test_reads_of_what_moves_are_priced_by_the_ranges_that_readers_ask_for():
-    """In ranges of 64 KiB the GETs of GLACIER_IR cost more than it saves."""
+def test_reads_of_moved_segments_are_priced_by_the_ranges_of_the_readers():
+    """With ranges of 64 KiB, the GETs of GLACIER_IR cost more than the class saves."""
     ranges = [8 << 20, 64 << 10]
     streams = [
         replace(STREAM, read_share=0.3, workload=replace(STREAM.workload, reads=Reads(every_ms=DAY, range_bytes=each)))
@@ -240,7 +241,7 @@ def test_reads_of_what_moves_are_priced_by_the_ranges_that_readers_ask_for():
     ]
 
 
-def test_what_comes_is_simulated_in_the_class_that_is_set_not_in_that_of_the_newest_row():
+def test_new_segments_are_simulated_in_the_configured_storage_class():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""A plan's price is what doing it sends, verb by verb; and its bill afterwards is what the bucket then costs."""
+"""The price of a plan equals the requests that the plan sends, and its bill afterwards equals the bucket's cost."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from policies.cost.plan_bill import bill_changes, gone
 from policies.cost.plan_cost import plan_cost
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import Lying, stored_of
+from policies.cost.storage_usage import StorageUsage, stored_of
 from policies.decisions import (
     CopySegment,
     DeletePage,
-    DeleteUnlinked,
+    DeletePending,
+    DisableTier,
     DropLocal,
     ExpirePage,
     ExpireRemote,
-    GiveUpRemote,
 )
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import price_rows
 from tiered.cost.topic_cost import cost_report
@@ -33,14 +33,14 @@ from tiered.plans.plan_rows import decision_row, total_rows
 from tiered.plans.planning import line_fields, priced_plan
 from tiered.status.status_report import status_report
 from tiered.status.status_rows import status_facts, topic_row
-from tiered.status.storage_cost import all_lying
+from tiered.status.storage_cost import all_usage
 from tiered.web.pages.site import Site
 
 EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
 
 
 def sent_and_priced(manager, now_ms):
-    """Every plan until nothing is left to do: what it said and what was sent."""
+    """Apply plans until no work is left. Yields each priced plan and the requests it sent."""
     for _ in range(20):
         priced = priced_plan(manager, now_ms)
         if priced.plan.is_empty:
@@ -60,7 +60,7 @@ def check(priced, sent: RequestCounts, *, bytes_within: float = 0.05) -> None:
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED, {**TIERED, "remote.compression": "zstd"}, EXPIRING])
-def test_every_plan_of_a_topics_life_sends_what_it_was_priced_for(settings):
+def test_every_plan_of_a_topic_sends_the_requests_it_was_priced_for(settings):
     world, kinds = World(), set()
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)
@@ -78,15 +78,15 @@ def test_every_plan_of_a_topics_life_sends_what_it_was_priced_for(settings):
     assert (ExpireRemote in kinds) == (settings is EXPIRING)
 
 
-def test_plans_with_pages_and_collections_of_heads_are_priced_as_well(monkeypatch):
-    monkeypatch.setattr(manifest_collection, "HEADS_KEPT", 3)
-    monkeypatch.setattr(manifest_collection, "HEADS_AT_ONCE", 2)
-    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
-    rule = SpillRule(head_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(monkeypatch):
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 2)
+    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 3)
+    rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
     world, kinds = World(), set()
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
         for turn in range(8):
             send(manager, 300, start=turn * 300)
             manager.roll("t", now_ms=NOW)
@@ -94,10 +94,10 @@ def test_plans_with_pages_and_collections_of_heads_are_priced_as_well(monkeypatc
                 kinds |= {type(each.decision).__name__ for each in priced.cost.lines}
                 verbs = {name: round(priced.cost.sum_of(name)) for name in ("gets", "lists", "deletes")}
                 assert verbs == {name: getattr(sent, name) for name in verbs}
-    assert "CollectHeads" in kinds
+    assert "CollectManifests" in kinds
 
 
-def test_the_bill_afterwards_is_what_the_bucket_then_costs():
+def test_the_bill_after_a_plan_equals_the_cost_of_the_bucket():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
@@ -113,18 +113,19 @@ def test_the_bill_afterwards_is_what_the_bucket_then_costs():
         assert held.now.storage == pytest.approx(monthly_storage(held.now_bytes))
         last = priced_plan(manager, NOW + 5 * DAY).cost
         assert last.then_bytes == 0
-        assert last.then_dollars == pytest.approx(last.now.index)  # heads stay
+        assert last.then_dollars == pytest.approx(last.now.index)  # old manifests remain
 
 
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
-def test_now_is_what_the_status_says_and_the_lines_lead_to_what_it_says_then(monkeypatch, tmp_path, in_pages):
-    """Waiting for deletion included, plan after plan of a topic's life; data of a second topic fills the same bands."""
+def test_prices_of_a_plan_agree_with_the_status_report_before_and_after_it(monkeypatch, tmp_path, in_pages):
+    """Includes pending deletes, for every plan in the life of a topic. A second topic's data fills the same price
+    bands."""
     bands = ((3000 / GIB, 1e6), (9000 / GIB, 4e5), (None, 1e5))
     table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
     (tmp_path / "prices.json").write_text(json.dumps(price_rows(table)))
     if in_pages:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, kinds, waited = World(), set(), 0.0
     with world.open(cost_prices=str(tmp_path / "prices.json")) as manager:
         for topic in ("t", "other"):
@@ -142,35 +143,36 @@ def test_now_is_what_the_status_says_and_the_lines_lead_to_what_it_says_then(mon
                 assert cost.now.waiting == pytest.approx(sum(each.waiting for each in kept.values()))
                 assert cost.then_dollars == pytest.approx(cost.now_dollars + cost.sum_of("monthly_dollars"))
                 one = priced_plan(manager, now, ["t"]).cost
-                assert one.now_dollars == pytest.approx(kept[NAME].total)  # the bands of all, its own share
+                # its share of a bill with the bands of all topics
+                assert one.now_dollars == pytest.approx(kept[NAME].total)
                 kinds |= {type(each.decision).__name__ for each in cost.lines}
                 waited = max(waited, cost.now.waiting)
-                deleted = [each for each in cost.lines if isinstance(each.decision, DeleteUnlinked | DeletePage)]
+                deleted = [each for each in cost.lines if isinstance(each.decision, DeletePending | DeletePage)]
                 assert all(each.monthly_dollars < 0 for each in deleted)
                 if priced.plan.is_empty:
                     break
                 manager.apply(priced.plan)
     assert waited > 0
-    assert {"CopySegment", "DeletePage" if in_pages else "DeleteUnlinked"} <= kinds
+    assert {"CopySegment", "DeletePage" if in_pages else "DeletePending"} <= kinds
 
 
-def test_each_line_is_priced_in_the_band_that_it_fills_or_leaves():
+def test_each_line_is_priced_in_the_band_that_it_fills_or_empties():
     bands = ((1.0, 3.0), (None, 1.0))
     table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
-    half = Lying(data={"STANDARD": stored_of([GIB // 2], table)})
+    half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], table)})
     there = [half, half]  # the first band is full
-    assert list(bill_changes(there, [half, Lying(), gone([half], table), gone([half], table)], table)) == [
+    assert list(bill_changes(there, [half, StorageUsage(), gone([half], table), gone([half], table)], table)) == [
         pytest.approx(0.5),
         0.0,
         pytest.approx(-0.5),
         pytest.approx(-1.5),
     ]
-    waiting = Lying(waiting_bytes=GIB)
+    waiting = StorageUsage(waiting_bytes=GIB)
     assert list(bill_changes([*there, waiting], [gone([waiting], table)], table)) == [pytest.approx(-1.0)]
 
 
-def test_changes_of_small_objects_take_their_smallest_billed_size_with_them():
-    tiny = Lying(data={"STANDARD_IA": stored_of([1000], BUILT_IN)})
+def test_bill_changes_of_small_objects_use_the_minimum_billed_size():
+    tiny = StorageUsage(data={"STANDARD_IA": stored_of([1000], BUILT_IN)})
     floor = monthly_storage(BUILT_IN.of("STANDARD_IA").min_bytes, BUILT_IN.of("STANDARD_IA"))
     assert (
         list(bill_changes([tiny, tiny], [gone([tiny], BUILT_IN), gone([tiny], BUILT_IN)], BUILT_IN))
@@ -178,7 +180,7 @@ def test_changes_of_small_objects_take_their_smallest_billed_size_with_them():
     )
 
 
-def test_what_leaves_before_its_minimum_duration_is_paid_to_the_end():
+def test_objects_deleted_before_their_minimum_duration_are_billed_to_its_end():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
@@ -200,7 +202,7 @@ def test_what_leaves_before_its_minimum_duration_is_paid_to_the_end():
         assert cost.dollars > priced.cost.dollars
 
 
-def test_a_plan_is_a_data_frame_for_who_wants_one():
+def test_a_priced_plan_converts_to_a_data_frame():
     pytest.importorskip("pandas")
     world = World()
     with world.open() as manager:
@@ -214,10 +216,10 @@ def test_a_plan_is_a_data_frame_for_who_wants_one():
 
 
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
-def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(monkeypatch, in_pages):
+def test_a_disabled_remote_tier_is_priced_once_and_then_costs_nothing(monkeypatch, in_pages):
     if in_pages:
-        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-        monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
     world, kinds = World(), []
     with world.open() as manager:
@@ -229,15 +231,15 @@ def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(mon
             kinds += [type(each.decision) for each in priced.cost.lines]
             assert priced.cost.then_bytes == 0
             assert priced.cost.then_dollars - priced.cost.now.index == pytest.approx(0, abs=1e-12)
-            if GiveUpRemote in kinds[-len(priced.cost.lines) :]:
+            if DisableTier in kinds[-len(priced.cost.lines) :]:
                 assert priced.cost.now_bytes > 0
                 assert round(priced.cost.sum_of("puts")) == sent.puts
-    assert kinds[0] is GiveUpRemote
+    assert kinds[0] is DisableTier
     assert {ExpirePage if in_pages else ExpireRemote} <= set(kinds)
 
 
-def test_rows_of_two_classes_leave_each_by_the_minimum_duration_of_its_own():
-    """What a move takes is the older part, so the newest row tells nothing of it."""
+def test_entries_of_two_classes_expire_by_the_minimum_duration_of_their_own_class():
+    """A storage class move applies to the older entries, so the newest entry may have another class."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
@@ -255,8 +257,8 @@ def test_rows_of_two_classes_leave_each_by_the_minimum_duration_of_its_own():
     assert cost.sum_of("early_dollars") == pytest.approx(moved * (90 - 5 - grace_days) / 30, rel=0.01)
 
 
-def test_uploads_are_priced_by_the_class_that_is_set_whatever_lies_there_already():
-    """Of an empty bucket nothing lies there; later the newest row is of the class that was set before."""
+def test_uploads_are_priced_in_the_configured_storage_class():
+    """The bucket may be empty, or its newest entry may have the class that was configured before."""
     world = World()
     with world.open(remote_storage_class="STANDARD_IA") as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -276,14 +278,14 @@ def test_uploads_are_priced_by_the_class_that_is_set_whatever_lies_there_already
         of, standard = BUILT_IN.of(name), BUILT_IN.of("STANDARD")
         copies = [each for each in priced.cost.lines if isinstance(each.decision, CopySegment)]
         assert len(copies) > 2
-        for each in copies[1:]:  # the first one pays the commit
+        for each in copies[1:]:  # the first one includes the commit
             small = (standard.put_per_1000 + 2 * standard.get_per_1000) / 1000
             assert each.dollars == pytest.approx(of.put_per_1000 / 1000 + small)
             data = monthly_storage(max(each.decision.size_bytes, of.min_bytes), of)
             assert each.monthly_dollars == pytest.approx(data, rel=0.2 if name == "STANDARD" else 0.05)
 
 
-def test_what_a_class_bills_for_bytes_that_go_up_is_in_the_plan():
+def test_a_plan_includes_the_price_per_uploaded_byte_of_a_class():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -305,17 +307,17 @@ def test_what_a_class_bills_for_bytes_that_go_up_is_in_the_plan():
     assert costs[1] - costs[0] == pytest.approx(copied / GIB * 1e6, rel=1e-3)
 
 
-def test_what_goes_of_an_estimate_leaves_no_debt_that_what_comes_would_pay():
-    half = Lying(data={"STANDARD": stored_of([GIB // 2], BUILT_IN)})
-    whole = Lying(data={"STANDARD": stored_of([GIB], BUILT_IN)})
+def test_a_removal_larger_than_the_estimate_does_not_reduce_the_price_of_later_lines():
+    half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], BUILT_IN)})
+    whole = StorageUsage(data={"STANDARD": stored_of([GIB], BUILT_IN)})
     price = BUILT_IN.of("STANDARD").storage_bands[0][1]
     changes = list(bill_changes([half], [gone([whole], BUILT_IN), half], BUILT_IN))
     assert changes == [pytest.approx(-price / 2), pytest.approx(price / 2)]
 
 
-def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_a_page_with_known_entries_includes_the_rest_of_their_minimum_durations(monkeypatch):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open(remote_storage_class="GLACIER_IR") as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
@@ -334,10 +336,11 @@ def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
         assert each.early_dollars == pytest.approx(owed, rel=0.01)
 
 
-def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypatch):
-    """A page of an older head is taken to be of the newest row's class until it is read; its rows may be of another."""
-    rule = SpillRule(head_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", rule)
+def test_entries_of_a_known_page_are_priced_in_the_class_of_the_bill(monkeypatch):
+    """Until a page of an older manifest is read, it is assumed to have the class of the newest entry. Its entries may
+    differ."""
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.bytes": "-1"}, now_ms=NOW)
@@ -353,7 +356,7 @@ def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypa
                                                       for page in snapshot.known_pages)]  # fmt: skip
         assert in_page
         cold = tuple(replace(row, storage_class="GLACIER_IR") for row in snapshot.remote[:-1])
-        lying = all_lying(manager, BUILT_IN)
+        lying = all_usage(manager, BUILT_IN)
         older = tuple(replace(page, other_classes=None) for page in snapshot.known_pages)
         known = replace(snapshot, remote=(*cold, snapshot.remote[-1]), known_pages=older)
         cost = plan_cost(priced.plan, [known], BUILT_IN, lying)
@@ -363,7 +366,7 @@ def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypa
 
 
 @pytest.mark.parametrize("body", [None, "{", '{"classes": {"STANDARD": {"put_per_1000": "dear"}}}'])
-def test_prices_that_cannot_be_read_leave_dollars_out_of_looks_and_nothing_else(tmp_path, body, caplog):
+def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path, body, caplog):
     path = tmp_path / "prices.json"
     if body is not None:
         path.write_text(body)

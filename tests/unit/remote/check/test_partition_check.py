@@ -1,4 +1,4 @@
-"""The bucket checker finds every kind of damage that is planted, and nothing in a bucket that is as it should be."""
+"""The bucket check finds every kind of planted damage, and has no findings in an undamaged bucket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from local.index import txn_index
 from local.log.producer_state import Producer
 from local.verify.findings import Severity
 from remote.check.partition_check import BucketReport, ObjectKind
-from remote.keys import data_key, head_key, new_ulid
-from remote.manifest.manifest import Head, decode_head, encode_head
+from remote.keys import data_key, manifest_key, new_ulid
+from remote.manifest.manifest import Head, decode_manifest, encode_manifest
 from remote.segments.index_bundle import decode_bundle, encode_bundle
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.damages_bucket
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Two epochs, live rows, unlinked objects, several heads of each writer."""
+    """Two epochs, live entries, pending deletes, several manifests of each writer."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
@@ -64,11 +64,11 @@ def _newest(store: MemoryStore) -> tuple[str, Head]:
 
 def _rewrite_head(store: MemoryStore, change: Callable[[Head], Head]) -> None:
     prefix, head = _newest(store)
-    store.put(prefix + head_key(head.sequence), forged(change(head)))
+    store.put(prefix + manifest_key(head.sequence), forged(change(head)))
 
 
 def _rewrite_row(store: MemoryStore, **changes: object) -> None:
-    """The last row but one says something else."""
+    """Change fields of the last entry but one."""
 
     def change(head: Head) -> Head:
         rows = list(head.segments)
@@ -85,7 +85,7 @@ def _flip(store: MemoryStore, key: str, at: int) -> None:
 
 
 def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
-    """Other bytes in the last row's segment, with every checksum around it made to fit."""
+    """Change the bytes of the last segment, and make every checksum around them fit."""
     from remote.segments.chunk_table import table_of
 
     prefix, head = _newest(store)
@@ -114,21 +114,21 @@ def _other_index(store: MemoryStore, **sections: bytes) -> None:
 
 def _head_flipped(store: MemoryStore) -> None:
     prefix, head = _newest(store)
-    _flip(store, prefix + head_key(head.sequence - 1), 100)
+    _flip(store, prefix + manifest_key(head.sequence - 1), 100)
 
 
 def _head_missing(store: MemoryStore) -> None:
     prefix, head = _newest(store)
-    store.delete([prefix + head_key(head.sequence - 2)])
+    store.delete([prefix + manifest_key(head.sequence - 2)])
 
 
 def _first_head_missing(store: MemoryStore) -> None:
-    store.delete([_newest(store)[0] + head_key(1)])
+    store.delete([_newest(store)[0] + manifest_key(1)])
 
 
 def _head_under_anothers_name(store: MemoryStore) -> None:
     prefix, head = _newest(store)
-    store.put(prefix + head_key(head.sequence + 1), encode_head(head))
+    store.put(prefix + manifest_key(head.sequence + 1), encode_manifest(head))
 
 
 def _head_of_another_partition(store: MemoryStore) -> None:
@@ -164,7 +164,7 @@ def _named_again(store: MemoryStore) -> None:
 
 
 def _heads(store: MemoryStore, prefix: str) -> list[Head]:
-    return [decode_head(store.get(info.key)) for info in store.list(prefix + "meta/head/")]
+    return [decode_manifest(store.get(info.key)) for info in store.list(prefix + "meta/head/")]
 
 
 def _data_missing(store: MemoryStore) -> None:
@@ -328,7 +328,9 @@ def test_planted_damage_is_found_and_named(store: MemoryStore, plant: Callable[[
         (slice(0, None), (2,), "no such transaction was aborted: producer_id=2"),
     ],
 )
-def test_a_transaction_index_says_what_the_data_says(kept: slice, more: tuple[int, ...], what: str | None) -> None:
+def test_a_transaction_index_that_differs_from_the_data_is_found(
+    kept: slice, more: tuple[int, ...], what: str | None
+) -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -350,14 +352,14 @@ def test_a_transaction_index_says_what_the_data_says(kept: slice, more: tuple[in
     assert (found == []) if what is None else any(what in each for each in found), found
 
 
-def test_an_unlinked_object_that_a_row_still_names_is_damage(store: MemoryStore) -> None:
+def test_a_pending_delete_that_an_entry_still_names_is_damage(store: MemoryStore) -> None:
     _, head = _newest(store)
     twice = replace(head.unlinked[0], key=head.segments[-1].data_key)
     _rewrite_head(store, lambda head: replace(head, unlinked=(*head.unlinked, twice)))
     assert "given up for deletion and still named" in _told(store)
 
 
-def test_what_no_head_names_is_told_by_its_kind_and_is_no_damage(store: MemoryStore) -> None:
+def test_unnamed_objects_are_reported_by_kind_and_are_not_damage(store: MemoryStore) -> None:
     prefix, head = _newest(store)
     store.put(prefix + data_key(500, 509, 1, new_ulid(1)), b"12345")
     store.put(prefix + data_key(500, 509, 2, new_ulid(1)), b"123")
@@ -374,7 +376,7 @@ def test_what_no_head_names_is_told_by_its_kind_and_is_no_damage(store: MemorySt
     assert head == _newest(store)[1]
 
 
-def test_an_unlinked_object_that_is_gone_already_is_no_damage(store: MemoryStore) -> None:
+def test_a_pending_delete_that_is_already_deleted_is_not_damage(store: MemoryStore) -> None:
     prefix, head = _newest(store)
     store.delete([prefix + each.key for each in head.unlinked])
     assert damage([_report(store)]) == []
@@ -382,7 +384,7 @@ def test_an_unlinked_object_that_is_gone_already_is_no_damage(store: MemoryStore
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("is_cleaned", [False, True])
-def test_a_hole_between_two_rows_is_a_warning_unless_cleaning_left_it(
+def test_missing_offsets_between_entries_are_a_warning_unless_cleaning_removed_them(
     store: MemoryStore, is_cleaned: bool, is_compacted: bool
 ) -> None:
     prefix, head = _newest(store)
@@ -401,8 +403,8 @@ def test_a_hole_between_two_rows_is_a_warning_unless_cleaning_left_it(
     assert f"from_offset={gone.base_offset} to_offset={gone.next_offset}" in holes[0].what
 
 
-def test_a_row_that_expires_under_the_look_is_no_damage(store: MemoryStore) -> None:
-    """The writer commits and deletes between the check's heads and its rows."""
+def test_an_entry_that_expires_during_the_check_is_not_damage(store: MemoryStore) -> None:
+    """The writer commits and deletes between the check's read of the manifests and its read of the entries."""
     prefix, head = _newest(store)
     gone = head.segments[0]
 
@@ -417,7 +419,7 @@ def test_a_row_that_expires_under_the_look_is_no_damage(store: MemoryStore) -> N
                     segments=head.segments[1:],
                     log_start_offset=gone.next_offset,
                 )
-                store.put(prefix + head_key(after.sequence), encode_head(after))
+                store.put(prefix + manifest_key(after.sequence), encode_manifest(after))
                 store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
                 raise NotFound("reading an object, there is none", key=key)
             return store.get(key)
@@ -427,7 +429,7 @@ def test_a_row_that_expires_under_the_look_is_no_damage(store: MemoryStore) -> N
     assert damage([_report(moving)]) == []
 
 
-def test_a_bucket_without_anything_of_ours_has_no_reports() -> None:
+def test_a_bucket_without_known_objects_has_no_reports() -> None:
     empty = MemoryStore()
     assert check_bucket(empty) == []
     empty.put("somebody/else", b"x")

@@ -1,4 +1,4 @@
-"""Buckets of Aiven's plugin, read back record for record; hostile ones give an error that names the object."""
+"""Buckets of Aiven's plugin are read record for record; forged ones raise an error with the object's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foreign_truth import assert_reads
 from local import kernels
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from remote.external.aiven_encryption import PrivateKeys
-from remote.external.aiven_manifest import Sealing, decode_manifest
+from remote.external.aiven_manifest import Sealing, decode_aiven_manifest
 from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -53,7 +53,7 @@ def _opened(store, key=None, **options) -> RemoteLog:
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("chunk", [333, 1024, 1 << 22])
-def test_every_way_of_keeping_a_segment_is_read_record_for_record(sample, key, compressed, encrypted, chunk) -> None:
+def test_aiven_segments_of_every_encoding_are_read_record_for_record(sample, key, compressed, encrypted, chunk) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         put_aiven(store, files, number=number, chunk=chunk, compressed=compressed, key=key if encrypted else None)
@@ -62,7 +62,7 @@ def test_every_way_of_keeping_a_segment_is_read_record_for_record(sample, key, c
         assert bucket.gaps(NAME) == []
 
 
-def test_nothing_is_written_to_the_bucket_and_the_layout_is_found_by_itself(sample) -> None:
+def test_aiven_layout_is_detected_and_nothing_is_written_to_the_bucket(sample) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         put_aiven(store, files, number=number, compressed=bool(number % 2))
@@ -74,17 +74,17 @@ def test_nothing_is_written_to_the_bucket_and_the_layout_is_found_by_itself(samp
     assert {info.key: info.size_bytes for info in store.list("")} == before
 
 
-def test_a_segment_is_whole_once_its_manifest_is_there(sample) -> None:
+def test_an_aiven_segment_counts_only_if_its_manifest_exists(sample) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         put_aiven(store, files, number=number)
-    put_aiven(store, sample.segments[1], number=70, without=(".rsm-manifest",))  # an upload that was cut short
-    put_aiven(store, sample.segments[2], number=71, without=(".log", ".indexes"))  # a deletion that was
+    put_aiven(store, sample.segments[1], number=70, without=(".rsm-manifest",))  # an upload that was interrupted
+    put_aiven(store, sample.segments[2], number=71, without=(".log", ".indexes"))  # a deletion that was interrupted
     with _opened(store) as bucket:
         assert_reads(bucket, sample)
 
 
-def test_a_second_look_reads_no_manifest_again(sample) -> None:
+def test_a_second_refresh_reads_no_aiven_manifest_again(sample) -> None:
     inner = MemoryStore()
     store = MeteredStore(inner)
     for number, files in enumerate(sample.segments[:-1]):
@@ -98,7 +98,7 @@ def test_a_second_look_reads_no_manifest_again(sample) -> None:
         assert (store.counts() - before).gets <= 3  # the new manifest, and its leader epochs
 
 
-def test_a_missing_segment_is_a_gap_that_is_named(sample, caplog) -> None:
+def test_a_missing_aiven_segment_is_reported_as_a_gap(sample, caplog) -> None:
     store = MemoryStore()
     lost = sample.segments[2]
     for number, files in enumerate(sample.segments):
@@ -110,7 +110,7 @@ def test_a_missing_segment_is_a_gap_that_is_named(sample, caplog) -> None:
     assert found == [each.offset for each in sample.records if not lost.base <= each.offset < lost.next]
 
 
-def test_copies_of_the_same_offsets_are_read_once(sample) -> None:
+def test_aiven_copies_of_the_same_offsets_are_read_once(sample) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         for copy in range(1 + number % 3):
@@ -119,7 +119,7 @@ def test_copies_of_the_same_offsets_are_read_once(sample) -> None:
         assert_reads(bucket, sample)
 
 
-def test_a_changed_key_prefix_is_several_prefixes(sample) -> None:
+def test_aiven_segments_under_several_key_prefixes_are_read_with_all_prefixes(sample) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         put_aiven(store, files, number=number, prefix="" if number < 2 else "eu/tier-" if number < 4 else "b/")
@@ -129,19 +129,19 @@ def test_a_changed_key_prefix_is_several_prefixes(sample) -> None:
         assert bucket.reader().offsets(NAME)[0] == sample.segments[2].base
 
 
-def test_a_manifest_of_before_its_metadata_is_completed_from_the_bytes(sample, key) -> None:
+def test_an_aiven_manifest_without_metadata_is_completed_from_the_bytes(sample, key) -> None:
     store = MemoryStore()
     for number, files in enumerate(sample.segments):
         stem = put_aiven(store, files, number=number, has_metadata=False, compressed=True, key=key)
         if number % 2:
             manifest = json.loads(store.get(stem + ".rsm-manifest"))
-            del manifest["segmentIndexes"]  # older still: indexes were objects of their own
+            del manifest["segmentIndexes"]  # older still: indexes were separate objects
             store.put(stem + ".rsm-manifest", json.dumps(manifest).encode())
     with _opened(store, key) as bucket:
         assert_reads(bucket, sample)
 
 
-def test_the_key_that_is_needed_is_named_and_another_one_is_refused(sample, key, tmp_path) -> None:
+def test_a_missing_aiven_key_is_named_and_a_wrong_one_is_refused(sample, key, tmp_path) -> None:
     store = MemoryStore()
     put_aiven(store, sample.segments[0], number=0, key=key)
     with _opened(store) as bucket, pytest.raises(AccessDenied, match="key_id=key1"):
@@ -160,8 +160,8 @@ def test_the_key_that_is_needed_is_named_and_another_one_is_refused(sample, key,
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_no_flipped_bit_of_a_log_is_ever_given_out(sample, key, compressed, encrypted) -> None:
-    """Neither as a record nor as a batch: what is given before the error is what was there."""
+def test_a_flipped_bit_of_an_aiven_log_is_never_returned(sample, key, compressed, encrypted) -> None:
+    """Neither as a record nor as a batch: the records before the error are the original ones."""
     store, draw = MemoryStore(), random.Random(8)
     files = sample.segments[0]
     stem = put_aiven(store, files, number=0, compressed=compressed, key=key if encrypted else None)
@@ -185,7 +185,7 @@ def test_no_flipped_bit_of_a_log_is_ever_given_out(sample, key, compressed, encr
                     told = str(error)
                     caught += NAME.topic in told
                 else:
-                    # Outside the CRC lie only a batch's base offset, length and leader epoch.
+                    # Only a batch's base offset, length and leader epoch are outside of its CRC.
                     assert [r._replace(offset=0) for r in found] == [
                         r._replace(offset=0) for r in expected[: len(found)]
                     ]
@@ -266,41 +266,41 @@ NO_EPOCHS = {
 
 
 @pytest.mark.parametrize("what", NO_EPOCHS)
-def test_leader_epochs_that_make_no_sense_are_unknown_and_told(what: str) -> None:
-    """A segment is not lost for them: its batches have the epochs."""
+def test_invalid_leader_epochs_of_an_aiven_manifest_are_reported_as_unknown(what: str) -> None:
+    """The segment is still readable: its batches have the epochs."""
     body = _manifest(remoteLogSegmentMetadata=_metadata(segmentLeaderEpochs=NO_EPOCHS[what]))
-    facts = decode_manifest(body, "the-key").facts
+    facts = decode_aiven_manifest(body, "the-key").facts
     assert facts is not None
     assert (facts.base_offset, facts.next_offset, facts.epochs) == (5, 10, ())
     assert "leader epoch" in (facts.epochs_problem or "")
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_manifest_that_makes_no_sense_is_refused_by_name(what: str) -> None:
+def test_an_invalid_aiven_manifest_raises_corrupt_with_its_name(what: str) -> None:
     with pytest.raises(Corrupt, match="object=the-key"):
-        decode_manifest(HOSTILE[what], "the-key")
+        decode_aiven_manifest(HOSTILE[what], "the-key")
 
 
-def test_the_documented_vector_of_a_variable_chunk_index() -> None:
+def test_the_documented_example_of_a_variable_chunk_index_is_decoded() -> None:
     """One raw block of 15 bytes: three chunks of 10, 20 and 30 bytes."""
     chunks = {**_variable(b""), "transformedChunks": "KLUv/SAPeQAAAAAAAwAAAAoBAAoAAAAe"}
-    table = decode_manifest(_manifest(chunkIndex=chunks, compression=True), "k").chunks
+    table = decode_aiven_manifest(_manifest(chunkIndex=chunks, compression=True), "k").chunks
     assert table.stored_lengths == (10, 20, 30)
     assert table.lengths == (100, 100, 50)
 
 
-def test_any_list_of_sizes_comes_back() -> None:
+def test_any_list_of_chunk_sizes_is_decoded() -> None:
     draw = random.Random(4)
     for _ in range(300):
         count, top = draw.randrange(1, 40), 2 ** draw.randrange(1, 31)
         sizes = [draw.randrange(1, top) for _ in range(count)]
         chunks = _variable(packed_sizes(sizes), originalFileSize=100 * count)
-        table = decode_manifest(_manifest(chunkIndex=chunks, compression=True), "k").chunks
+        table = decode_aiven_manifest(_manifest(chunkIndex=chunks, compression=True), "k").chunks
         assert list(table.stored_lengths or ()) == sizes
 
 
-def test_no_mutated_manifest_does_worse_than_an_error(sample, key) -> None:
-    """Bytes changed, cut, doubled: the same records, fewer of them, or an error of ours."""
+def test_a_mutated_aiven_manifest_never_returns_wrong_records(sample, key) -> None:
+    """Changed, removed or doubled bytes give the same records, fewer of them, or an error of this project."""
     store, draw = MemoryStore(), random.Random(11)
     files = sample.segments[0]
     stem = put_aiven(store, files, number=0, compressed=True, key=key)
@@ -326,7 +326,7 @@ def test_no_mutated_manifest_does_worse_than_an_error(sample, key) -> None:
         assert {record.offset for record in found} <= {record.offset for record in sample.records}
 
 
-def test_a_bucket_without_segments_has_no_partition_that_can_be_read() -> None:
+def test_a_bucket_without_aiven_segments_has_no_topics() -> None:
     store = MemoryStore()
     with _opened(store) as bucket:
         assert bucket.topics() == []
@@ -339,7 +339,7 @@ def test_a_bucket_without_segments_has_no_partition_that_can_be_read() -> None:
         bucket.topics()
 
 
-# Made by BouncyCastle 1.80, RSA/NONE/OAEPWithSHA3-512AndMGF1Padding, as the plugin asks for it.
+# Made by BouncyCastle 1.80, RSA/NONE/OAEPWithSHA3-512AndMGF1Padding, as in the plugin.
 BOUNCY_KEY = """
 MIIEvAIBADANBgkqhkiG9w0BAQEFAASCBKYwggSiAgEAAoIBAQCrJbEGNKzNntTi3aokugKv624lyxEGjvXTlAODJSbVACqvhREY
 ojlEudASG10pjYjeqAz/lxWIjXTrcfF9VyIYhBNt6aVCJuBf95dolg7nBRolYxUL1/YeKCQuQRyeswetZ30/DohwK6Ix+nj2kq0/
@@ -367,7 +367,7 @@ GnDqh8jEqHqIgs1uUb+QZvrpBrk2Osr8ndD+F+SZ0A==
 """
 
 
-def test_a_data_key_that_the_plugins_own_library_wrapped_is_unwrapped(tmp_path) -> None:
+def test_a_data_key_wrapped_by_the_plugins_library_is_unwrapped(tmp_path) -> None:
     lines = f"-----BEGIN PRIVATE KEY-----{BOUNCY_KEY}-----END PRIVATE KEY-----\n"
     (tmp_path / "key.pem").write_text(lines)
     sealing = Sealing(key_id="k", wrapped_key=base64.b64decode(BOUNCY_WRAPPED), aad=b"told")

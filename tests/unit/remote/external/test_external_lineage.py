@@ -1,4 +1,4 @@
-"""Which copies of the same offsets are read: by Kafka's own cases, and held against a log that is played through."""
+"""The choice among copies of the same offsets: Kafka's own cases, and a comparison with a simulated log."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CASES = {
 }
 
 
-def test_the_cases_one_would_name() -> None:
+def test_choice_among_copies_in_kafkas_own_cases() -> None:
     for what, (copies, expected) in CASES.items():
         found = choose([_copy(number, *each) for number, each in enumerate(copies)])
         assert found == [Chosen(*each) for each in expected], what
 
 
-def test_of_two_that_say_the_same_the_newer_is_read() -> None:
+def test_of_two_equal_copies_the_newer_is_read() -> None:
     for stamps in ((1, 2), (2, 1)):
         copies = [_copy(number, 0, 10, [(0, 0)], stamp) for number, stamp in enumerate(stamps)]
         assert choose(copies) == [Chosen(stamps.index(2), 10)]
@@ -43,14 +43,14 @@ def test_of_two_that_say_the_same_the_newer_is_read() -> None:
 
 @st.composite
 def _histories(draw):
-    """A log through leaders, some of them elected uncleanly: (the last log as (offset, epoch), copies made on the way).
+    """A log with several leaders, some of them elected uncleanly: (the final log as (offset, epoch), the copies made).
 
-    Each leader goes on from where it was, and copies some cuts of what is its log then.
+    Each leader continues from its own log, and copies some ranges of it.
     """
     log, copies, epoch = [], [], 0
     for _ in range(draw(st.integers(1, 6))):
         if log and draw(st.booleans()):
-            log = log[: draw(st.integers(0, len(log)))]  # what the new leader never had
+            log = log[: draw(st.integers(0, len(log)))]  # records that the new leader never had
         log = log + [epoch] * draw(st.integers(1, 20))
         for _ in range(draw(st.integers(0, 4))):
             base = draw(st.integers(0, len(log) - 1))
@@ -68,11 +68,11 @@ def _epochs(base, content):
 
 @settings(max_examples=400, deadline=None)
 @given(_histories())
-def test_what_is_chosen_is_what_the_last_leader_has(history) -> None:
-    """Never two of one offset, never a record of a branch that was lost, and nothing that some copy has is left out."""
+def test_chosen_copies_give_exactly_the_records_of_the_last_leader(history) -> None:
+    """No offset twice, no record of a lost branch, and no record left out that some copy has."""
     log, copies = history
     made = [_copy(number, base, end, _epochs(base, content)) for number, (base, end, content) in enumerate(copies)]
-    known = _epochs(0, log)  # the checkpoint that goes with the last leader's copies
+    known = _epochs(0, log)  # the checkpoint of the last leader's copies
     found = {}
     reached = 0
     for each in choose(made, known):
@@ -89,5 +89,5 @@ def test_what_is_chosen_is_what_the_last_leader_has(history) -> None:
 
 
 def _counts(log, base, content, at):
-    """The record and everything before it in its copy are the last leader's."""
+    """Whether the record and all before it in its copy belong to the last leader."""
     return base + at < len(log) and content[: at + 1] == tuple(log[base : base + at + 1])

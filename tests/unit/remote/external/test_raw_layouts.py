@@ -1,4 +1,4 @@
-"""Buckets of Kafka's own files: LocalTieredStorage, Pinterest's uploader, directories of logs."""
+"""Buckets with Kafka's own files: LocalTieredStorage, Pinterest's uploader, directories of logs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYOUTS = ("local-tiered-storage", "pinterest", "logs")
 
 @pytest.mark.parametrize("asked", ["auto", "by name"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_kafkas_files_is_read_record_for_record(sample, layout, asked) -> None:
+def test_every_layout_of_kafka_files_is_read_record_for_record(sample, layout, asked) -> None:
     store = MemoryStore()
     _put_all(store, layout, sample)
     before = {info.key: info.size_bytes for info in store.list("")}
@@ -57,14 +57,14 @@ def test_every_layout_of_kafkas_files_is_read_record_for_record(sample, layout, 
     assert {info.key: info.size_bytes for info in store.list("")} == before
 
 
-def test_logs_without_any_index_are_read_by_offset_by_time_and_committed(sample) -> None:
+def test_logs_without_indexes_are_read_by_offset_by_time_and_committed(sample) -> None:
     store = MemoryStore()
     _put_all(store, "logs", sample, indexes=False, root="deep/er/")
     with _opened(store) as bucket:
         assert_reads(bucket, sample)
 
 
-def test_a_directory_of_one_partition_is_named_by_the_url(sample, tmp_path) -> None:
+def test_a_url_of_one_partition_directory_names_the_partition(sample, tmp_path) -> None:
     with open_remote(sample.directory.as_uri(), layout="logs") as bucket:
         assert bucket.partitions(NAME.topic) == [NAME]
         found = list(bucket.reader().records(NAME, 0))
@@ -75,7 +75,7 @@ def test_a_directory_of_one_partition_is_named_by_the_url(sample, tmp_path) -> N
         bucket.topics()
 
 
-def test_segments_that_are_not_whole_are_passed_over(sample) -> None:
+def test_incomplete_segments_are_skipped(sample) -> None:
     last = sample.segments[-1]
     for layout, put, missing in (
         ("local-tiered-storage", put_kafka_local, (".index", ".timeindex", ".snapshot", ".leader_epoch_checkpoint")),
@@ -90,7 +90,7 @@ def test_segments_that_are_not_whole_are_passed_over(sample) -> None:
                 assert bucket.reader().offsets(NAME) == (0, last.base), (layout, suffix)
 
 
-def test_a_torn_end_of_a_brokers_directory_is_its_end_and_elsewhere_damage(sample) -> None:
+def test_a_torn_end_of_a_log_directory_is_its_end_and_elsewhere_damage(sample) -> None:
     store = MemoryStore()
     _put_all(store, "logs", sample)
     last, inner = sample.segments[-1], sample.segments[1]
@@ -106,8 +106,8 @@ def test_a_torn_end_of_a_brokers_directory_is_its_end_and_elsewhere_damage(sampl
         list(bucket.reader().records(NAME, 0))
 
 
-def test_copies_of_several_brokers_are_one_log_and_leader_epochs_decide(sample, tmp_path) -> None:
-    """A broker that lost an unclean election left another history behind; and one that only lags."""
+def test_copies_of_several_brokers_are_one_log_that_leader_epochs_decide(sample, tmp_path) -> None:
+    """One broker lost an unclean election and has another history; another broker only lags."""
     lost = write_log(tmp_path / "lost" / NAME.directory, epochs=(0, 1), mark={1: b"lost"})
     fork = _start_of(sample, 2)
     assert lost.records != sample.records
@@ -123,8 +123,8 @@ def test_copies_of_several_brokers_are_one_log_and_leader_epochs_decide(sample, 
             assert list(bucket.reader(COMMITTED).records(NAME, 0)) == sample.committed
 
 
-def test_a_segment_cut_where_the_next_leader_began_says_nothing_of_what_was_cut_off(sample, tmp_path) -> None:
-    """Its transaction index tells of transactions that the lost leader ended in another way."""
+def test_a_segment_truncated_at_the_next_leader_gives_no_facts_of_the_truncated_part(sample, tmp_path) -> None:
+    """Its transaction index holds transactions that the lost leader ended in another way."""
     lost = write_log(tmp_path / "lost" / NAME.directory, epochs=(0, 1), mark={1: b"lost"})
     fork = _start_of(sample, 2)
     across = next(files for files in sample.segments if files.base < fork < files.next)
@@ -152,7 +152,7 @@ def _start_of(sample: Sample, epoch: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.split()[0] == str(epoch))
 
 
-def test_a_gap_is_named_and_read_over(sample) -> None:
+def test_a_gap_is_reported_and_skipped(sample) -> None:
     for layout in LAYOUTS:
         store = MemoryStore()
         lost = sample.segments[2]
@@ -164,7 +164,7 @@ def test_a_gap_is_named_and_read_over(sample) -> None:
             assert offsets == [r.offset for r in sample.records if not lost.base <= r.offset < lost.next]
 
 
-def test_news_is_seen_after_a_refresh_and_costs_no_second_look_at_what_is_known(sample) -> None:
+def test_new_segments_are_seen_after_a_refresh_without_reading_known_ones_again(sample) -> None:
     inner = MemoryStore()
     store = MeteredStore(inner)
     for number, files in enumerate(sample.segments[:-1]):
@@ -180,7 +180,7 @@ def test_news_is_seen_after_a_refresh_and_costs_no_second_look_at_what_is_known(
         assert (store.counts() - before).gets <= 6
 
 
-def test_a_layout_that_names_do_not_tell_is_asked_for(sample) -> None:
+def test_an_ambiguous_layout_must_be_given_as_an_option(sample) -> None:
     store = MemoryStore()
     put_aiven(store, sample.segments[0], number=0)
     put_kafka_local(store, sample.segments[0], number=0)
@@ -196,7 +196,7 @@ def test_a_layout_that_names_do_not_tell_is_asked_for(sample) -> None:
         LayoutOptions(layout="logs", private_keys={"k": "f"})
 
 
-def test_what_expires_is_out_of_range_and_what_comes_next_is_read(sample) -> None:
+def test_expired_offsets_are_out_of_range_and_later_ones_are_read(sample) -> None:
     store = MemoryStore()
     _put_all(store, "local-tiered-storage", sample)
     with _opened(store) as bucket:
@@ -216,14 +216,14 @@ def test_what_expires_is_out_of_range_and_what_comes_next_is_read(sample) -> Non
             list(reader.records(NAME, 0))
 
 
-def test_an_iceberg_bucket_is_named_for_what_it_is() -> None:
+def test_an_iceberg_bucket_is_refused_with_its_name() -> None:
     store = MemoryStore()
     store.put("orders/metadata/AAAAAAAAAAAAAAAAAAAAAA.puffin", b"PFA1")
     with _opened(store) as bucket, pytest.raises(InvalidRequest, match="Iceberg"):
         bucket.topics()
 
 
-def test_no_damage_to_any_file_does_worse_than_an_error(sample) -> None:
+def test_damage_to_any_file_never_returns_wrong_records(sample) -> None:
     draw = random.Random(5)
     wrong = 0
     for layout in LAYOUTS:
@@ -251,13 +251,13 @@ def test_no_damage_to_any_file_does_worse_than_an_error(sample) -> None:
                     except LogError:
                         wrong += 1
                         continue
-                # Offsets lie outside of a batch's CRC; what is in it does not.
+                # Offsets are outside of a batch's CRC; the contents of the batch are inside.
                 assert {record.value for record in found} <= {record.value for record in sample.records}
             store.put(key, whole[key])
     assert wrong > 50
 
 
-def test_a_segment_that_went_while_it_was_read_is_a_gap_that_is_named(sample, caplog) -> None:
+def test_a_segment_deleted_during_a_read_is_reported_as_a_gap(sample, caplog) -> None:
     store = MemoryStore()
     _put_all(store, "logs", sample)
     with _opened(store) as bucket:
@@ -271,7 +271,7 @@ def test_a_segment_that_went_while_it_was_read_is_a_gap_that_is_named(sample, ca
         assert f"first={victim.base} next={victim.next}" in caplog.text
 
 
-def test_names_that_are_no_segments_are_passed_over(sample) -> None:
+def test_names_that_are_not_segments_are_skipped(sample) -> None:
     store = MemoryStore()
     _put_all(store, "logs", sample)
     for key in (

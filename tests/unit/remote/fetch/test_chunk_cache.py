@@ -1,4 +1,4 @@
-"""The cache of fetched bytes: what it keeps, what that weighs, and who loads."""
+"""The cache of fetched bytes: its evictions, its size in bytes, and its loads by several readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.errors import Unavailable
 from remote.fetch.chunk_cache import LEFT_KEPT, ChunkCache, Slice
 
 
-def test_the_cache_keeps_what_was_used_last_within_its_bytes():
+def test_cache_holds_the_last_used_chunks_within_its_bytes():
     cache = ChunkCache(10)
     loads = []
 
@@ -26,7 +26,7 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes():
     assert cache.size_bytes == 8
 
 
-def test_pieces_of_one_body_come_and_go_together_and_weigh_what_they_pin():
+def test_pieces_of_one_body_are_evicted_together_and_count_the_whole_body():
     cache = ChunkCache(10)
     body = bytes(8)
     loads = []
@@ -39,7 +39,7 @@ def test_pieces_of_one_body_come_and_go_together_and_weigh_what_they_pin():
 
     cache.fetch([("o", 1), ("o", 2)], load)
     assert cache.size_bytes == 8
-    cache.fetch([("o", 3)], load)  # 12 bytes: the body has to go, and both its pieces
+    cache.fetch([("o", 3)], load)  # 12 bytes: the body and both its pieces are evicted
     assert cache.size_bytes == 4
     cache.fetch([("o", 3)], load)
     cache.fetch([("o", 2), ("o", 1)], load)
@@ -49,7 +49,7 @@ def test_pieces_of_one_body_come_and_go_together_and_weigh_what_they_pin():
     assert cache.size_bytes == 0
 
 
-def test_using_one_piece_keeps_its_body():
+def test_using_one_piece_protects_its_whole_body():
     cache = ChunkCache(12)
     loads = []
 
@@ -63,13 +63,13 @@ def test_using_one_piece_keeps_its_body():
     assert loads == [[1, 2], [3], [4], [5], [3]]
 
 
-def test_a_cache_of_no_bytes_still_gives_what_was_loaded():
+def test_a_cache_of_no_bytes_still_returns_loaded_chunks():
     cache = ChunkCache(0)
     assert cache.fetch([("o", 1), ("o", 2)], lambda keys: dict.fromkeys(keys, b"x")) == [b"x", b"x"]
     assert cache.size_bytes == 0
 
 
-def test_what_many_readers_want_at_once_is_loaded_once():
+def test_a_chunk_that_many_readers_want_at_once_is_loaded_once():
     cache = ChunkCache()
     together, loading, release, loads = threading.Barrier(6), threading.Event(), threading.Event(), []
 
@@ -91,7 +91,7 @@ def test_what_many_readers_want_at_once_is_loaded_once():
     assert len(loads) == 1
 
 
-def test_a_failed_load_fails_its_reader_alone():
+def test_a_failed_load_fails_only_its_own_reader():
     cache = ChunkCache()
     loading, release = threading.Event(), threading.Event()
 
@@ -110,7 +110,7 @@ def test_a_failed_load_fails_its_reader_alone():
             first.result(60)
 
 
-def test_a_reader_that_has_no_memory_to_keep_what_it_loaded_leaves_nobody_waiting(monkeypatch):
+def test_a_reader_without_memory_for_its_chunk_leaves_no_other_reader_waiting(monkeypatch):
     cache, keep, claim = ChunkCache(), ChunkCache._keep, ChunkCache._claim
     loading, release = threading.Event(), threading.Event()
 
@@ -121,7 +121,7 @@ def test_a_reader_that_has_no_memory_to_keep_what_it_loaded_leaves_nobody_waitin
 
     def claim_and_tell(self, *asked):
         claimed = claim(self, *asked)
-        if loading.is_set():  # the other one, which waits now
+        if loading.is_set():  # the other reader, which waits now
             release.set()
         return claimed
 
@@ -141,8 +141,10 @@ def test_a_reader_that_has_no_memory_to_keep_what_it_loaded_leaves_nobody_waitin
         assert second.result(60) == [b"x"]
 
 
-def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypatch):
-    """Each waited for the one before it until its deadline: the eighth for eight times as long."""
+def test_readers_of_a_store_that_hangs_do_not_wait_one_after_another(monkeypatch):
+    """Earlier, each reader waited for the one before it until its deadline: the eighth reader waited eight times as
+    long.
+    """
     readers = 8
     waiting, all_wait = [], threading.Event()
 
@@ -172,11 +174,11 @@ def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypat
         assert [each.result(20) for each in others] == [[b"x"]] * (readers - 1)
         with pytest.raises(Unavailable):
             first.result(60)
-    assert cache.size_bytes == 1, "kept once, however many loaded it"
+    assert cache.size_bytes == 1, "a chunk is stored more than once"
     assert cache.fetch([("o", 1)], fail_first) == [b"x"]
 
 
-def test_what_two_readers_loaded_at_once_is_kept_once_and_leaves_once():
+def test_a_chunk_that_two_readers_loaded_at_once_is_stored_and_evicted_once():
     cache = ChunkCache(4)
 
     def load(keys):
@@ -190,7 +192,7 @@ def test_what_two_readers_loaded_at_once_is_kept_once_and_leaves_once():
     assert cache.size_bytes == 4
 
 
-def test_what_a_stream_left_behind_goes_first_and_the_last_left_before_the_others():
+def test_chunks_that_a_stream_left_behind_are_evicted_first_newest_first():
     cache, loads = ChunkCache(5), []
 
     def load(keys):
@@ -208,7 +210,7 @@ def test_what_a_stream_left_behind_goes_first_and_the_last_left_before_the_other
     assert loads == [3, 1]
 
 
-def test_pieces_of_one_body_are_left_behind_as_one():
+def test_pieces_of_one_body_are_left_behind_together():
     cache = ChunkCache(8)
     cache.fetch([("o", 1)], lambda keys: dict.fromkeys(keys, b"old!"))
     body = bytes(4)
@@ -218,7 +220,7 @@ def test_pieces_of_one_body_are_left_behind_as_one():
     assert [cache.peek(("o", number)) is not None for number in (1, 2, 3, 4)] == [True, False, False, True]
 
 
-def test_streams_replace_in_time_what_was_kept_of_older_ones():
+def test_new_streams_replace_chunks_that_older_streams_left():
     cache, room = ChunkCache(8), 8
     for stream in range(2):
         for number in range(room * LEFT_KEPT + room):
@@ -229,13 +231,13 @@ def test_streams_replace_in_time_what_was_kept_of_older_ones():
     assert cache.size_bytes == room
 
 
-def test_waiting_for_several_loads_of_one_reader_is_waiting_once():
+def test_a_reader_waits_once_for_several_loads_of_another_reader():
     cache, loading, release = ChunkCache(), threading.Event(), threading.Event()
 
     def load(keys):
         loading.set()
         release.wait(60)
-        return {key: b"%d" % key[1] for key in keys if key[1] != 2}  # one it may leave out
+        return {key: b"%d" % key[1] for key in keys if key[1] != 2}  # one that the load may leave out
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.fetch, [("o", 1)], load, ahead=[("o", 2), ("o", 3)])

@@ -1,4 +1,4 @@
-"""Pieces of remote objects on a disk: there after a restart, in bounds, never wrong, never in the way."""
+"""Chunks of remote objects on a disk: there after a restart, within bounds, never wrong, never blocking a read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pieces(disk: ModelDisk) -> list[str]:
     return sorted(name for name in disk.names if name.startswith(ROOT) and not name.endswith(LOCK))
 
 
-def test_a_piece_is_there_after_a_restart_and_another_is_not() -> None:
+def test_a_chunk_is_there_after_a_restart_and_no_other_is() -> None:
     disk = ModelDisk()
     cache = opened(disk)
     cache.keep("data/a", 3, b"bytes")
@@ -53,7 +53,7 @@ def test_a_piece_is_there_after_a_restart_and_another_is_not() -> None:
     assert again.size_bytes == 8
 
 
-def test_it_stays_in_its_bounds_and_lets_go_of_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_disk_cache_stays_within_its_bytes_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
     cache = DiskCache.open(DiskStorage(), str(tmp_path / "cache"), 30)
     assert cache is not None
     for number in range(3):
@@ -72,7 +72,7 @@ def test_it_stays_in_its_bounds_and_lets_go_of_what_was_used_longest_ago(tmp_pat
     smaller.close()
 
 
-def test_a_second_process_goes_without_and_has_it_when_the_first_is_done() -> None:
+def test_a_second_process_has_no_disk_cache_until_the_first_closes_it() -> None:
     disk = ModelDisk()
     first = opened(disk)
     assert DiskCache.open(disk, ROOT, 100) is None
@@ -81,7 +81,7 @@ def test_a_second_process_goes_without_and_has_it_when_the_first_is_done() -> No
     assert DiskCache.open(disk, ROOT, 100) is not None
 
 
-def test_a_failing_disk_turns_it_off_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_error_turns_the_cache_off_and_reads_continue(caplog: pytest.LogCaptureFixture) -> None:
     disk = ModelDisk()
     cache = opened(disk)
     cache.keep("a", 0, b"kept")
@@ -92,7 +92,7 @@ def test_a_failing_disk_turns_it_off_and_nothing_else(caplog: pytest.LogCaptureF
     assert caplog.text.count("reading goes on without the cache") == 1
 
 
-def test_a_full_disk_keeps_nothing_new_and_goes_on_once_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_takes_no_new_chunk_until_there_is_space(caplog: pytest.LogCaptureFixture) -> None:
     for lacking in range(4):
         caplog.clear()
         disk = FillingDisk()
@@ -111,7 +111,7 @@ def test_a_full_disk_keeps_nothing_new_and_goes_on_once_there_is_room(caplog: py
         assert cache.get("a", 9) == b"room"
 
 
-def test_only_pieces_are_ever_removed_from_a_directory_that_others_use_too(tmp_path: Path) -> None:
+def test_only_chunks_are_deleted_from_a_directory_that_others_use_too(tmp_path: Path) -> None:
     for name in ("go/main", "go/main.part", "ab/notes", "ab/" + "a" * 34, "notes"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"somebody's" * 10)
@@ -128,7 +128,7 @@ def test_only_pieces_are_ever_removed_from_a_directory_that_others_use_too(tmp_p
     smaller.close()
     there = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
     assert there >= {"go/main", "go/main.part", "ab/notes", "ab/" + "a" * 34, "notes"}
-    assert len(there - {LOCK}) == 6, "and one piece"
+    assert len(there - {LOCK}) == 6, "expected one chunk besides the other files"
 
 
 class _Refuses(DiskStorage):
@@ -160,7 +160,7 @@ class _Refuses(DiskStorage):
 
 @pytest.mark.parametrize("verb", ["read", "make_directory", "rename", "unlink"])
 @pytest.mark.parametrize("error", [AccessDenied("a file of another user"), NotFound("the directory was emptied")])
-def test_no_error_of_the_disk_reaches_a_reader(tmp_path: Path, verb: str, error: LogError) -> None:
+def test_an_error_of_the_cache_disk_never_reaches_a_reader(tmp_path: Path, verb: str, error: LogError) -> None:
     storage = _Refuses()
     cache = DiskCache.open(storage, str(tmp_path), 10)
     assert cache is not None
@@ -173,7 +173,7 @@ def test_no_error_of_the_disk_reaches_a_reader(tmp_path: Path, verb: str, error:
     assert (DiskCache.open(storage, str(tmp_path), 2) is None) == (verb == "make_directory")
 
 
-def test_whatever_a_power_cut_leaves_a_reader_gets_the_right_bytes_and_the_cache_heals() -> None:
+def test_after_any_power_cut_readers_get_the_right_bytes_and_the_cache_is_repaired() -> None:
     store = MemoryStore()
     row = copied(store)
     for seed in range(60):
@@ -188,11 +188,11 @@ def test_whatever_a_power_cut_leaves_a_reader_gets_the_right_bytes_and_the_cache
         meter = MeteredStore(store)
         third = RemotePartition(meter, PREFIX, ChunkCache(), disk=again._disk)
         assert bytes(third.read(row, 0, len(BODY))) == BODY
-        assert meter.counts().gets == 0, "everything is whole on the disk again"
+        assert meter.counts().gets == 0, "a chunk is missing on the disk"
 
 
 @pytest.mark.parametrize("number", [WHOLE, 2])
-def test_a_damaged_piece_is_fetched_again(number: int) -> None:
+def test_a_damaged_cached_chunk_is_fetched_again(number: int) -> None:
     store, disk = MemoryStore(), ModelDisk()
     row = copied(store)
     cache = opened(disk)
@@ -209,7 +209,7 @@ def test_a_damaged_piece_is_fetched_again(number: int) -> None:
         assert cache.get(name, number) == bytes(damaged)
 
 
-def test_a_manager_and_a_bucket_reader_find_over_a_restart_what_was_fetched(tmp_path: Path) -> None:
+def test_manager_and_bucket_reader_find_fetched_chunks_after_a_restart(tmp_path: Path) -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -228,13 +228,13 @@ def test_a_manager_and_a_bucket_reader_find_over_a_restart_what_was_fetched(tmp_
             assert ((store.counts() - before).gets == 0) == is_second
 
 
-def test_a_cache_among_the_logs_is_refused() -> None:
+def test_a_cache_inside_a_log_directory_is_refused() -> None:
     config = Config.load(None, {"remote.fetch.cache.dir": "data/cache"}, {}, local_dir="data")
     with pytest.raises(InvalidRequest, match=r"inside a log directory: key=remote\.fetch\.cache\.dir"):
         _ = config.fetch_cache_dir
 
 
-def test_who_waits_for_anothers_fetch_does_not_wait_for_the_disk() -> None:
+def test_a_reader_waiting_for_another_readers_fetch_does_not_wait_for_the_disk() -> None:
     store = MemoryStore()
     row = copied(store)
     fetched, served = threading.Event(), threading.Event()
@@ -243,7 +243,7 @@ def test_who_waits_for_anothers_fetch_does_not_wait_for_the_disk() -> None:
         def keep(self, name: str, number: int, body: Body) -> None:
             if number != WHOLE:
                 fetched.set()
-                assert served.wait(60), "the other reader waits for this"
+                assert served.wait(60), "the fetch waits for the disk"
             super().keep(name, number, body)
 
     disk = ModelDisk()

@@ -1,4 +1,4 @@
-"""Cold reads by offset: how often one answer waits for another, what a guess brings, and who stops guessing."""
+"""Cold reads by offset: sequential requests, the gain of a predicted range, and the pause after wrong predictions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from test_range_reader import PREFIX, segment_of
 
 from local.errors import Corrupt
 from remote.fetch.chunk_cache import ChunkCache
-from remote.fetch.range_prediction import REST, WRONG_MAX, Guesses
+from remote.fetch.range_prediction import REST, WRONG_MAX, RangePredictor
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.segment_upload import copy_segment
 from remote.store import Asked, Body, ObjectInfo
@@ -28,7 +28,7 @@ COUNT = 100_000  # offsets
 
 
 class Turns(MemoryStore):
-    """Counts what waits for one another: requests that go out together are one turn."""
+    """Counts sequential requests: requests that are sent together are one turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def offset_index(places: Sequence[tuple[int, int]]) -> bytes:
 
 
 def even(position: int) -> int:
-    """The offset that lies at a byte where all records are of one size."""
+    """The offset at a byte position when all records have the same size."""
     return position * COUNT // SIZE
 
 
@@ -76,8 +76,8 @@ def store() -> Turns:
     return Turns()
 
 
-def kept(store: MemoryStore, places: Sequence[tuple[int, int]], **changes: object) -> RemoteSegment:
-    """A segment with such an offset index, committed."""
+def kept(store: MemoryStore, places: Sequence[tuple[int, int]], **changes: object) -> SegmentEntry:
+    """A committed segment with this offset index."""
     facts = {"base_offset": 0, "next_offset": COUNT, "epochs": ((0, 0),), "offset_index": offset_index(places)}
     segment = segment_of(BODY, **{**facts, **changes})
     row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)
@@ -95,10 +95,10 @@ def look(partition: RemotePartition, offset: int) -> bytes:
     return bytes(partition.read(row, partition.position_of_offset(row, offset), 4096))
 
 
-def test_a_cold_read_waits_three_times_and_not_five(store: Turns) -> None:
+def test_a_prediction_saves_one_of_four_sequential_requests_of_a_cold_read(store: Turns) -> None:
     kept(store, EVEN)
     for guesses, turns in (
-        (Guesses(), ["list", "2 at once", "2 at once"]),
+        (RangePredictor(), ["list", "2 at once", "2 at once"]),
         (None, ["list", "2 at once", "get", "get_ranges"]),
     ):
         store.turns.clear()
@@ -108,9 +108,9 @@ def test_a_cold_read_waits_three_times_and_not_five(store: Turns) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 4095, CHUNK_BYTES, SIZE // 2, SIZE - 5000, SIZE - 1])
-def test_what_is_guessed_is_read_without_another_request_and_is_what_was_uploaded(store: Turns, place: int) -> None:
+def test_a_predicted_range_is_read_without_another_request_and_is_correct(store: Turns, place: int) -> None:
     row = kept(store, EVEN)
-    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     partition.head()
     store.turns.clear()
     position = partition.position_of_offset(row, even(place))
@@ -120,11 +120,11 @@ def test_what_is_guessed_is_read_without_another_request_and_is_what_was_uploade
     assert sum(length for _, length in store.asked) <= 3 * CHUNK_BYTES
 
 
-def test_a_wrong_guess_costs_one_request_and_no_wrong_byte(store: Turns) -> None:
-    """All records but the first few lie in the last chunk."""
+def test_a_wrong_prediction_costs_one_request_and_returns_no_wrong_byte(store: Turns) -> None:
+    """All records except the first few are in the last chunk."""
     places = [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)]
     row = kept(store, places)
-    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     partition.head()
     store.turns.clear()
     position = partition.position_of_offset(row, 5000)
@@ -132,9 +132,9 @@ def test_a_wrong_guess_costs_one_request_and_no_wrong_byte(store: Turns) -> None
     assert store.turns == ["2 at once", "get_ranges"]
 
 
-def test_who_guesses_wrong_stops_for_a_while_and_begins_again(store: Turns) -> None:
+def test_wrong_predictions_stop_predicting_for_a_while(store: Turns) -> None:
     row = kept(store, [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)])
-    guesses, guessed = Guesses(), []
+    guesses, guessed = RangePredictor(), []
     for _ in range(WRONG_MAX + 1 + REST + 1):
         partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
         store.turns.clear()
@@ -143,22 +143,22 @@ def test_who_guesses_wrong_stops_for_a_while_and_begins_again(store: Turns) -> N
     assert guessed == [True] * (WRONG_MAX + 1) + [False] * REST + [True]
 
 
-def test_what_was_guessed_and_is_damaged_is_never_given_out(store: Turns) -> None:
+def test_a_damaged_predicted_range_is_never_returned(store: Turns) -> None:
     row = kept(store, EVEN)
     broken = bytearray(BODY)
     for at in range(0, SIZE, CHUNK_BYTES):
         broken[at + 3] ^= 1
     store.put(PREFIX + row.data_key, bytes(broken))
-    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     position = partition.position_of_offset(row, COUNT // 2)
     with pytest.raises(Corrupt):
         partition.read(row, position, 4096)
 
 
-def test_objects_that_are_missing_or_short_are_told_of_as_without_a_guess(store: Turns) -> None:
+def test_missing_and_short_objects_raise_the_same_errors_as_without_a_prediction(store: Turns) -> None:
     row = kept(store, EVEN)
     store.put(PREFIX + row.data_key, BODY[: SIZE // 2])
-    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     position = partition.position_of_offset(row, COUNT * 3 // 4)
     with pytest.raises(Corrupt, match="short"):
         partition.read(row, position, 4096)
@@ -166,13 +166,13 @@ def test_objects_that_are_missing_or_short_are_told_of_as_without_a_guess(store:
     damaged[20] ^= 1
     store.put(PREFIX + row.indexes_key, bytes(damaged))
     with pytest.raises(Corrupt):
-        RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses()).position_of_offset(row, 5)
+        RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor()).position_of_offset(row, 5)
 
 
-def test_chunks_of_another_size_are_not_taken_and_the_guess_was_wrong(store: Turns) -> None:
+def test_a_prediction_with_another_chunk_size_is_discarded_and_counts_as_wrong(store: Turns) -> None:
     segment = segment_of(BODY, base_offset=0, next_offset=COUNT, epochs=((0, 0),), offset_index=offset_index(EVEN))
     row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=3 * CHUNK_BYTES // 2)
-    guesses = Guesses()
+    guesses = RangePredictor()
     for _ in range(WRONG_MAX + 1):
         partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
         position = partition.position_of_offset(row, even(4 * CHUNK_BYTES))
@@ -180,9 +180,9 @@ def test_chunks_of_another_size_are_not_taken_and_the_guess_was_wrong(store: Tur
     assert guesses.guess(row, 5) is None
 
 
-def test_nothing_is_guessed_where_chunks_have_other_sizes_or_the_indexes_are_here(store: Turns) -> None:
+def test_nothing_is_predicted_for_variable_chunks_or_cached_indexes(store: Turns) -> None:
     row = kept(store, EVEN)
-    guesses = Guesses()
+    guesses = RangePredictor()
     for changes in ({"codec": "zstd"}, {"key_id": "k"}):
         assert guesses.guess(replace(row, **changes), 5) is None
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)

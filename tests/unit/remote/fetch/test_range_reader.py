@@ -1,4 +1,4 @@
-"""Reading tiered segments: what comes out is what went in, or an error that names where; and what it costs."""
+"""Reading copied segments: the uploaded bytes or an error that names the place; and the requests of a read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def damage(store, key, at=None, cut=None):
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 4, 100])
-def test_any_range_is_what_was_uploaded(store, read_ahead):
+def test_any_range_reads_the_uploaded_bytes(store, read_ahead):
     row = copied(store)
     reader = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead)
     rng = random.Random(read_ahead)
@@ -79,11 +79,11 @@ def test_any_range_is_what_was_uploaded(store, read_ahead):
     assert len(reader.read(row, len(BODY), 1)) == 0
 
 
-def test_what_is_read_can_not_be_changed(store, partition):
+def test_bytes_read_are_read_only(store, partition):
     assert partition.read(copied(store), 10, 10).readonly
 
 
-def test_the_indexes_come_back_and_lead_to_positions(store, partition):
+def test_indexes_are_read_back_and_lead_to_positions(store, partition):
     row = copied(store)
     bundle = partition.indexes(row)
     assert bytes(bundle.epochs) == b"0\n1\n0 100\n"
@@ -95,8 +95,8 @@ def test_the_indexes_come_back_and_lead_to_positions(store, partition):
         20000,
         30000,
     ]
-    # 1500 is reached at 1499's floor, the entry (1100, offset 109): an earlier record may already have 1500.
-    # The entry before that one is the start: one wrong entry hides no record.
+    # 1500 is reached at the entry below 1499, (1100, offset 109): an earlier record may already have 1500. The entry
+    # before is the start, so one wrong entry hides no record.
     places = [partition.place_of_timestamp(row, ts) for ts in (0, 1100, 1101, 1500, 1501)]
     assert [position for _, position in places] == [0, 0, 0, 0, 5000]
 
@@ -110,10 +110,10 @@ def test_a_cold_read_is_two_requests_and_a_warm_one_none(store):
     reader.read(row, 5000, CHUNK * 4)
     assert metered.counts().gets == 2  # read ahead
     reader.read(row, 0, len(BODY))
-    assert metered.counts().gets == 4  # what is missing lies on two sides
+    assert metered.counts().gets == 4  # the missing bytes are on two sides
 
 
-def test_neighbouring_chunks_come_in_one_request_up_to_the_range_limit(store, monkeypatch):
+def test_neighbouring_chunks_are_fetched_in_one_request_up_to_the_range_limit(store, monkeypatch):
     monkeypatch.setattr("remote.fetch.range_reader.RANGE_BYTES", 4 * CHUNK)
     row = copied(store)
     metered = MeteredStore(store)
@@ -124,7 +124,7 @@ def test_neighbouring_chunks_come_in_one_request_up_to_the_range_limit(store, mo
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_corrupt_and_says_where(store, partition):
+def test_a_flipped_bit_raises_corrupt_with_its_place(store, partition):
     row = copied(store)
     damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
     with pytest.raises(
@@ -134,16 +134,16 @@ def test_a_flipped_bit_is_corrupt_and_says_where(store, partition):
     assert row.data_key in str(caught.value)
 
 
-def test_damage_elsewhere_does_not_disturb_a_read(store, partition):
+def test_damage_in_another_chunk_does_not_disturb_a_read(store, partition):
     row = copied(store)
     damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
-    assert bytes(partition.read(row, 0, 2 * CHUNK)) == BODY[: 2 * CHUNK]  # it was in the read-ahead
+    assert bytes(partition.read(row, 0, 2 * CHUNK)) == BODY[: 2 * CHUNK]  # the damage was in the read-ahead
     assert bytes(partition.read(row, 3 * CHUNK, len(BODY))) == BODY[3 * CHUNK :]
     with pytest.raises(Corrupt):
         partition.read(row, 2 * CHUNK + 4000, 1)
 
 
-def test_a_bit_that_flipped_on_the_way_is_fetched_again(store):
+def test_a_bit_flipped_in_transit_is_fetched_again(store):
     row = copied(store)
 
     class Noisy(MemoryStore):
@@ -166,7 +166,7 @@ def test_a_bit_that_flipped_on_the_way_is_fetched_again(store):
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_every_byte_matters_in_every_chunk(store, keep):
+def test_a_change_of_any_byte_raises_corrupt(store, keep):
     row = copied(store)
     whole = store.get(PREFIX + row.data_key)
     for at in range(keep, len(whole), 997):
@@ -177,7 +177,7 @@ def test_every_byte_matters_in_every_chunk(store, keep):
             RemotePartition(damaged, PREFIX).read(row, at, 1)
 
 
-def test_a_short_object_is_corrupt_where_it_is_missing_and_read_where_it_is_not(store, partition):
+def test_a_short_object_raises_corrupt_in_its_missing_part_only(store, partition):
     row = copied(store)
     damage(store, PREFIX + row.data_key, cut=5 * CHUNK + 1)
     assert bytes(partition.read(row, 0, 5 * CHUNK)) == BODY[: 5 * CHUNK]
@@ -185,7 +185,7 @@ def test_a_short_object_is_corrupt_where_it_is_missing_and_read_where_it_is_not(
         partition.read(row, 4 * CHUNK, 2 * CHUNK)
 
 
-def test_a_missing_object_is_not_found(store, partition):
+def test_a_missing_object_raises_not_found(store, partition):
     row = copied(store)
     store.delete([PREFIX + row.data_key])
     with pytest.raises(NotFound, match="data/"):
@@ -195,7 +195,7 @@ def test_a_missing_object_is_not_found(store, partition):
         RemotePartition(store, PREFIX).indexes(row)
 
 
-def test_damaged_indexes_are_corrupt_wherever_they_are_hit(store):
+def test_damage_to_any_byte_of_the_indexes_raises_corrupt(store):
     row = copied(store)
     whole = store.get(PREFIX + row.indexes_key)
     for at in range(len(whole)):
@@ -209,7 +209,7 @@ def test_damaged_indexes_are_corrupt_wherever_they_are_hit(store):
         RemotePartition(store, PREFIX).indexes(row)
 
 
-def test_another_segments_indexes_are_refused(store):
+def test_indexes_of_another_segment_are_refused(store):
     row, other = copied(store), copied(store, BODY[::-1])
     assert row.indexes_bytes == other.indexes_bytes
     store.put(PREFIX + row.indexes_key, store.get(PREFIX + other.indexes_key))
@@ -217,7 +217,7 @@ def test_another_segments_indexes_are_refused(store):
         RemotePartition(store, PREFIX).read(row, 0, 1)
 
 
-def test_a_partition_without_a_head_is_not_found(partition):
+def test_a_partition_without_a_manifest_raises_not_found(partition):
     with pytest.raises(NotFound, match="head"):
         partition.head()
 
@@ -237,7 +237,7 @@ def test_a_copy_has_its_facts_its_names_and_its_checksum(store):
     assert store.get_range(PREFIX + row.indexes_key, where.start, where.length) == b"0\n1\n0 100\n"
 
 
-def test_every_attempt_has_names_of_its_own(store):
+def test_every_attempt_of_a_copy_has_new_object_names(store):
     assert copied(store).data_key != copied(store).data_key
 
 
@@ -247,7 +247,7 @@ def test_a_copy_costs_two_puts_and_two_heads(store):
     assert (metered.counts().puts, metered.counts().gets) == (2, 2)
 
 
-def test_progress_adds_up_to_the_size(store):
+def test_progress_of_a_copy_adds_up_to_its_size(store):
     told = []
     segment = segment_of(BODY)
     copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK, progress=told.append)
@@ -255,18 +255,18 @@ def test_progress_adds_up_to_the_size(store):
 
 
 @pytest.mark.parametrize("changes", [{"size_bytes": 0}, {"next_offset": 100}])
-def test_an_empty_segment_is_refused(store, changes):
+def test_copying_an_empty_segment_is_refused(store, changes):
     with pytest.raises(InvalidRequest, match="empty"):
         copied(store, **changes)
 
 
-def test_a_segment_that_is_shorter_than_told_is_corrupt_and_leaves_nothing(store):
+def test_copying_a_segment_shorter_than_declared_raises_corrupt_and_leaves_no_object(store):
     with pytest.raises(Corrupt, match="short"):
         copied(store, size_bytes=len(BODY) + 1)
     assert list(store.list("")) == []
 
 
-def test_a_segment_that_changes_between_two_reads_is_corrupt(store):
+def test_copying_a_segment_that_changes_between_two_reads_raises_corrupt(store):
     class ReadsTwice(MemoryStore):
         def upload(self, key, source):
             b"".join(source.parts())
@@ -277,7 +277,7 @@ def test_a_segment_that_changes_between_two_reads_is_corrupt(store):
         copied(ReadsTwice(), read=lambda start, length: next(reads)[start : start + length])
 
 
-def test_an_upload_that_the_store_does_not_have_is_unavailable_and_cleaned_up(store):
+def test_an_upload_missing_in_the_store_raises_unavailable_and_is_deleted(store):
     class Forgetful(MemoryStore):
         def upload(self, key, source):
             b"".join(source.parts())
@@ -288,7 +288,7 @@ def test_an_upload_that_the_store_does_not_have_is_unavailable_and_cleaned_up(st
     assert list(forgetful.list("")) == []
 
 
-def test_an_upload_that_lost_a_part_is_unavailable_and_cleaned_up():
+def test_an_upload_that_lost_a_part_raises_unavailable_and_is_deleted():
     class Cutting(MemoryStore):
         def upload(self, key, source):
             self.put(key, b"".join(source.parts())[:-5])
@@ -299,11 +299,11 @@ def test_an_upload_that_lost_a_part_is_unavailable_and_cleaned_up():
     assert list(cutting.list("")) == []
 
 
-# --- the parts --------------------------------------------------------------------------------------------------------
+# --- formats ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
-def test_a_chunk_table_has_an_inverse_and_the_whole_checksum(size):
+def test_a_chunk_table_decodes_to_itself_and_has_the_whole_checksum(size):
     table = table_of(BODY[:size], CHUNK)
     assert decode_chunks(encode_chunks(table)) == table
     assert table.whole_crc == crc32c(BODY[:size])
@@ -328,7 +328,7 @@ def test_a_chunk_table_has_golden_bytes():
             decode_chunks(wrong)
 
 
-def test_a_bundle_has_golden_ends():
+def test_an_index_bundle_has_a_golden_start_and_end():
     bundle = decode_bundle(encode_bundle(decode_bundle(_bundle()))[0])
     assert (bytes(bundle.offset), bytes(bundle.txn), bundle.chunks.size_bytes) == (b"oo", b"", 5)
     assert _bundle().startswith(b"oottpe\0\2\0\0")
@@ -342,7 +342,7 @@ def _bundle():
     return encode_bundle(IndexBundle(offset=b"oo", time=b"tt", txn=b"", producers=b"p", epochs=b"e", chunks=table))[0]
 
 
-def test_checksums_of_pieces_combine_in_any_sizes():
+def test_checksums_of_pieces_of_any_sizes_combine():
     rng = random.Random(3)
     for _ in range(20):
         size, step = rng.randrange(1, 20000), rng.randrange(1, 5000)
@@ -350,7 +350,7 @@ def test_checksums_of_pieces_combine_in_any_sizes():
         assert combine([crc32c(each) for each in pieces], [len(each) for each in pieces]) == crc32c(BODY[:size])
 
 
-def test_the_cache_never_keeps_more_alive_than_its_bytes(store):
+def test_the_chunk_cache_never_holds_more_bytes_alive_than_its_limit(store):
     row = copied(store)
     alive = []
 
@@ -376,7 +376,7 @@ def test_the_cache_never_keeps_more_alive_than_its_bytes(store):
         assert sum(alive) <= cache.size_bytes <= 5 * CHUNK
 
 
-def test_a_read_inside_one_fetch_copies_nothing(store):
+def test_a_read_inside_one_fetch_copies_no_bytes(store):
     row = copied(store)
     bodies = []
 
@@ -395,4 +395,4 @@ def test_a_read_inside_one_fetch_copies_nothing(store):
         assert bytes(found) == BODY[position : position + length]
     reader.read(row, 0, len(BODY))
     assert len(bodies) == 2
-    assert bytes(reader.read(row, 6 * CHUNK, 3 * CHUNK)) == BODY[6 * CHUNK : 9 * CHUNK]  # over the seam
+    assert bytes(reader.read(row, 6 * CHUNK, 3 * CHUNK)) == BODY[6 * CHUNK : 9 * CHUNK]  # across two fetched bodies

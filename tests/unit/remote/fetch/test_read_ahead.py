@@ -1,4 +1,4 @@
-"""Reading on and on: the bytes, what is asked of the store for them and when, and what a fault ahead does."""
+"""Sequential reads: their bytes, the requests to the store and their times, and the effect of a fault ahead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remote.fetch import read_ahead
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.read_ahead import SequentialReader
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -26,7 +26,7 @@ BODIES = [random.Random(at).randbytes(size) for at, size in enumerate((40 * CHUN
 
 
 class AtOnce:
-    """Threads that have always finished already, so that what is fetched does not hang on luck."""
+    """Threads that have always finished already, so that the fetches do not depend on timing."""
 
     def submit(self, act: Callable[..., object], *arguments: object) -> Future[object]:
         done: Future[object] = Future()
@@ -35,7 +35,7 @@ class AtOnce:
 
 
 class Watched(MemoryStore):
-    """Remembers every range of data; fails those in `broken`."""
+    """Remembers every range of data; fails the ones in `broken`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def store() -> Watched:
 
 
 @pytest.fixture
-def rows(store: Watched) -> list[RemoteSegment]:
+def rows(store: Watched) -> list[SegmentEntry]:
     found = []
     for at, body in enumerate(BODIES):
         segment = segment_of(body, base_offset=100 * at, next_offset=100 * at + 100, epochs=((0, 100 * at),))
@@ -72,14 +72,14 @@ def rows(store: Watched) -> list[RemoteSegment]:
 
 
 def reader_of(
-    store: MemoryStore | MeteredStore, rows: list[RemoteSegment], *, cache_bytes: int = 1 << 20, window: int = 8
+    store: MemoryStore | MeteredStore, rows: list[SegmentEntry], *, cache_bytes: int = 1 << 20, window: int = 8
 ) -> SequentialReader:
     following = {row.ulid: after for row, after in zip(rows, [*rows[1:], None], strict=True)}
     remote = RemotePartition(store, PREFIX, ChunkCache(cache_bytes))
     return SequentialReader(remote, lambda row: following[row.ulid], window_bytes_max=window * CHUNK)
 
 
-def drained(reader: SequentialReader, rows: list[RemoteSegment]) -> Iterator[bytes]:
+def drained(reader: SequentialReader, rows: list[SegmentEntry]) -> Iterator[bytes]:
     for row in rows:
         position = 0
         while position < row.size_bytes:
@@ -90,21 +90,21 @@ def drained(reader: SequentialReader, rows: list[RemoteSegment]) -> Iterator[byt
 
 @pytest.mark.parametrize("cache_chunks", [0, 3, 30, 200])
 @pytest.mark.parametrize("window", [0, 1, 8, 100])
-def test_a_stream_gives_every_byte_whatever_window_and_cache(
-    store: Watched, rows: list[RemoteSegment], cache_chunks: int, window: int
+def test_a_stream_returns_every_byte_with_any_window_and_cache(
+    store: Watched, rows: list[SegmentEntry], cache_chunks: int, window: int
 ) -> None:
     with closing(reader_of(store, rows, cache_bytes=cache_chunks * CHUNK, window=window)) as reader:
         assert b"".join(drained(reader, rows)) == b"".join(BODIES)
 
 
-def test_the_first_read_asks_for_no_more_than_it_needs(store: Watched, rows: list[RemoteSegment]) -> None:
+def test_the_first_read_requests_only_the_bytes_it_needs(store: Watched, rows: list[SegmentEntry]) -> None:
     reader = reader_of(store, rows)
     reader.read(rows[0], 5 * CHUNK + 10, 100)
     assert store.asked == [(PREFIX + rows[0].data_key, 5 * CHUNK, CHUNK)]
 
 
-def test_a_stream_that_goes_on_has_its_window_here_before_it_asks_in_the_next_segments_too(
-    store: Watched, rows: list[RemoteSegment]
+def test_a_continuing_stream_fills_its_window_before_it_reads_the_next_segment(
+    store: Watched, rows: list[SegmentEntry]
 ) -> None:
     reader = reader_of(store, rows, window=8)
     position = 0
@@ -112,19 +112,19 @@ def test_a_stream_that_goes_on_has_its_window_here_before_it_asks_in_the_next_se
         position += len(piece)
         if seen > 4 and position + 8 * CHUNK < len(BODIES[0]):
             covered = max(start + length for _, start, length in store.asked)
-            assert covered >= position + 8 * CHUNK, "the window is behind"
-            assert covered <= position + (8 + 4) * CHUNK, "more than the window and a cell"
+            assert covered >= position + 8 * CHUNK, "the window is not full"
+            assert covered <= position + (8 + 4) * CHUNK, "more than the window and a cell was fetched"
     fetched = sum(length for _, _, length in store.asked)
-    assert fetched == sum(map(len, BODIES)), "each byte once"
+    assert fetched == sum(map(len, BODIES)), "a byte was fetched more than once"
     assert {key for key, _, _ in store.asked} == {PREFIX + row.data_key for row in rows}
-    # The small second segment and what is behind it were here before the stream left the first one.
+    # The small second segment and the one behind it were fetched before the stream left the first one.
     order = [key for key, _, _ in store.asked]
     last_of_first = max(at for at, key in enumerate(order) if key == PREFIX + rows[0].data_key)
     assert order[last_of_first + 1] == PREFIX + rows[1].data_key
 
 
-def test_steps_grow_while_the_stream_goes_on_and_begin_anew_after_a_jump(
-    store: Watched, rows: list[RemoteSegment]
+def test_read_steps_grow_while_a_stream_continues_and_restart_after_a_jump(
+    store: Watched, rows: list[SegmentEntry]
 ) -> None:
     reader = reader_of(store, rows)
     position = 0
@@ -137,15 +137,15 @@ def test_steps_grow_while_the_stream_goes_on_and_begin_anew_after_a_jump(
     assert store.asked[asked:] == [(PREFIX + rows[0].data_key, 35 * CHUNK, CHUNK)]
 
 
-def test_a_read_that_begins_inside_the_last_one_goes_on(store: Watched, rows: list[RemoteSegment]) -> None:
-    """A batch was cut by the end of a step: it is read again, with what follows."""
+def test_a_read_that_begins_inside_the_last_one_continues_the_stream(store: Watched, rows: list[SegmentEntry]) -> None:
+    """The end of a step split a batch: the batch is read again, with the bytes that follow."""
     reader = reader_of(store, rows)
     reader.read(rows[0], 0, CHUNK)
     reader.read(rows[0], CHUNK - 50, CHUNK)
     assert len(store.asked) > 2, "nothing was fetched ahead"
 
 
-def test_a_cache_that_could_not_hold_a_window_gets_none(store: Watched, rows: list[RemoteSegment]) -> None:
+def test_a_cache_smaller_than_a_window_gets_no_read_ahead(store: Watched, rows: list[SegmentEntry]) -> None:
     reader = reader_of(store, rows, cache_bytes=0)
     assert b"".join(drained(reader, rows)) == b"".join(BODIES)
     fetched = sum(length for _, _, length in store.asked)
@@ -153,8 +153,8 @@ def test_a_cache_that_could_not_hold_a_window_gets_none(store: Watched, rows: li
     assert all(length <= 5 * CHUNK for _, _, length in store.asked)
 
 
-def test_a_fault_ahead_is_met_by_the_read_that_needs_the_bytes_and_not_before(
-    store: Watched, rows: list[RemoteSegment]
+def test_a_fault_ahead_is_raised_only_by_the_read_that_needs_the_bytes(
+    store: Watched, rows: list[SegmentEntry]
 ) -> None:
     reader = reader_of(store, rows, window=100)
     store.broken = {PREFIX + rows[2].data_key}
@@ -167,20 +167,20 @@ def test_a_fault_ahead_is_met_by_the_read_that_needs_the_bytes_and_not_before(
         next(stream)
 
 
-def test_where_the_index_cannot_be_read_ahead_nothing_is_fetched_and_nothing_is_lost(
-    store: Watched, rows: list[RemoteSegment]
+def test_a_stream_without_the_next_segments_entry_reads_all_without_read_ahead(
+    store: Watched, rows: list[SegmentEntry]
 ) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(1 << 20))
 
-    def away(row: RemoteSegment) -> RemoteSegment | None:
+    def away(row: SegmentEntry) -> SegmentEntry | None:
         raise Unavailable("the page of rows", row=row.ulid)
 
     with closing(SequentialReader(remote, away)) as reader:
         assert b"".join(drained(reader, rows)) == b"".join(BODIES)
 
 
-def test_a_long_stream_leaves_the_cache_to_what_others_use(store: Watched, rows: list[RemoteSegment]) -> None:
-    """It passes once through more bytes than there is room for; what was there before is there still."""
+def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, rows: list[SegmentEntry]) -> None:
+    """The stream passes once through more bytes than the cache holds; chunks from before the stream stay cached."""
     cache = ChunkCache(30 * CHUNK)
     remote, other = (RemotePartition(store, PREFIX, cache) for _ in range(2))
     other.read(rows[2], 0, 4 * CHUNK)
@@ -192,7 +192,7 @@ def test_a_long_stream_leaves_the_cache_to_what_others_use(store: Watched, rows:
         assert store.asked[asked:] == [], f"gone after stream {passed}"
 
 
-def test_a_stream_that_another_one_follows_leaves_its_bytes_to_it(store: Watched, rows: list[RemoteSegment]) -> None:
+def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, rows: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(36 * CHUNK))
     first, second = (SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK) for _ in range(2))
     with closing(first), closing(second):
@@ -203,10 +203,10 @@ def test_a_stream_that_another_one_follows_leaves_its_bytes_to_it(store: Watched
             next(behind)
         assert b"".join(got) == BODIES[0]
         asked = [start for key, start, _ in store.asked if key == PREFIX + rows[0].data_key]
-        assert len(asked) == len(set(asked)), "fetched twice"
+        assert len(asked) == len(set(asked)), "bytes were fetched twice"
 
 
-def test_only_the_streams_that_are_open_count(store: Watched, rows: list[RemoteSegment]) -> None:
+def test_only_open_streams_protect_their_chunks(store: Watched, rows: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(30 * CHUNK))
     before = SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)
     before.close()
@@ -219,6 +219,6 @@ def test_only_the_streams_that_are_open_count(store: Watched, rows: list[RemoteS
     assert store.asked[asked:] == []
 
 
-def test_a_process_ends_while_its_reading_ahead_hangs():
+def test_a_process_can_exit_while_its_read_ahead_hangs():
     code = "import threading; from remote.fetch.read_ahead import _pool; _pool().submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

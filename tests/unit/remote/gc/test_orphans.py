@@ -1,4 +1,4 @@
-"""Which objects are nobody's: exactly those of older epochs that nothing names; of all others the rule says nothing."""
+"""Orphans are exactly the unnamed objects of older epochs; no other object is an orphan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from remote_samples import head, row
 
 from local.errors import Corrupt, InvalidRequest
-from remote.gc.orphans import Orphan, find_orphans, named_by, nobodys
+from remote.gc.orphans import Orphan, find_orphans, named_by, unreferenced_objects
 from remote.gc.pins import pin_newest
-from remote.keys import boundary_key, data_key, head_key, indexes_key, new_ulid, parse_epoch, pin_key, spill_key
+from remote.keys import boundary_key, data_key, indexes_key, manifest_key, new_ulid, page_key, parse_epoch, pin_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import UnlinkedObject, encode_head
-from remote.manifest.manifest_changes import add_segments, expire_segments, forget_unlinked
+from remote.manifest.manifest import PendingDelete, encode_manifest
+from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.manifest.manifest_page import encode_page
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.manifest.view import CompactedView
 from remote.store import ObjectInfo
 from remote.store.memory_store import MemoryStore
@@ -45,20 +45,20 @@ def _row(base_offset: int, epoch: int = 1, view: str | None = None, **changes: o
         data_key(0, 9, 2, ULID, is_zstd=True, is_encrypted=True),
         indexes_key(0, 9, 2, ULID),
         data_key(0, 9, 2, ULID, view="v"),
-        spill_key(0, 10, (None, 5), 2, ULID),
+        page_key(0, 10, (None, 5), 2, ULID),
     ],
 )
-def test_only_an_older_epoch_makes_an_unnamed_object_nobodys(key: str) -> None:
-    found = {epoch: nobodys([_info(key)], epoch=epoch, named=()) for epoch in (1, 2, 3, 9)}
+def test_an_unnamed_object_is_an_orphan_only_in_a_later_epoch(key: str) -> None:
+    found = {epoch: unreferenced_objects([_info(key)], epoch=epoch, named=()) for epoch in (1, 2, 3, 9)}
     assert {epoch: len(each) for epoch, each in found.items()} == {1: 0, 2: 0, 3: 1, 9: 1}
     assert found[3] == [Orphan(key=key, size_bytes=7, modified_ms=NOW, epoch=2)]
-    assert nobodys([_info(key)], epoch=9, named={key}) == []
+    assert unreferenced_objects([_info(key)], epoch=9, named={key}) == []
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        head_key(1),
+        manifest_key(1),
         boundary_key(1),
         pin_key(ULID),
         f"meta/probe/{ULID}",
@@ -70,29 +70,29 @@ def test_only_an_older_epoch_makes_an_unnamed_object_nobodys(key: str) -> None:
         "",
     ],
 )
-def test_heads_boundaries_pins_probes_and_unknown_names_are_never_nobodys(key: str) -> None:
+def test_manifests_boundaries_pins_probes_and_unknown_names_are_never_orphans(key: str) -> None:
     assert parse_epoch(key) is None
-    assert nobodys([_info(key)], epoch=9, named=()) == []
+    assert unreferenced_objects([_info(key)], epoch=9, named=()) == []
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.booleans()), max_size=20),
     st.integers(1, 5),
 )
-def test_nothing_named_nothing_of_the_newest_epoch_and_all_else_is_found(
+def test_orphans_are_all_unnamed_objects_of_older_epochs_and_no_others(
     drawn: list[tuple[int, int, bool]], epoch: int
 ) -> None:
     keys = {data_key(at * 10, at * 10 + 9, each, ULID): (each, named) for at, each, named in drawn}
     named = {key for key, (_, is_named) in keys.items() if is_named}
-    found = {orphan.key for orphan in nobodys(map(_info, keys), epoch=epoch, named=named)}
+    found = {orphan.key for orphan in unreferenced_objects(map(_info, keys), epoch=epoch, named=named)}
     assert found == {key for key, (made_in, is_named) in keys.items() if made_in < epoch and not is_named}
 
 
-def test_a_head_names_its_rows_its_pages_and_their_rows_its_views_and_what_it_gave_up() -> None:
+def test_a_manifest_names_its_entries_pages_views_and_pending_deletes() -> None:
     rows = [_row(at * 10) for at in range(4)]
     page, _ = encode_page(tuple(rows[:2]), 1, ULID)
     part = _row(0, view="v")
-    gone = UnlinkedObject(key=data_key(70, 79, 1, ULID), size_bytes=1, unlinked_ms=1, epoch=1)
+    gone = PendingDelete(key=data_key(70, 79, 1, ULID), size_bytes=1, unlinked_ms=1, epoch=1)
     view = CompactedView(name="v", rows=(part,), horizon_offset=10)
     known = head(*rows[2:], spills=(page,), views=(view,), unlinked=(gone,))
     wanted = {key for each in (*rows, part) for key in (each.data_key, each.indexes_key)} | {page.key, gone.key}
@@ -118,7 +118,7 @@ def _found(store: MemoryStore, now_ms: int = NOW) -> list[str]:
     return [orphan.key for orphan in find_orphans(store, PREFIX, MetadataLog(store, PREFIX), now_ms=now_ms)]
 
 
-def test_an_upload_that_was_never_committed_is_nobodys_once_another_writer_came() -> None:
+def test_an_upload_without_a_commit_is_an_orphan_after_the_next_takeover() -> None:
     store = MemoryStore()
     log, kept, lost = _opened(store), _row(0), _row(10)
     _put(store, kept, lost)
@@ -128,9 +128,9 @@ def test_an_upload_that_was_never_committed_is_nobodys_once_another_writer_came(
     assert _found(store) == [lost.indexes_key, lost.data_key]
 
 
-def test_pages_and_their_rows_are_named_and_a_page_whose_head_never_came_is_nobodys() -> None:
+def test_pages_in_a_manifest_are_named_and_a_page_without_one_is_an_orphan() -> None:
     store = MemoryStore()
-    log = _opened(store, rule=SpillRule(head_bytes_max=300, page_rows_min=1, kept_rows_min=1))
+    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
     rows = [_row(at * 10) for at in range(6)]
     _put(store, *rows)
     for each in rows:
@@ -144,30 +144,30 @@ def test_pages_and_their_rows_are_named_and_a_page_whose_head_never_came_is_nobo
     assert _found(store) == [lost.key]
 
 
-def test_without_a_head_nothing_is_nobodys() -> None:
+def test_orphans_without_a_manifest_raise_corrupt() -> None:
     store = MemoryStore()
     _put(store, _row(0))
     with pytest.raises(Corrupt, match="there is none beside its objects"):
         _found(store)
 
 
-def test_what_a_pinned_head_names_is_somebodys_until_the_pin_expires() -> None:
-    """The head forgot it by a rule that was broken: the pin's head still counts."""
+def test_objects_of_a_pinned_manifest_are_no_orphans_until_the_pin_expires() -> None:
+    """The newest manifest dropped the object against the rule; the pinned manifest still protects it."""
     store = MemoryStore()
     log, first = _opened(store), _row(0)
     _put(store, first)
     log.commit(add_segments([first]), NOW)
     pin_newest(store, PREFIX, MetadataLog(store, PREFIX), now_ms=NOW, expires_ms=NOW + 10, holder="x")
     log.commit(expire_segments([first.ulid], now_ms=NOW), NOW)
-    log.commit(forget_unlinked([first.data_key, first.indexes_key]), NOW)
+    log.commit(remove_pending_deletes([first.data_key, first.indexes_key]), NOW)
     _opened(store)
     assert _found(store) == []
     assert _found(store, NOW + 10) == [first.indexes_key, first.data_key]
 
 
-def test_a_head_or_a_page_that_cannot_be_read_makes_nothing_nobodys() -> None:
+def test_an_unreadable_manifest_or_page_raises_corrupt_and_gives_no_orphans() -> None:
     store = MemoryStore()
-    log = _opened(store, rule=SpillRule(head_bytes_max=300, page_rows_min=1, kept_rows_min=1))
+    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
     rows = [_row(at * 10) for at in range(4)]
     _put(store, *rows, _row(50))
     for each in rows:
@@ -180,20 +180,20 @@ def test_a_head_or_a_page_that_cannot_be_read_makes_nothing_nobodys() -> None:
     with pytest.raises(Corrupt):
         _found(store)
     store.put(page, body)
-    store.put(PREFIX + head_key(newest.sequence), encode_head(replace(newest, sequence=1)))
+    store.put(PREFIX + manifest_key(newest.sequence), encode_manifest(replace(newest, sequence=1)))
     with pytest.raises(Corrupt):
         _found(store)
 
 
-def test_one_whose_age_is_not_known_is_never_due() -> None:
+def test_an_orphan_of_unknown_age_is_never_due() -> None:
     orphan = Orphan(key="k", size_bytes=1, modified_ms=NOW, epoch=1)
     assert [orphan.is_due(NOW + age, 10) for age in (0, 9, 10)] == [False, False, True]
     assert not replace(orphan, modified_ms=None).is_due(NOW + 100, 10)
 
 
 @pytest.mark.parametrize("made_in", [1, 3])
-def test_no_head_names_an_object_of_another_epoch(made_in: int) -> None:
-    """What an older epoch left may be deleted at any moment; of a later one this writer can have nothing."""
+def test_a_commit_that_names_an_object_of_another_epoch_is_refused(made_in: int) -> None:
+    """Objects of an older epoch may be deleted at any moment; this writer can have none of a later epoch."""
     store = MemoryStore()
     _opened(store)
     log = _opened(store)

@@ -1,4 +1,4 @@
-"""What a removal waits for: readers' pins, of which it hears in time, and for which it does not list each time."""
+"""The removal of a partition waits for readers' pins: it finds them in time, and does not list them in each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "crash"))
-from protocol_world import PREFIX, TOPIC, TOPIC_ID, Writer, rows_of
+from protocol_world import PREFIX, TOPIC, TOPIC_ID, Writer, entries_of
 
 HOUR = 3_600_000
 GRACE = 24 * HOUR
@@ -64,8 +64,8 @@ def run(removal, now_ms, grace_ms=GRACE):
 
 @pytest.mark.parametrize("began_ms", [0, 1, GRACE // 2, GRACE - 1])
 @pytest.mark.parametrize("wrote_ms", [0, 1, GRACE // 2, GRACE - 1])
-def test_who_got_a_pin_reads_what_it_keeps_however_late_pins_are_listed(began_ms, wrote_ms):
-    """The topic is deleted at 1, its rows leave the index at 1 + the grace time; the reader stalls in between."""
+def test_a_reader_with_a_pin_can_read_its_manifest_however_late_pins_are_listed(began_ms, wrote_ms):
+    """The topic is deleted at 1, its entries expire at 1 + the grace period; the reader stalls in between."""
     store = Lagging()
     filled(store)
     removal, log = removal_of(store), MetadataLog(store, PREFIX)
@@ -82,26 +82,26 @@ def test_who_got_a_pin_reads_what_it_keeps_however_late_pins_are_listed(began_ms
         pin, head = pin_newest(store, PREFIX, log, now_ms=began_ms, expires_ms=9 * GRACE, holder="a job")
     except NotFound:
         pin, head = None, None
-        assert not [key for key in store._objects if PINS in key], "it is taken back"
+        assert not [key for key in store._objects if PINS in key], "the pin was not withdrawn"
     store.before_pin = lambda: None
     at(1)
     store.now_ms = GRACE + 1
     state = run(removal, store.now_ms)
     if head is not None:
-        for row in rows_of(log, head):
+        for row in entries_of(log, head):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
     assert (pin is not None) == (max(began_ms, wrote_ms) == 0)
     assert state is (Removal.DONE if pin is None else Removal.WAITING)
 
 
-@pytest.mark.parametrize("has_rows", [True, False])
-def test_while_a_pin_keeps_an_old_head_no_step_lists(has_rows):
+@pytest.mark.parametrize("has_entries", [True, False])
+def test_removal_steps_do_not_list_while_a_pin_protects_an_old_manifest(has_entries):
     inner = MemoryStore()
     writer = filled(inner)
-    if not has_rows:
+    if not has_entries:
         for base in (100, 110, 120):
             writer.expire(base)
-        writer.delete_unlinked()
+        writer.delete_pending()
     log = MetadataLog(inner, PREFIX)
     pin, head = pin_newest(inner, PREFIX, log, now_ms=0, expires_ms=9 * GRACE, holder="a job")
     store = MeteredStore(inner)
@@ -122,20 +122,20 @@ def test_while_a_pin_keeps_an_old_head_no_step_lists(has_rows):
     assert list_pins(inner, PREFIX) == []
 
 
-def test_one_that_gives_way_lists_nothing_while_the_other_waits_for_a_pin():
+def test_a_fenced_removal_lists_once_while_the_other_waits_for_a_pin():
     inner = MemoryStore()
     writer = filled(inner)
     for base in (100, 110, 120):
         writer.expire(base)
-    writer.delete_unlinked()
+    writer.delete_pending()
     pin, _ = pin_newest(inner, PREFIX, MetadataLog(inner, PREFIX), now_ms=0, expires_ms=9 * GRACE, holder="a job")
     store = MeteredStore(inner)
     first, second = removal_of(store), removal_of(inner)
     for each in (first, second):
         assert run(each, GRACE) is Removal.WAITING
-    assert MetadataLog(inner, PREFIX).load().epoch == 3, "each began once"
-    first._pins = PinWatch(store, PREFIX)  # as one that knows of no pin yet: it is about to act, and is fenced
-    for _ in range(2):  # the next step begins with what the bucket says: one listing
+    assert MetadataLog(inner, PREFIX).load().epoch == 3, "expected one takeover of each removal"
+    first._pins = PinWatch(store, PREFIX)  # like a removal that knows of no pin yet: it is about to act, and is fenced
+    for _ in range(2):  # the next step starts with a read of the bucket: one listing
         assert run(first, GRACE) is Removal.WAITING
     before = store.counts().lists
     for minute in range(60):

@@ -1,4 +1,4 @@
-"""How seldom a writer asks for pins, and that it never frees what a pin holds that counts."""
+"""The watch over pins asks the store rarely, and never frees an object that a valid pin protects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def put_pin(store, number, sequence, expires_ms):
 
 
 def renew(store, pin, *, now_ms, expires_ms):
-    """What a renewal leaves in a bucket, where no heads are."""
+    """The effect of a renewal on a bucket without manifests."""
     found = read_pin(store, PREFIX, pin.key)
     if found is None or found.expires_ms <= now_ms:
         return None
@@ -50,7 +50,7 @@ class Asking:
         self.watch = PinWatch(self.store, PREFIX)
 
     def free(self, *sequences, now_ms, at=10, left_ms=NOW - DAY):
-        """What is free of what left the index with these heads, and the requests (gets, lists) to know it."""
+        """The free ones of the objects unlinked by these manifests, and the requests (gets, lists) of the answer."""
         before = self.store.counts()
         due = {str(each): Unlinking(sequence=each, at_ms=left_ms) for each in sequences}
         found = self.watch.free(due, sequence=at, now_ms=now_ms)
@@ -58,60 +58,62 @@ class Asking:
         return sorted(map(int, found)), (asked.gets, asked.lists)
 
 
-def test_one_listing_covers_what_had_left_the_index_before_it():
+def test_one_listing_covers_all_objects_unlinked_before_it():
     asking = Asking()
     assert asking.free(1, 2, now_ms=NOW, at=5) == ([1, 2], (0, 1))
     assert asking.free(3, 4, 5, now_ms=NOW + HOUR, at=9) == ([3, 4, 5], (0, 0))
-    assert asking.free(5, 6, now_ms=NOW + HOUR, at=9) == ([5, 6], (0, 1)), "6 left it later"
+    assert asking.free(5, 6, now_ms=NOW + HOUR, at=9) == ([5, 6], (0, 1)), "6 was unlinked after the listing"
     assert asking.free(7, 8, 9, now_ms=NOW + DAY, at=30) == ([7, 8, 9], (0, 0))
     assert asking.free(now_ms=NOW + DAY) == ([], (0, 0))
 
 
-def test_a_listing_that_may_have_lagged_is_made_again():
+def test_a_listing_that_may_have_lagged_is_repeated():
     asking = Asking()
     assert asking.free(1, now_ms=NOW, left_ms=NOW) == ([1], (0, 1))
     assert asking.free(2, now_ms=NOW + 1, left_ms=NOW - LISTING_LAG_MS + 1) == ([2], (0, 1))
     assert asking.free(3, now_ms=NOW + 2, left_ms=NOW + 1 - LISTING_LAG_MS) == ([3], (0, 0))
 
 
-def test_while_a_pin_stands_it_alone_is_asked_and_seldom():
+def test_a_valid_pin_alone_is_asked_for_and_rarely():
     asking = Asking()
     pin = put_pin(asking.inner, 1, 4, NOW + DAY)
     put_pin(asking.inner, 2, 6, NOW + DAY)
     assert asking.free(5, now_ms=NOW) == ([], (2, 1))
-    assert asking.free(5, 7, 99, now_ms=NOW + RECHECK_MS - 1, at=99) == ([], (0, 0)), "and what left later stays, too"
+    assert asking.free(5, 7, 99, now_ms=NOW + RECHECK_MS - 1, at=99) == ([], (0, 0)), (
+        "an object unlinked after the pin is free"
+    )
     assert asking.free(5, now_ms=NOW + RECHECK_MS) == ([], (1, 0))
-    assert asking.free(3, 4, 5, now_ms=NOW + RECHECK_MS) == ([3, 4], (0, 0)), "the pinned head has no more of those"
+    assert asking.free(3, 4, 5, now_ms=NOW + RECHECK_MS) == ([3, 4], (0, 0)), "3 and 4 are not pinned"
     release(asking.inner, PREFIX, [pin])
-    assert asking.free(5, 6, 7, now_ms=NOW + 2 * RECHECK_MS) == ([5, 6], (2, 0)), "the other one is asked then"
+    assert asking.free(5, 6, 7, now_ms=NOW + 2 * RECHECK_MS) == ([5, 6], (2, 0)), "expected one GET for the other pin"
 
 
-def test_a_pin_is_asked_when_it_ends_and_one_that_was_renewed_goes_on():
+def test_a_pin_is_asked_for_when_it_ends_and_holds_on_if_it_was_renewed():
     asking = Asking()
     pin = put_pin(asking.inner, 1, 4, NOW + 1000)
     assert asking.free(5, now_ms=NOW) == ([], (1, 1))
     assert asking.free(5, now_ms=NOW + 999) == ([], (0, 0))
     renew(asking.inner, pin, now_ms=NOW + 999, expires_ms=NOW + 2000)
     assert asking.free(5, now_ms=NOW + 1000) == ([], (1, 0))
-    assert asking.free(5, now_ms=NOW + 2000) == ([5], (2, 1)), "another one might stand in its place"
-    assert asking.free(5, now_ms=NOW + 2001) == ([5], (1, 0)), "it may be renewed yet, by a clock that is behind"
+    assert asking.free(5, now_ms=NOW + 2000) == ([5], (2, 1)), "expected a listing for a pin in its place"
+    assert asking.free(5, now_ms=NOW + 2001) == ([5], (1, 0)), "expected a GET: a slow clock may still renew the pin"
     assert asking.free(5, now_ms=NOW + 2000 + RENEWAL_LAG_MS) == ([5], (1, 0))
     assert asking.free(5, now_ms=NOW + 2001 + RENEWAL_LAG_MS) == ([5], (0, 0))
 
 
 @pytest.mark.parametrize("is_listed_lapsed", [True, False])
-def test_a_pin_that_is_renewed_by_a_clock_that_is_behind_holds_again_what_is_there_yet(*, is_listed_lapsed):
-    """It lapsed by the writer's clock when it was last asked for, in a listing or by its name."""
+def test_a_pin_renewed_by_a_slow_clock_protects_the_remaining_objects_again(*, is_listed_lapsed):
+    """By the writer's clock the pin had expired when it was last read, in a listing or by its name."""
     asking = Asking()
     pin = put_pin(asking.inner, 1, 4, NOW + 1000)
     if not is_listed_lapsed:
         assert asking.free(5, now_ms=NOW)[0] == []
     assert asking.free(5, now_ms=NOW + 1500)[0] == [5]
     assert renew(asking.inner, pin, now_ms=NOW + 999, expires_ms=NOW + DAY) is not None
-    assert asking.free(6, now_ms=NOW + 2000) == ([], (1, 0)), "6 had left the index before that, but is due only now"
+    assert asking.free(6, now_ms=NOW + 2000) == ([], (1, 0)), "6 was unlinked before the renewal, but is due only now"
 
 
-def test_a_clock_that_goes_back_makes_the_watch_ask():
+def test_a_clock_that_is_set_back_makes_the_watch_ask_again():
     asking = Asking()
     pin = put_pin(asking.inner, 1, 4, NOW + DAY)
     assert asking.free(5, now_ms=NOW) == ([], (1, 1))
@@ -119,7 +121,7 @@ def test_a_clock_that_goes_back_makes_the_watch_ask():
     assert asking.free(5, now_ms=NOW - 1) == ([5], (1, 0))
 
 
-def test_a_pin_that_cannot_be_read_frees_nothing():
+def test_an_unreadable_pin_frees_nothing():
     asking = Asking()
     pin = put_pin(asking.inner, 1, 4, NOW + DAY)
     asking.inner.put(PREFIX + pin.key, b"{")
@@ -135,8 +137,8 @@ STEPS = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(STEPS)
-def test_what_is_free_is_what_a_fresh_listing_says_or_less_and_in_time_the_same(steps):
-    """Against looking at all pins every time. Pins are of the newest head, as the protocol has it."""
+def test_the_watch_frees_at_most_what_a_fresh_listing_frees_and_the_same_in_time(steps):
+    """Compared with reading all pins every time. Pins are on the newest manifest, as the protocol requires."""
     store, now, sequence, pins, left, count = MemoryStore(), NOW, 1, [], {}, 0
     watch = PinWatch(store, PREFIX)
 
@@ -183,11 +185,11 @@ def test_a_log_whose_segments_expire_all_the_time_lists_pins_once_a_day():
             manager.roll("t", now_ms=now)
             manager.tick(now)
     objects = [key for keys in deleted for key in keys if "/data/" in key]
-    assert len(objects) > 60, "it deletes day and night"
+    assert len(objects) > 60, "too few objects were deleted"
     assert listings.count(prefix + PINS) <= 6
 
 
-def test_a_pin_that_keeps_what_is_due_makes_no_round_list():
+def test_rounds_do_not_list_while_a_pin_protects_due_objects():
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)

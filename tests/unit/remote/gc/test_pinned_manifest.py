@@ -1,4 +1,4 @@
-"""A reader by a pin gets the pinned manifest or NotFound, also where its name holds another manifest."""
+"""A read by a pin returns the pinned manifest or raises NotFound, even if its name holds another manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from local.errors import NotFound
 from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 
@@ -35,7 +35,7 @@ def _another_under_the_name(store: MemoryStore, pin: Pin) -> None:
     log = MetadataLog(other, PREFIX)
     log.load()
     log.become_writer("b", NOW + 2 * HOUR, **OF)
-    key = PREFIX + head_key(pin.sequence)
+    key = PREFIX + manifest_key(pin.sequence)
     store.delete([key])
     store.put(key, other.get(key))
 
@@ -47,7 +47,7 @@ def test_a_pin_reads_its_manifest_again(store: MemoryStore) -> None:
 
 def test_a_deleted_pinned_manifest_is_not_found(store: MemoryStore) -> None:
     pin = _pinned(store)
-    store.delete([PREFIX + head_key(pin.sequence)])
+    store.delete([PREFIX + manifest_key(pin.sequence)])
     with pytest.raises(NotFound, match="the pin has lapsed"):
         PinnedLog(store, PREFIX, pin).load()
 

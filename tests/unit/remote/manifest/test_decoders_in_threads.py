@@ -1,7 +1,8 @@
-"""Bytes are decoded in several threads from the first time on.
+"""Bytes are decoded in several threads from the first decode on.
 
-What msgspec 0.22 knows of a class is made when it first decodes into it, and found half-made by a second thread that
-does so at the same time: the process ends with a segmentation fault. So decoders are made when modules are imported.
+msgspec 0.22 builds its description of a class at the first decode into the class. A second thread that decodes at the
+same time finds it half built, and the process ends with a segmentation fault. So decoders are created when modules are
+imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from remote_samples import head, stored_row
 
-from remote.manifest.manifest import encode_head
+from remote.manifest.manifest import encode_manifest
 
 ROOT = Path(__file__).parents[4]
 MODULES = [path for room in ("local", "remote", "policies", "tiered") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -23,13 +24,13 @@ _BUILTIN = {"dict", "list", "tuple", "str", "int", "bytes", "float", "bool", "ob
 PROGRAM = """
 import sys, threading
 sys.setswitchinterval(1e-6)
-from remote.manifest.manifest import decode_head
+from remote.manifest.manifest import decode_manifest
 body, go, failed = sys.stdin.buffer.read(), threading.Barrier(8), []
 
 def work():
     go.wait()
     try:
-        decode_head(body)
+        decode_manifest(body)
     except BaseException as error:
         failed.append(error)
 
@@ -43,7 +44,7 @@ sys.exit(len(failed))
 
 
 def made_when_called(source: str) -> list[int]:
-    """The lines of functions that decode into a class of ours without a decoder that was made before."""
+    """The lines of functions that decode into a class of this project without a decoder from the import."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode":
@@ -55,7 +56,7 @@ def made_when_called(source: str) -> list[int]:
 
 
 def converted_unprepared(source: str) -> list[int]:
-    """The lines that convert into a class of ours of which no decoder is made when the module is imported."""
+    """The lines that convert into a class of this project without a decoder from the import."""
     tree = ast.parse(source)
     prepared = {
         each.id
@@ -73,7 +74,7 @@ def converted_unprepared(source: str) -> list[int]:
     return found
 
 
-def test_what_is_looked_for_would_be_found() -> None:
+def test_the_search_for_late_decoders_finds_an_example() -> None:
     source = (
         "def f(b):\n    g = msgspec.json.decode(b, type=dict[str, int])\n    return msgspec.json.decode(b, type=Head)\n"
     )
@@ -84,13 +85,13 @@ def test_what_is_looked_for_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_decoder_is_made_when_a_function_is_called(path: Path) -> None:
+def test_every_decoder_is_created_when_its_module_is_imported(path: Path) -> None:
     assert made_when_called(path.read_text()) == []
     assert converted_unprepared(path.read_text()) == []
 
 
-def test_eight_threads_decode_the_first_head_of_a_process() -> None:
-    body = encode_head(head(stored_row()))
+def test_eight_threads_decode_the_first_manifest_of_a_process() -> None:
+    body = encode_manifest(head(stored_row()))
     for _ in range(10):
         done = subprocess.run([sys.executable, "-c", PROGRAM], input=body, cwd=ROOT, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a start costs in requests, with and without a local copy of the index; copies that are wrong are passed over."""
+"""The requests of an open with and without a local copy of the manifest; wrong copies are skipped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from local.errors import Corrupt
-from remote.gc.old_manifests import collect_heads
-from remote.keys import HEADS, head_key
+from remote.gc.old_manifests import collect_manifests
+from remote.keys import HEADS, manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
@@ -25,7 +25,7 @@ from remote_samples import ulid_of
 
 PREFIX = f"orders-{'A' * 22}/0/"
 PARTITION = {"topic": "orders", "topic_id": "A" * 22, "partition": 0}
-RULE = SpillRule(head_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_rows_min=2)
+RULE = PageRule(manifest_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_rows_min=2)
 
 
 def filled(store, count=30):
@@ -42,7 +42,7 @@ def touch(log, count=1):
 
 
 class Bench:
-    """A bucket with rows in pages, and a disk with copies of them."""
+    """A bucket with entries in pages, and a disk with copies of them."""
 
     def __init__(self):
         self.store = MemoryStore()
@@ -51,9 +51,9 @@ class Bench:
         self.start()
 
     def start(self, store=None, offset=5):
-        """One start: what it found, and the requests it took, (puts, gets, lists)."""
+        """Open once; return the manifest, the entry, and the requests (puts, gets, lists)."""
         metered = MeteredStore(store or self.store)
-        log = MetadataLog(metered, PREFIX, copies=IndexCopies(self.disk, "./copies"))
+        log = MetadataLog(metered, PREFIX, copies=ManifestDiskCache(self.disk, "./copies"))
         head = log.refresh()
         found = log.ask(head, lambda index: index.find_by_offset(offset))
         counts = metered.counts()
@@ -63,27 +63,27 @@ class Bench:
         return [name for name in self.disk.list("./copies") if name.endswith(suffix)]
 
 
-def test_a_cold_start_takes_one_listing_two_gets_and_the_page():
+def test_a_cold_open_takes_one_listing_two_gets_and_the_page():
     store = MemoryStore()
     head = filled(store).cached
     assert len(head.spills) > 2
     metered = MeteredStore(store)
     log = MetadataLog(metered, PREFIX)
     assert log.refresh() == head
-    assert (metered.counts().gets, metered.counts().lists) == (2, 1), "the head, none after it"
+    assert (metered.counts().gets, metered.counts().lists) == (2, 1), "expected the manifest and a miss behind it"
     assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
-    assert metered.counts().gets == 3, "and the page"
+    assert metered.counts().gets == 3, "expected one more GET for the page"
     assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
     assert log.index(head).find_by_offset(299).ulid == ulid_of("U29")
     assert metered.counts().gets == 3
     before = metered.counts()
     for _ in range(10):
         log.load()
-    assert (metered.counts() - before).gets == 10, "one GET to know that nothing is new"
+    assert (metered.counts() - before).gets == 10, "expected one GET for each check for a newer manifest"
     assert metered.counts().lists == 1
 
 
-def test_a_start_with_a_copy_takes_three_small_gets_and_no_listing():
+def test_an_open_with_a_copy_takes_three_small_gets_and_no_listing():
     bench = Bench()
     for _ in range(2):
         head, found, requests = bench.start()
@@ -93,7 +93,7 @@ def test_a_start_with_a_copy_takes_three_small_gets_and_no_listing():
     assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 5, 0))
 
 
-def test_a_copy_that_is_torn_is_as_good_as_none():
+def test_a_torn_copy_of_a_manifest_counts_as_none():
     bench = Bench()
     for name in (*bench.names(".head"), *bench.names(".page")):
         whole = bench.disk.read(f"./copies/{name}")
@@ -104,7 +104,7 @@ def test_a_copy_that_is_torn_is_as_good_as_none():
         assert bench.disk.read(f"./copies/{name}") == whole
 
 
-def test_a_copy_of_another_buckets_head_is_never_believed():
+def test_a_copy_of_another_buckets_manifest_is_never_used():
     bench = Bench()
     for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
         head, found, _ = bench.start(other._store)
@@ -112,21 +112,21 @@ def test_a_copy_of_another_buckets_head_is_never_believed():
         bench.start()
 
 
-def test_a_copy_whose_head_was_collected_and_made_again_by_a_stale_writer_is_never_believed():
+def test_a_copy_of_a_deleted_manifest_that_a_stale_writer_recreated_is_never_used():
     bench = Bench()
-    body = bench.store.get(PREFIX + head_key(bench.writer.cached.sequence))
+    body = bench.store.get(PREFIX + manifest_key(bench.writer.cached.sequence))
     sequence = bench.writer.cached.sequence
     other = MetadataLog(bench.store, PREFIX)
     other.become_writer("b", 5, **PARTITION)
     touch(other, 20)
-    collect_heads(bench.store, PREFIX, other, other.cached.sequence - 3, now_ms=6)
+    collect_manifests(bench.store, PREFIX, other, other.cached.sequence - 3, now_ms=6)
     assert bench.start()[0] == other.cached
-    bench.store.put(PREFIX + head_key(sequence), body)
-    IndexCopies(bench.disk, "./copies").keep_head(PREFIX, body, [])
+    bench.store.put(PREFIX + manifest_key(sequence), body)
+    ManifestDiskCache(bench.disk, "./copies").keep_manifest(PREFIX, body, [])
     assert bench.start()[0] == other.cached
 
 
-def test_pages_that_the_newest_head_does_not_name_leave_the_disk():
+def test_copies_of_pages_that_the_newest_manifest_does_not_name_are_deleted():
     bench = Bench()
     for offset in range(0, 300, 20):
         bench.start(offset=offset)
@@ -136,7 +136,7 @@ def test_pages_that_the_newest_head_does_not_name_leave_the_disk():
     assert len(bench.names(".page")) == len(bench.writer.cached.spills) - 1
 
 
-def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
+def test_a_failing_disk_costs_only_the_local_copy():
     class Failing(ModelDisk):
         def make_directory(self, path):
             raise OSError(28, "no space left")
@@ -146,7 +146,7 @@ def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
 
     store = MemoryStore()
     head = filled(store).cached
-    log = MetadataLog(store, PREFIX, copies=IndexCopies(Failing(), "./copies"))
+    log = MetadataLog(store, PREFIX, copies=ManifestDiskCache(Failing(), "./copies"))
     assert log.refresh() == head
     assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
 
@@ -155,43 +155,43 @@ def prefix_of(number):
     return f"orders-{'A' * 22}/{number}/"
 
 
-def test_the_copies_of_all_partitions_stay_within_their_bound_and_those_used_last_stay():
+def test_copies_of_all_partitions_stay_within_their_bound_and_the_last_used_stay():
     disk = ModelDisk()
-    copies = IndexCopies(disk, "./copies", 1000)
+    copies = ManifestDiskCache(disk, "./copies", 1000)
     for number in range(50):
-        copies.keep_head(prefix_of(number), bytes(90), [])
-        copies.head(prefix_of(3))  # read again and again, though it is no head
+        copies.keep_manifest(prefix_of(number), bytes(90), [])
+        copies.head(prefix_of(3))  # read repeatedly, although it is not a valid manifest
         assert sum(disk.size(f"./copies/{name}") for name in disk.list("./copies")) == copies.size_bytes <= 1000
     left = {int(name.split("-")[-1].split(".")[0]) for name in disk.list("./copies")}
-    assert left == {3, *range(40, 50)}, "3 was read again and again"
-    copies.keep_head(prefix_of(7), bytes(1001), [])
+    assert left == {3, *range(40, 50)}, "the copies left are not the last used ones"
+    copies.keep_manifest(prefix_of(7), bytes(1001), [])
     assert f"orders-{'A' * 22}-7.head" not in disk.list("./copies")
     assert copies.size_bytes <= 1000
 
 
-def test_what_lies_there_from_before_counts_and_other_peoples_files_do_not():
+def test_older_copies_count_for_the_bound_and_unknown_files_do_not():
     disk = ModelDisk()
-    IndexCopies(disk, "./copies").keep_head(prefix_of(1), bytes(400), [])
-    IndexCopies(disk, "./copies").keep_head(prefix_of(2), bytes(400), [])
+    ManifestDiskCache(disk, "./copies").keep_manifest(prefix_of(1), bytes(400), [])
+    ManifestDiskCache(disk, "./copies").keep_manifest(prefix_of(2), bytes(400), [])
     for name, size in ((f"orders-{'A' * 22}-2.head.aside", 50), ("notes.head", 5000), ("a.page", 5000)):
         disk.create(f"./copies/{name}").append(bytes(size))
-    copies = IndexCopies(disk, "./copies", 500)
-    copies.keep_head(prefix_of(3), bytes(100), [])
+    copies = ManifestDiskCache(disk, "./copies", 500)
+    copies.keep_manifest(prefix_of(3), bytes(100), [])
     assert copies.size_bytes <= 500
     assert {"notes.head", "a.page", f"orders-{'A' * 22}-3.head"} <= set(disk.list("./copies"))
     assert not [name for name in disk.list("./copies") if name.endswith(".aside")]
 
 
-def test_a_process_that_has_not_the_directory_reads_and_writes_nothing():
+def test_a_process_without_the_directory_lock_reads_and_does_not_write_copies():
     bench = Bench()
     before = {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")}
     touch(bench.writer)
-    log = MetadataLog(bench.store, PREFIX, copies=IndexCopies(bench.disk, "./copies", is_writer=False))
+    log = MetadataLog(bench.store, PREFIX, copies=ManifestDiskCache(bench.disk, "./copies", is_writer=False))
     assert log.ask(log.refresh(), lambda index: index.find_by_offset(299)).ulid == ulid_of("U29")
     assert {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")} == before
 
 
-def test_what_a_manager_keeps_of_the_index_is_within_the_bound_of_its_cache_directory(tmp_path):
+def test_a_managers_manifest_copies_stay_within_the_bound_of_its_cache_directory(tmp_path):
     for bound, least, most in (("64KiB", 4096, 8192), ("0", 0, 0)):
         where, world = tmp_path / bound, World()
         with world.open(remote_fetch_cache_dir=str(where), remote_fetch_cache_dir_max_bytes=bound) as manager:
@@ -203,17 +203,17 @@ def test_what_a_manager_keeps_of_the_index_is_within_the_bound_of_its_cache_dire
         assert least <= sum(sizes) <= most
 
 
-def test_a_writer_keeps_what_it_commits():
+def test_a_writer_stores_a_copy_of_each_manifest_it_commits():
     bench = Bench()
-    log = MetadataLog(bench.store, PREFIX, rule=RULE, copies=IndexCopies(bench.disk, "./copies"))
+    log = MetadataLog(bench.store, PREFIX, rule=RULE, copies=ManifestDiskCache(bench.disk, "./copies"))
     log.become_writer("w2", 9, **PARTITION)
     touch(log, 3)
-    assert IndexCopies(bench.disk, "./copies").head(PREFIX)[0] == log.cached
+    assert ManifestDiskCache(bench.disk, "./copies").head(PREFIX)[0] == log.cached
 
 
 def test_damage_in_the_bucket_is_not_hidden_by_a_copy():
     bench = Bench()
-    key = PREFIX + head_key(bench.writer.cached.sequence)
+    key = PREFIX + manifest_key(bench.writer.cached.sequence)
     bench.store.put(key, b"x" + bench.store.get(key)[1:])
     with pytest.raises(Corrupt):
         bench.start()

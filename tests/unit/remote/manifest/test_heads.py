@@ -1,4 +1,4 @@
-"""The head's bytes, and the pure changes a writer commits."""
+"""The bytes of a manifest, and the pure changes that a writer commits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from local.errors import Corrupt, InvalidRequest
 from local.format.compression import Codec, decompress
 from local.format.crc32c import crc32c
-from remote.manifest.manifest import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest import PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
 from remote.manifest.manifest_changes import (
     add_segments,
+    advance_cleaned_offset,
+    disable_tier,
     expire_pages,
     expire_segments,
-    forget_pages,
-    forget_unlinked,
-    give_up_tier,
     loses_objects,
-    raise_cleaned,
+    remove_pending_deletes,
+    remove_pending_page_deletes,
     replace_segments,
     set_properties,
     unlink_uploads,
@@ -50,7 +50,7 @@ SAMPLE = head(
     row(cleaned_through=10, committed_ms=1_699_999_999_999),
     log_start_offset=5,
     unlinked=(
-        UnlinkedObject(
+        PendingDelete(
             key=row("U0").data_key, size_bytes=99, unlinked_ms=1_699_999_999_998, epoch=2, unlinked_sequence=6
         ),
     ),
@@ -58,42 +58,42 @@ SAMPLE = head(
 )
 
 
-def test_the_bytes_of_a_head_never_change():
-    whole = encode_head(SAMPLE)
+def test_the_bytes_of_a_manifest_never_change():
+    whole = encode_manifest(SAMPLE)
     line, _, body = whole.partition(b"\n")
     assert decode_line(whole) == GOLDEN
     assert line == b"tiered-head 1 %08x %d %d" % (crc32c(body), len(body), len(GOLDEN))
     assert bytes(decompress(Codec.ZSTD, body, len(GOLDEN))) == GOLDEN
-    assert decode_head(encode_line(GOLDEN)) == SAMPLE
+    assert decode_manifest(encode_line(GOLDEN)) == SAMPLE
 
 
-def test_fields_that_are_not_known_are_passed_over():
+def test_unknown_fields_of_a_manifest_are_ignored():
     text = GOLDEN.replace(b'{"format_version"', b'{"later":[1,{}],"format_version"')
-    assert decode_head(encode_line(text)) == SAMPLE
+    assert decode_manifest(encode_line(text)) == SAMPLE
 
 
-def test_any_flipped_bit_is_corrupt():
-    whole = encode_head(SAMPLE)
+def test_any_flipped_bit_of_a_manifest_raises_corrupt():
+    whole = encode_manifest(SAMPLE)
     for at in range(len(whole)):
         for bit in range(8):
             damaged = bytearray(whole)
             damaged[at] ^= 1 << bit
             with pytest.raises(Corrupt):
-                decode_head(damaged)
+                decode_manifest(damaged)
 
 
-def test_any_missing_tail_and_any_extra_byte_is_corrupt():
-    whole = encode_head(SAMPLE)
+def test_any_missing_tail_or_extra_byte_of_a_manifest_raises_corrupt():
+    whole = encode_manifest(SAMPLE)
     for length in range(len(whole)):
         with pytest.raises(Corrupt):
-            decode_head(whole[:length])
+            decode_manifest(whole[:length])
     with pytest.raises(Corrupt):
-        decode_head(whole + b"\n")
+        decode_manifest(whole + b"\n")
 
 
-def test_a_newer_format_is_named():
+def test_a_newer_format_of_a_manifest_is_named_in_the_error():
     with pytest.raises(Corrupt, match=r"newer format: version=2 known=1"):
-        decode_head(encode_head(SAMPLE).replace(b"tiered-head 1 ", b"tiered-head 2 "))
+        decode_manifest(encode_manifest(SAMPLE).replace(b"tiered-head 1 ", b"tiered-head 2 "))
 
 
 @pytest.mark.parametrize(
@@ -111,34 +111,34 @@ def test_a_newer_format_is_named():
         head(format_version=2),
     ],
 )
-def test_a_head_that_contradicts_itself_is_neither_written_nor_read(wrong):
+def test_a_contradictory_manifest_is_neither_written_nor_read(wrong):
     import msgspec
 
     with pytest.raises(InvalidRequest, match="writing a head"):
-        encode_head(wrong)
+        encode_manifest(wrong)
     with pytest.raises(Corrupt, match="reading a head"):
-        decode_head(encode_line(msgspec.json.encode(wrong)))
+        decode_manifest(encode_line(msgspec.json.encode(wrong)))
 
 
-def test_gaps_between_rows_are_allowed():
-    assert decode_head(encode_head(head(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
+def test_missing_offsets_between_entries_are_allowed():
+    assert decode_manifest(encode_manifest(head(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
 
 
-def test_the_next_offset_is_the_last_rows_end_and_never_below_the_log_start():
+def test_next_offset_of_a_manifest_is_its_last_entrys_end_or_the_log_start():
     assert head().next_offset == 0
     assert head(log_start_offset=9).next_offset == 9
     assert head(row("U1", 0, 10), log_start_offset=4).next_offset == 10
     assert head(row("U1", 0, 10), log_start_offset=12).next_offset == 12
 
 
-def test_adding_rows_twice_is_adding_them_once():
+def test_adding_entries_twice_adds_them_once():
     change = add_segments([row("U1", 0, 10), row("U2", 10, 20)])
     once = change(head(committed_ms=42))
     assert [(each.ulid, each.committed_ms) for each in once.segments] == [(ulid_of("U1"), 42), (ulid_of("U2"), 42)]
     assert change(once) is once
 
 
-def test_a_second_upload_of_the_same_segment_is_listed_for_deletion():
+def test_a_second_upload_of_the_same_segment_is_unlinked():
     change = add_segments([row("U9", 0, 10), row("U3", 20, 30)])
     after = change(head(row("U1", 0, 10), row("U2", 10, 20), committed_ms=42))
     assert [each.ulid for each in after.segments] == [ulid_of(name) for name in ("U1", "U2", "U3")]
@@ -151,14 +151,14 @@ def test_a_second_upload_of_the_same_segment_is_listed_for_deletion():
         add_segments([row("U8", 0, 10, data_crc32c=1)])(after)
 
 
-def test_adding_rows_over_others_is_refused():
+def test_adding_entries_over_others_is_refused():
     with pytest.raises(InvalidRequest, match=r"offsets are taken: base_offset=9"):
         add_segments([row("U2", 9, 20)])(head(row("U1", 0, 10)))
     with pytest.raises(InvalidRequest, match="offsets are taken"):
         add_segments([row("U2", 0, 10), row("U3", 5, 15)])(head())
 
 
-def test_expiry_moves_both_objects_to_the_list_and_raises_the_start_only():
+def test_expiry_unlinks_both_objects_and_only_raises_the_log_start_offset():
     before = head(row("U1", 0, 10), row("U2", 10, 20), log_start_offset=3)
     change = expire_segments({ulid_of("U1")}, now_ms=99, log_start_offset=10)
     after = change(before)
@@ -172,10 +172,10 @@ def test_expiry_moves_both_objects_to_the_list_and_raises_the_start_only():
     assert expire_segments(set(), now_ms=1, log_start_offset=1)(after) is after
 
 
-def test_deleted_objects_are_struck_off_once():
-    after = forget_unlinked({row("U0").data_key})(SAMPLE)
+def test_deleted_objects_leave_the_pending_deletes_once():
+    after = remove_pending_deletes({row("U0").data_key})(SAMPLE)
     assert after.unlinked == ()
-    assert forget_unlinked({row("U0").data_key})(after) is after
+    assert remove_pending_deletes({row("U0").data_key})(after) is after
 
 
 def test_settings_are_recorded_once():
@@ -188,7 +188,7 @@ def no_pages(spill):
     raise AssertionError("no page is named")
 
 
-def test_a_row_may_not_vanish_without_its_objects_being_listed():
+def test_a_change_that_drops_an_entry_without_unlinking_its_objects_is_found():
     before = head(row("U1", 0, 10), row("U2", 10, 20))
     assert loses_objects(before, expire_segments({ulid_of("U1")}, now_ms=1)(before), no_pages) is None
     lost = loses_objects(before, replace(before, segments=before.segments[1:]), no_pages)
@@ -196,17 +196,19 @@ def test_a_row_may_not_vanish_without_its_objects_being_listed():
     assert "go back" in (loses_objects(head(log_start_offset=5), head(), no_pages) or "")
 
 
-def test_a_row_that_is_clean_past_the_end_of_the_bucket_is_refused():
-    """It lost records to some that no row holds: these may go with the disk, and others be given their offsets."""
-    encode_head(head(row(cleaned_through=10)))
+def test_an_entry_cleaned_beyond_the_end_of_the_bucket_is_refused():
+    """Cleaning removed its records for newer ones without an entry. A lost disk loses them, and gives their offsets
+    again.
+    """
+    encode_manifest(head(row(cleaned_through=10)))
     with pytest.raises(InvalidRequest, match="for the sake of records that no row holds, cleaned_through=11"):
-        encode_head(head(row(cleaned_through=11)))
+        encode_manifest(head(row(cleaned_through=11)))
 
 
 THREE = head(row("A", 0, 4), row("B", 4, 6), row("C", 6, 9))
 
 
-def test_a_row_takes_the_place_of_those_it_tiles_and_their_objects_are_listed():
+def test_replacing_entries_by_one_that_tiles_them_unlinks_their_objects():
     changed = replace_segments(row("N", 0, 6, committed_ms=1, cleaned_through=9), [ulid_of("A"), ulid_of("B")])(THREE)
     assert [(each.ulid, each.base_offset, each.next_offset) for each in changed.segments] == [
         (ulid_of("N"), 0, 6),
@@ -217,37 +219,37 @@ def test_a_row_takes_the_place_of_those_it_tiles_and_their_objects_are_listed():
     }
     assert loses_objects(THREE, changed, no_pages) is None
     again = replace_segments(row("N", 0, 6), [ulid_of("A"), ulid_of("B")])(changed)
-    assert again is changed, "tried again, nothing changes"
+    assert again is changed, "a second application changed the manifest"
 
 
 @pytest.mark.parametrize(
     ("new", "ulids"), [((0, 5), "AB"), ((0, 9), "AC"), ((1, 6), "AB"), ((0, 6), "A"), ((6, 10), "C")]
 )
-def test_a_row_that_does_not_tile_those_it_replaces_is_refused(new, ulids):
+def test_replacing_entries_by_one_that_does_not_tile_them_is_refused(new, ulids):
     with pytest.raises(InvalidRequest, match="does not tile"):
         replace_segments(row("N", *new), [ulid_of(name) for name in ulids])(THREE)
 
 
-def test_a_replacement_of_rows_that_are_gone_leaves_the_head_and_lists_its_own_objects():
+def test_replacing_missing_entries_changes_no_entry_and_unlinks_its_own_objects():
     changed = replace_segments(row("N", 0, 6), [ulid_of("A"), ulid_of("X")])(THREE)
     assert changed.segments == THREE.segments
     assert [each.key for each in changed.unlinked] == [row("N", 0, 6).data_key, row("N", 0, 6).indexes_key]
 
 
-def test_rows_are_only_ever_called_cleaner():
+def test_cleaned_offsets_of_entries_only_rise():
     sample = head(row("A", 0, 4, cleaned_through=4), row("B", 4, 6))
-    raised = raise_cleaned([ulid_of(name) for name in "ABX"], 6)(sample)
+    raised = advance_cleaned_offset([ulid_of(name) for name in "ABX"], 6)(sample)
     assert [each.cleaned_through for each in raised.segments] == [6, 6]
-    assert raise_cleaned([ulid_of("A")], 3)(sample) is sample
+    assert advance_cleaned_offset([ulid_of("A")], 3)(sample) is sample
 
 
-def test_uploads_are_listed_for_deletion_unless_they_were_committed_after_all():
+def test_uploads_are_unlinked_unless_they_were_committed():
     changed = unlink_uploads([row("A", 0, 4), row("N", 9, 10)])(THREE)
     assert [each.key for each in changed.unlinked] == [row("N", 9, 10).data_key, row("N", 9, 10).indexes_key]
     assert unlink_uploads([row("N", 9, 10)])(changed) is changed
 
 
-def test_a_page_leaves_whole_only_from_below_the_log_start():
+def test_a_page_is_unlinked_whole_only_below_the_log_start_offset():
     rows = (row("A", 0, 10), row("B", 10, 20))
     spill, _ = encode_page(rows, 3, "P" * 26)
     tier = head(row("C", 20, 30), spills=(spill,), log_start_offset=15)
@@ -259,14 +261,14 @@ def test_a_page_leaves_whole_only_from_below_the_log_start():
     assert lost_object(tier, after, lambda page: rows) is None
     assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {rows[0].data_key, spill.key}
     assert expire_pages([spill.key], now_ms=5)(after) is after
-    assert forget_pages([spill.key])(after).unlinked_pages == ()
+    assert remove_pending_page_deletes([spill.key])(after).unlinked_pages == ()
 
 
-def test_a_tier_that_was_given_up_takes_no_row_until_its_last_one_has_left():
+def test_an_abandoned_remote_tier_accepts_no_entry_until_its_last_one_is_unlinked():
     tier = head(row("A", 0, 10), row("B", 10, 20), log_start_offset=2)
-    tier = give_up_tier(log_start_offset=5, now_ms=9)(tier)
-    assert (tier.given_up, tier.log_start_offset, tier.next_offset, tier.taken_upto) == (True, 5, 5, 20)
-    assert give_up_tier(log_start_offset=5, now_ms=10)(tier) is tier
+    tier = disable_tier(log_start_offset=5, now_ms=9)(tier)
+    assert (tier.given_up, tier.log_start_offset, tier.next_offset, tier.allocated_end_offset) == (True, 5, 5, 20)
+    assert disable_tier(log_start_offset=5, now_ms=10)(tier) is tier
     with pytest.raises(InvalidRequest, match="given up"):
         add_segments([row("C", 20, 30)])(tier)
     tier = expire_segments([ulid_of("A")], now_ms=9)(tier)
@@ -274,4 +276,4 @@ def test_a_tier_that_was_given_up_takes_no_row_until_its_last_one_has_left():
     tier = expire_segments([ulid_of("B")], now_ms=9)(tier)
     assert not tier.given_up
     assert add_segments([row("C", 5, 30)])(tier).segments[0].ulid == ulid_of("C")
-    assert give_up_tier(log_start_offset=5, now_ms=9)(head(log_start_offset=5)).given_up is False
+    assert disable_tier(log_start_offset=5, now_ms=9)(head(log_start_offset=5)).given_up is False

@@ -1,4 +1,4 @@
-"""Looking for the newest head: what a listing does not know of yet, and what came in vain."""
+"""Finding the newest manifest: listings that lag, and commits and deletions between the requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from local.errors import Corrupt
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_chain import HeadChain
+from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_changes import set_properties
 from remote.store import Asked, Body, ObjectInfo
 from remote.store.memory_store import MemoryStore
@@ -18,7 +18,7 @@ PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 
 
 class Behind(MemoryStore):
-    """Its listings do not know of the last `hidden` objects; `between` happens after a listing."""
+    """Its listings lack the last `hidden` objects; `between` runs after a listing."""
 
     hidden = 0
 
@@ -43,22 +43,22 @@ def committed(store: MemoryStore, heads: int) -> MetadataLog:
 
 
 @pytest.mark.parametrize("hidden", [0, 1, 2, 3, 6])
-def test_heads_that_a_listing_does_not_know_of_yet_are_found(hidden: int) -> None:
+def test_manifests_missing_in_a_lagging_listing_are_found(hidden: int) -> None:
     store = Behind()
     newest = committed(store, 8).cached
     store.hidden = hidden
-    assert HeadChain(store, PREFIX).newest(None) == newest
+    assert ManifestChain(store, PREFIX).newest(None) == newest
 
 
-def test_a_head_committed_between_the_listing_and_the_look_at_it_is_found() -> None:
+def test_a_manifest_committed_after_the_listing_is_found() -> None:
     store = Behind()
     log = committed(store, 3)
     store.between = lambda: log.commit(set_properties({"a": "b"}), 9)  # type: ignore[method-assign]
-    found = HeadChain(store, PREFIX).newest(None)
+    found = ManifestChain(store, PREFIX).newest(None)
     assert found == log.cached
 
 
-def test_a_listed_head_that_is_gone_is_looked_for_again() -> None:
+def test_a_listed_manifest_that_was_deleted_is_searched_for_again() -> None:
     store = Behind()
     log = committed(store, 3)
     last = log.cached
@@ -67,17 +67,17 @@ def test_a_listed_head_that_is_gone_is_looked_for_again() -> None:
     def collect() -> None:
         store.between = lambda: None  # type: ignore[method-assign]
         log.commit(set_properties({"a": "b"}), 9)
-        store.delete([PREFIX + head_key(last.sequence)])
+        store.delete([PREFIX + manifest_key(last.sequence)])
 
     store.between = collect  # type: ignore[method-assign]
-    assert HeadChain(store, PREFIX).newest(None) == log.cached
+    assert ManifestChain(store, PREFIX).newest(None) == log.cached
 
 
-def test_a_damaged_head_behind_the_listed_one_is_corrupt_and_named() -> None:
+def test_a_damaged_manifest_behind_the_listed_one_raises_corrupt_with_its_name() -> None:
     store = Behind()
     last = committed(store, 3).cached
     assert last is not None
-    store.put(PREFIX + head_key(last.sequence), b"{}")
+    store.put(PREFIX + manifest_key(last.sequence), b"{}")
     store.hidden = 1
-    with pytest.raises(Corrupt, match=head_key(last.sequence)):
-        HeadChain(store, PREFIX).newest(None)
+    with pytest.raises(Corrupt, match=manifest_key(last.sequence)):
+        ManifestChain(store, PREFIX).newest(None)

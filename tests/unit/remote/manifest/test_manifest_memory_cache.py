@@ -1,4 +1,4 @@
-"""Looking again from the head of the look before: one small request, and nothing that happened meanwhile is missed."""
+"""A read that starts at the manifest of the last read: one small request, and no newer manifest is missed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import random
 import pytest
 
 from local.errors import Corrupt, Unavailable
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.pins import pin_newest
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.manifest_memory_cache import SURE_MS, KnownHeads
+from remote.manifest.manifest_memory_cache import SURE_MS, ManifestMemoryCache
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
@@ -21,14 +21,14 @@ STEP_MS = 10_000
 
 
 class Watcher:
-    """Whoever looks again and again, each time with a log of its own."""
+    """A reader that reads repeatedly, each time with a new log object."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store, self.now_ms = store, 0
-        self.known = KnownHeads(lambda: self.now_ms)
+        self.known = ManifestMemoryCache(lambda: self.now_ms)
 
     def look(self, after_ms: int = STEP_MS) -> tuple[str | None, dict[str, int]]:
-        """The commit id of what it finds so long after the look before, and the requests that took."""
+        """Read after `after_ms`; return the commit id found, and the requests of the read."""
         self.now_ms += after_ms
         metered = MeteredStore(self.store)
         head = MetadataLog(metered, PREFIX, known=self.known).load()
@@ -55,7 +55,7 @@ def newest(store: MemoryStore) -> str | None:
     return head.commit_id if head is not None else None
 
 
-def test_a_partition_without_news_costs_one_small_request() -> None:
+def test_a_read_without_a_newer_manifest_costs_one_small_request() -> None:
     store = MemoryStore()
     writer(store, 3)
     watcher = Watcher(store)
@@ -63,12 +63,12 @@ def test_a_partition_without_news_costs_one_small_request() -> None:
     quiet = [watcher.look() for _ in range(SURE_MS // STEP_MS - 1)]
     assert quiet == [(newest(store), {"gets": 1})] * len(quiet)
     assert len(quiet) >= 3
-    assert watcher.look() == (newest(store), {"gets": 3}), "once a minute: still the same bucket, and none collected"
+    assert watcher.look() == (newest(store), {"gets": 3}), "once a minute the boundary is checked too"
     assert watcher.look() == (newest(store), {"gets": 1})
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 5, 9])
-def test_what_was_committed_meanwhile_is_seen_by_the_next_look(heads: int) -> None:
+def test_manifests_committed_since_the_last_read_are_seen(heads: int) -> None:
     store = MemoryStore()
     log, watcher = writer(store, 2), Watcher(store)
     watcher.look()
@@ -77,26 +77,26 @@ def test_what_was_committed_meanwhile_is_seen_by_the_next_look(heads: int) -> No
     assert watcher.look() == (newest(store), {"gets": 1})
 
 
-def test_a_head_whose_followers_were_collected_is_not_taken_for_the_newest_for_long() -> None:
+def test_a_manifest_with_deleted_successors_is_taken_for_the_newest_at_most_a_minute() -> None:
     store = MemoryStore()
     log, watcher = writer(store, 2), Watcher(store)
     watcher.look()
     commit(log, 20)
-    collect_heads(store, PREFIX, log, 15, now_ms=1)
+    collect_manifests(store, PREFIX, log, 15, now_ms=1)
     assert watcher.look(SURE_MS)[0] == newest(store)
 
 
-def test_a_head_that_a_reader_holds_on_to_is_not_taken_for_the_newest_because_it_is_still_there() -> None:
+def test_a_pinned_manifest_is_not_taken_for_the_newest_because_it_still_exists() -> None:
     store = MemoryStore()
     log, watcher = writer(store, 2), Watcher(store)
     pin_newest(store, PREFIX, log, now_ms=0, expires_ms=1 << 40, holder="a job")
     watcher.look()
     commit(log, 20)
-    collect_heads(store, PREFIX, log, 15, now_ms=1)
+    collect_manifests(store, PREFIX, log, 15, now_ms=1)
     assert watcher.look(SURE_MS)[0] == newest(store)
 
 
-def test_a_bucket_that_was_put_back_to_an_earlier_state_is_seen() -> None:
+def test_a_bucket_restored_to_an_earlier_state_is_seen() -> None:
     store = MemoryStore()
     log, watcher = writer(store, 2), Watcher(store)
     before = {info.key: store.get(info.key) for info in store.list("")}
@@ -109,14 +109,14 @@ def test_a_bucket_that_was_put_back_to_an_earlier_state_is_seen() -> None:
     other = MetadataLog(store, PREFIX)
     other.become_writer("other", 9, topic="orders", topic_id="A" * 22, partition=0)
     commit(other, 7)
-    assert watcher.look()[0] == newest(store), "another history under the same names"
+    assert watcher.look()[0] == newest(store), "another history under the same names was not seen"
 
 
-def test_another_history_that_does_not_follow_is_looked_at_from_its_own_beginning() -> None:
-    """Under the next number lies a head that does not follow; what was collected in the one history is in the other."""
+def test_another_history_that_does_not_follow_is_read_from_its_own_start() -> None:
+    """The next number holds a manifest that does not follow. Manifests deleted in one history exist in the other."""
     store, other = MemoryStore(), MemoryStore()
     log = writer(store, 20)
-    collect_heads(store, PREFIX, log, 18, now_ms=1)
+    collect_manifests(store, PREFIX, log, 18, now_ms=1)
     commit(log, 1)
     writer(other, 25)
     watcher = Watcher(store)
@@ -125,18 +125,18 @@ def test_another_history_that_does_not_follow_is_looked_at_from_its_own_beginnin
     assert watcher.look()[0] == newest(other)
 
 
-def test_a_damaged_newest_head_is_told_however_it_is_come_to() -> None:
+def test_a_damaged_newest_manifest_raises_corrupt_however_it_was_found() -> None:
     store = MemoryStore()
     log, watcher = writer(store, 3), Watcher(store)
     watcher.look()
     commit(log, 1)
     assert log.cached is not None
-    store.put(PREFIX + head_key(log.cached.sequence), b"{}")
-    with pytest.raises(Corrupt, match=head_key(log.cached.sequence)):
+    store.put(PREFIX + manifest_key(log.cached.sequence), b"{}")
+    with pytest.raises(Corrupt, match=manifest_key(log.cached.sequence)):
         watcher.look()
 
 
-def test_a_store_that_does_not_answer_leaves_what_is_known() -> None:
+def test_a_store_without_an_answer_does_not_change_the_known_manifests() -> None:
     class Away(MemoryStore):
         is_away = False
 
@@ -156,9 +156,9 @@ def test_a_store_that_does_not_answer_leaves_what_is_known() -> None:
     assert watcher.look() == (newest(store), {"gets": 1})
 
 
-def test_those_used_last_are_known() -> None:
+def test_only_the_last_used_manifests_are_known() -> None:
     store = MemoryStore()
-    known = KnownHeads(lambda: 0, heads_max=2)
+    known = ManifestMemoryCache(lambda: 0, manifests_max=2)
     for number in range(3):
         prefix = f"orders-{'A' * 22}/{number}/"
         log = MetadataLog(store, prefix)
@@ -168,8 +168,8 @@ def test_those_used_last_are_known() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_looks_at_any_history_tell_what_a_first_look_tells(seed: int) -> None:
-    """At any pace while nothing is collected; and always where a minute has passed."""
+def test_reads_of_any_history_return_the_same_as_a_first_read(seed: int) -> None:
+    """At any pace while no manifest is deleted; and always when a minute has passed."""
     rng = random.Random(seed)
     store = MemoryStore()
     log, watcher = writer(store), Watcher(store)
@@ -178,7 +178,7 @@ def test_looks_at_any_history_tell_what_a_first_look_tells(seed: int) -> None:
         commit(log, rng.choice((0, 0, 1, 2, 6, 12)))
         assert log.cached is not None
         if not is_quick and rng.random() < 0.3 and log.cached.sequence > 8:
-            collect_heads(store, PREFIX, log, log.cached.sequence - rng.randrange(1, 6), now_ms=1)
+            collect_manifests(store, PREFIX, log, log.cached.sequence - rng.randrange(1, 6), now_ms=1)
         if rng.random() < 0.2:
             log = MetadataLog(store, PREFIX)
             log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)

@@ -1,4 +1,4 @@
-"""Manifests that no writer would write: one verdict for every reader, and each contradiction with its place."""
+"""Forged manifests: every reader refuses them, and the error names the place of each contradiction."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from view_samples import view, view_row
 
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.format.crc32c import crc32c
-from remote.check.manifest_salvage import salvage_head
+from remote.check.manifest_salvage import salvage_manifest
 from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
 from remote.gc.pin_watch import PinWatch
 from remote.gc.pins import list_pins
-from remote.keys import data_key, head_key, indexes_key, new_ulid, partition_prefix, pin_key
+from remote.keys import data_key, indexes_key, manifest_key, new_ulid, partition_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import UnlinkedObject, UnlinkedPage, decode_head, decode_line, encode_head, encode_line
+from remote.manifest.manifest import (
+    PendingDelete,
+    PendingPageDelete,
+    decode_line,
+    decode_manifest,
+    encode_line,
+    encode_manifest,
+)
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_page import decode_page, encode_page
 from remote.manifest.manifest_validation import Part
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.number_bounds import OBJECT_BYTES_MAX
 from remote.segment_entry import SegmentState
 from remote.store.memory_store import MemoryStore
@@ -30,7 +37,7 @@ from remote.store.memory_store import MemoryStore
 PREFIX = partition_prefix("orders", "A" * 22, 2)
 ROWS = tuple(stored_row(f"R{at}", at * 10, at * 10 + 10) for at in range(4))
 SPILL, _ = encode_page((stored_row("S1", 0, 10), stored_row("S2", 10, 20)), 1, ulid_of("P"))
-WAITING = UnlinkedObject(key=stored_row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2, unlinked_sequence=5)
+WAITING = PendingDelete(key=stored_row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2, unlinked_sequence=5)
 SAMPLE = head(*ROWS, unlinked=(WAITING,), views=(view(view_row()),), properties={"a": "b"})
 
 
@@ -64,7 +71,7 @@ FORGERIES = {
     "a checksum of 33 bits": (with_row(data_crc32c=2**32), "data_crc32c"),
     "a negative record count": (with_row(record_count=-1), "record_count"),
     "an entry whose key climbs out": (with_row(data_key="data/../../x.log"), "no data object"),
-    "an entry whose key is a head's": (with_row(data_key=head_key(7)), "no data object"),
+    "an entry whose key is a head's": (with_row(data_key=manifest_key(7)), "no data object"),
     "an entry whose key is of another segment": (with_row(data_key=OTHER.data_key), "another segment"),
     "an entry whose key has other offsets": (with_row(3, next_offset=2**62), "another segment"),
     "an entry with another ULID": (with_row(ulid=ulid_of("X")), "another segment"),
@@ -89,7 +96,7 @@ FORGERIES = {
     "entries that overlap": (with_row(base_offset=9), "overlap"),
     "entries out of order": (replace(SAMPLE, segments=(ROWS[1], ROWS[0])), "overlap"),
     "an entry that ends before it begins": (with_row(next_offset=10), "overlap"),
-    "a pending delete of a head": (with_waiting(key=head_key(3)), "neither a segment object nor a manifest page"),
+    "a pending delete of a head": (with_waiting(key=manifest_key(3)), "neither a segment object nor a manifest page"),
     "a pending delete of a boundary": (with_waiting(key="meta/gc/boundary/" + "0" * 20), "neither a segment"),
     "a pending delete that climbs out": (with_waiting(key="../../x/data/y"), "neither a segment"),
     "a pending delete of another bucket's object": (with_waiting(key="/x"), "another partition"),
@@ -105,7 +112,7 @@ FORGERIES = {
     "a page with a gap outside it": (with_spill(gaps=((5, 25),)), "a gap outside the page"),
     "a page whose leader epoch is beyond it": (with_spill(epochs=((1, 2**50),)), "outside the page"),
     "a pending delete of a named page": (
-        replace(with_spill(), unlinked_pages=(UnlinkedPage(spill=SPILL, unlinked_ms=1, epoch=1),)),
+        replace(with_spill(), unlinked_pages=(PendingPageDelete(spill=SPILL, unlinked_ms=1, epoch=1),)),
         "still named by a row",
     ),
     "a view with an illegal name": (replace(SAMPLE, views=(view(name="../x"),)), "naming a view"),
@@ -119,24 +126,24 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_head_is_corrupt_and_the_error_names_the_place(forgery):
+def test_a_forged_manifest_raises_corrupt_with_the_place(forgery):
     wrong, told = FORGERIES[forgery]
     with pytest.raises(Corrupt) as error:
-        decode_head(forged(wrong), PREFIX)
+        decode_manifest(forged(wrong), PREFIX)
     assert told in str(error.value)
 
 
 @pytest.mark.parametrize("forgery", [name for name in FORGERIES if not name.startswith("another ")])
-def test_no_writer_writes_a_head_that_readers_refuse(forgery):
+def test_a_manifest_that_readers_refuse_is_not_written(forgery):
     with pytest.raises(InvalidRequest, match="writing a head"):
-        encode_head(FORGERIES[forgery][0])
+        encode_manifest(FORGERIES[forgery][0])
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_no_verb_of_the_chain_takes_a_forged_head_or_writes_after_it(forgery):
+def test_no_operation_of_the_chain_accepts_a_forged_manifest_or_writes_after_it(forgery):
     wrong = FORGERIES[forgery][0]
     store = MemoryStore()
-    store.put(PREFIX + head_key(7), forged(wrong))
+    store.put(PREFIX + manifest_key(7), forged(wrong))
     before = dict(store._objects)
     for read in (lambda log: log.load(exact=True), lambda log: log.refresh(), become_writer):
         with pytest.raises(Corrupt):
@@ -148,7 +155,7 @@ def become_writer(log):
     log.become_writer("w", 1, topic="orders", topic_id="A" * 22, partition=2)
 
 
-def test_a_sound_head_is_taken_with_entries_of_all_kinds():
+def test_a_valid_manifest_with_entries_of_all_kinds_is_accepted():
     fork = replace(ROWS[1], data_key=FORK + ROWS[1].data_key, indexes_key=FORK + ROWS[1].indexes_key)
     job = replace(ROWS[3], next_offset=55, made_by="a-job")
     whole = replace(
@@ -156,58 +163,58 @@ def test_a_sound_head_is_taken_with_entries_of_all_kinds():
         segments=(ROWS[0], fork, ROWS[2], job),
         unlinked=(WAITING, replace(WAITING, key=FORK + WAITING.key), replace(WAITING, key=SPILL.key)),
     )
-    assert decode_head(encode_head(whole), PREFIX) == whole
-    assert decode_head(encode_head(with_spill()), PREFIX) == with_spill()
+    assert decode_manifest(encode_manifest(whole), PREFIX) == whole
+    assert decode_manifest(encode_manifest(with_spill()), PREFIX) == with_spill()
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_what_is_salvaged_of_a_forged_head_is_sound_and_the_rest_is_named(forgery):
-    salvage = salvage_head(forged(FORGERIES[forgery][0]), PREFIX)
+def test_the_salvaged_part_of_a_forged_manifest_is_valid_and_the_rest_is_named(forgery):
+    salvage = salvage_manifest(forged(FORGERIES[forgery][0]), PREFIX)
     assert salvage.found
     if salvage.head is not None:
         assert {row.ulid for row in salvage.head.segments} <= {row.ulid for row in (*ROWS, OTHER)} | {ulid_of("X")}
-        assert decode_head(forged(salvage.head), PREFIX) == salvage.head
+        assert decode_manifest(forged(salvage.head), PREFIX) == salvage.head
 
 
-def test_one_refused_entry_leaves_the_others_and_is_told_with_its_key():
-    salvage = salvage_head(forged(with_row(data_crc32c=2**32)), PREFIX)
+def test_a_refused_entry_is_reported_with_its_key_and_the_others_are_salvaged():
+    salvage = salvage_manifest(forged(with_row(data_crc32c=2**32)), PREFIX)
     assert salvage.head is not None
     assert [row.ulid for row in salvage.head.segments] == [ROWS[0].ulid, ROWS[2].ulid, ROWS[3].ulid]
     (found,) = salvage.found
     assert (found.part, found.index, found.key) == (Part.SEGMENTS, 1, ROWS[1].data_key)
 
 
-def test_a_head_whose_json_is_another_shape_is_corrupt():
-    body = json.loads(decode_line(encode_head(SAMPLE)))
+def test_a_manifest_with_wrong_json_types_raises_corrupt():
+    body = json.loads(decode_line(encode_manifest(SAMPLE)))
     for field in body:
         for value in (None, [], {}, "x", 1.5, [[None]], {"a": []}, "\ud800"):
             text = json.dumps({**body, field: value}).encode()
             try:
-                found = decode_head(encode_line(text), PREFIX)
+                found = decode_manifest(encode_line(text), PREFIX)
             except Corrupt:
                 continue
-            assert decode_head(encode_head(found), PREFIX) == found
+            assert decode_manifest(encode_manifest(found), PREFIX) == found
 
 
-def test_a_head_of_sixty_thousand_entries_is_validated_whole():
+def test_a_manifest_of_sixty_thousand_entries_is_validated_to_the_end():
     rows = []
     for at in range(60_000):
         ulid = new_ulid(1_700_000_000_000 + at)
         names = at * 10, at * 10 + 9, 3, ulid
         keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
         rows.append(replace(ROWS[0], ulid=ulid, base_offset=names[0], next_offset=names[1] + 1, epochs=(), **keys))
-    body = encode_head(head(*rows))
-    assert decode_head(body, PREFIX).segment_count == 60_000
+    body = encode_manifest(head(*rows))
+    assert decode_manifest(body, PREFIX).segment_count == 60_000
     with pytest.raises(Corrupt, match=r"place=segments\[59999\]"):
-        decode_head(forged(head(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
+        decode_manifest(forged(head(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
 
 
 @pytest.fixture
 def paged():
-    """A store with the objects of eight rows, the older of them in pages; the writer's log."""
+    """A store with the objects of eight entries, the older ones in pages, and the writer's log."""
     store = MemoryStore()
     log = MetadataLog(
-        store, PREFIX, rule=SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+        store, PREFIX, rule=PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
     )
     become_writer(log)
     for at in range(8):
@@ -220,9 +227,9 @@ def paged():
 
 
 def next_head(store, newest, **changes):
-    """A forged successor of `newest`."""
+    """Put a forged successor of `newest`."""
     following = replace(newest, sequence=newest.sequence + 1, parent_id=newest.commit_id, commit_id="F", **changes)
-    store.put(PREFIX + head_key(following.sequence), forged(following))
+    store.put(PREFIX + manifest_key(following.sequence), forged(following))
     return following
 
 
@@ -231,12 +238,12 @@ def data_objects(store):
 
 
 @pytest.mark.parametrize("at", [0, 4])
-def test_a_pending_delete_of_an_object_that_a_row_of_a_page_names_deletes_nothing(paged, at):
+def test_a_forged_pending_delete_of_an_object_named_in_a_page_deletes_nothing(paged, at):
     store, log = paged
     victim = stored_row(f"R{at}", at * 10, at * 10 + 10)
     before = data_objects(store)
     for key in (victim.data_key, victim.indexes_key):
-        waiting = UnlinkedObject(key=key, size_bytes=1, unlinked_ms=0, epoch=1)
+        waiting = PendingDelete(key=key, size_bytes=1, unlinked_ms=0, epoch=1)
         next_head(store, log.refresh(exact=True), unlinked=(waiting,))
         log.refresh(exact=True)
         with pytest.raises(Corrupt, match="a row of the same head names it"):
@@ -244,15 +251,15 @@ def test_a_pending_delete_of_an_object_that_a_row_of_a_page_names_deletes_nothin
     assert data_objects(store) == before
 
 
-def test_a_pending_page_delete_spares_the_objects_that_a_living_page_names(paged):
+def test_a_pending_page_delete_spares_objects_that_another_page_names(paged):
     store, log = paged
     newest = log.refresh(exact=True)
     spill = newest.spills[0]
-    rows = tuple(log.page_rows(spill))
+    rows = tuple(log.page_entries(spill))
     twin, body = encode_page(rows, 1, ulid_of("TW"))
     store.put(PREFIX + twin.key, body)
     before = data_objects(store)
-    next_head(store, newest, unlinked_pages=(UnlinkedPage(spill=twin, unlinked_ms=0, epoch=1),))
+    next_head(store, newest, unlinked_pages=(PendingPageDelete(spill=twin, unlinked_ms=0, epoch=1),))
     log.refresh(exact=True)
     delete_due_pages(store, PREFIX, log, PinWatch(store, PREFIX), [twin.key], 10**12)
     assert data_objects(store) == before
@@ -271,7 +278,7 @@ FORGED_PAGES = {
 
 
 @pytest.mark.parametrize("forgery", FORGED_PAGES)
-def test_a_forged_page_with_a_right_checksum_is_corrupt(forgery):
+def test_a_forged_page_with_a_valid_checksum_raises_corrupt(forgery):
     changes, told = FORGED_PAGES[forgery]
     rows = (ROWS[0], replace(ROWS[1], **changes), ROWS[2])
     spill, body = encode_page(rows, 1, ulid_of("P"))
@@ -291,7 +298,7 @@ def test_a_forged_page_with_a_right_checksum_is_corrupt(forgery):
         {"holder": 5},
     ],
 )
-def test_a_forged_pin_is_corrupt(changes):
+def test_a_forged_pin_raises_corrupt(changes):
     store, key = MemoryStore(), pin_key(new_ulid(1))
     body = {"sequence": 1, "commit_id": "C", "expires_ms": 5, "holder": "h"}
     store.put(PREFIX + key, json.dumps(body).encode())
@@ -302,12 +309,12 @@ def test_a_forged_pin_is_corrupt(changes):
 
 
 @pytest.mark.parametrize("upto", [0, 2**63, 10**20 - 1])
-def test_a_forged_boundary_is_corrupt(upto):
+def test_a_forged_boundary_raises_corrupt(upto):
     text = b"tiered-boundary 1 %020d " % upto
     with pytest.raises(Corrupt, match="reading a boundary"):
         decode_boundary(text + b"%08x\n" % crc32c(text))
 
 
-def test_a_store_without_the_partition_says_so():
+def test_reading_a_partition_that_does_not_exist_raises_not_found():
     with pytest.raises(NotFound, match="there is none"):
         MetadataLog(MemoryStore(), PREFIX).refresh()

@@ -1,4 +1,4 @@
-"""A partition whose listing shows no manifest is an error for every reader, never an empty partition."""
+"""A partition with objects and without a listed manifest is an error for every reader, never an empty partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
 from remote.check.partition_check import survey_partition
-from remote.gc.old_manifests import collect_heads
+from remote.gc.old_manifests import collect_manifests
 from remote.gc.orphans import find_orphans
 from remote.keys import HEADS
 from remote.manifest.catalog import list_partitions
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.damages_bucket
 
 
 class Hiding:
-    """A store whose listings leave out all manifests."""
+    """A store whose listings omit all manifests."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -42,7 +42,7 @@ class Hiding:
 
 @pytest.fixture
 def bucket():
-    """A partition with records, and the name of it."""
+    """A partition with records, and its name."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -70,7 +70,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_objects_without_a_manifest_are_corrupt_for_every_reader(bucket, reader):
+def test_objects_without_a_manifest_raise_corrupt_for_every_reader(bucket, reader):
     store, name = bucket
     without_heads(store)
     with pytest.raises(Corrupt, match="there is none beside its objects"):
@@ -79,18 +79,18 @@ def test_objects_without_a_manifest_are_corrupt_for_every_reader(bucket, reader)
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("is_collected", [False, True])
-def test_a_listing_that_hides_manifests_is_told_as_such_to_every_reader(bucket, reader, is_collected):
+def test_a_listing_that_hides_manifests_raises_unavailable_for_every_reader(bucket, reader, is_collected):
     store, name = bucket
     if is_collected:
         log = MetadataLog(store, name.prefix)
         head = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
-        collect_heads(store, name.prefix, log, head.sequence - 1, now_ms=NOW)
+        collect_manifests(store, name.prefix, log, head.sequence - 1, now_ms=NOW)
     with pytest.raises(Unavailable, match="the listing hides objects that are there"):
         READERS[reader](Hiding(store), name)
 
 
 class Opening(MemoryStore):
-    """A store in which a writer creates the first manifest, and an upload, after the reader's first `calls` calls."""
+    """A store in which a writer creates the first manifest and an upload after the reader's first `calls` calls."""
 
     def __init__(self, prefix, calls):
         super().__init__("memory://b")
@@ -126,28 +126,28 @@ class Opening(MemoryStore):
     ],
     ids=["refresh", "head"],
 )
-def test_a_partition_that_is_created_meanwhile_is_read_or_not_found(reader, calls):
+def test_a_partition_created_during_a_read_is_read_or_not_found(reader, calls):
     store = Opening(f"t-{'A' * 22}/0/", calls)
-    with suppress(NotFound):  # it was not there yet when the reader ended
+    with suppress(NotFound):  # the partition did not exist yet when the reader ended
         assert reader(store).epoch == 1
     while not store.is_open:
         list(store.list(""))
     assert reader(store).epoch == 1
 
 
-def test_a_prefix_without_any_object_is_not_found():
+def test_a_prefix_without_any_object_raises_not_found():
     with pytest.raises(NotFound, match="there is none"):
         MetadataLog(MemoryStore(), f"t-{'A' * 22}/0/").refresh()
 
 
-def test_a_scrub_tells_every_object_without_a_manifest(bucket):
+def test_a_scrub_reports_objects_without_a_manifest(bucket):
     store, name = bucket
     without_heads(store)
     store.delete([info.key for info in store.list("") if "/data/" in info.key][1:])
     assert any("no head" in each.what for each in survey_partition(store, name.prefix).findings)
 
 
-def test_a_writer_never_begins_anew_where_a_listing_hides_the_manifests(bucket):
+def test_a_writer_never_starts_a_new_chain_while_a_listing_hides_the_manifests(bucket):
     store, name = bucket
     before = dict(store._objects)
     log = MetadataLog(Hiding(store), name.prefix)
@@ -156,11 +156,11 @@ def test_a_writer_never_begins_anew_where_a_listing_hides_the_manifests(bucket):
     except LogError:
         assert store._objects == before
         return
-    assert head.has_rows, "it took over what is there"
+    assert head.has_entries, "the takeover lost the entries"
 
 
 @pytest.mark.parametrize("words", [["consume", "t", "--remote"], ["remote", "ls"]])
-def test_the_commands_end_with_4_and_say_what_is_missing(tmp_path: Path, monkeypatch, capfd, words):
+def test_commands_exit_with_4_and_name_the_missing_manifest(tmp_path: Path, monkeypatch, capfd, words):
     monkeypatch.chdir(tmp_path)
     bucket = tmp_path / "bucket"
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{bucket}"\n')
@@ -178,7 +178,7 @@ def test_the_commands_end_with_4_and_say_what_is_missing(tmp_path: Path, monkeyp
     assert "there is none beside its objects" in out + said
 
 
-def test_a_partition_with_unknown_objects_alone_was_never_opened(bucket) -> None:
+def test_a_partition_with_only_unknown_objects_raises_not_found(bucket) -> None:
     store, name = bucket
     store.delete([info.key for info in store.list(name.prefix)])
     store.put(name.prefix + "README.txt", b"of another program")

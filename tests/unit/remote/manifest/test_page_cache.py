@@ -1,4 +1,4 @@
-"""Pages of rows in memory: one bound for all partitions, one GET for all readers of a page; their leader epochs."""
+"""Manifest pages in memory: one bound for all partitions, one GET for all readers of a page; leader epochs of pages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import PageCache, Pages
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
 ID = "A" * 22
-RULE = SpillRule(head_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)
+RULE = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)
 
 
 def filled(store, partition=0, rows=33, rule=RULE, epochs=lambda number: ((0, number * 10),)):
-    """A partition with pages of four rows, and its head."""
+    """A partition with pages of four entries; returns its manifest."""
     log = MetadataLog(store, partition_prefix("t", ID, partition), rule=rule)
     log.become_writer("w", 1, topic="t", topic_id=ID, partition=partition)
     made = [row(f"U{at}", at * 10, at * 10 + 10, epochs=epochs(at)) for at in range(rows)]
@@ -45,10 +45,10 @@ def test_the_pages_of_all_partitions_share_one_bound():
     metered = MeteredStore(store)
     big._store = metered
     assert [len(big.rows(heads[0].spills[0])) for _ in range(3)] == [heads[0].spills[0].segment_count] * 3
-    assert metered.counts().gets == 1, "one page stays, whatever the bound"
+    assert metered.counts().gets == 1, "expected one cached page with any bound"
 
 
-def test_the_page_used_last_stays_and_a_page_kept_twice_counts_once():
+def test_the_last_used_page_stays_and_a_page_cached_twice_counts_once():
     store = MemoryStore()
     head = filled(store)
     one, two, three = head.spills[:3]
@@ -64,7 +64,7 @@ def test_the_page_used_last_stays_and_a_page_kept_twice_counts_once():
     assert cache.rows == one.segment_count + two.segment_count
 
 
-def test_partitions_whose_pages_have_the_same_names_keep_them_apart():
+def test_pages_of_the_same_name_in_two_partitions_are_separate():
     cache, stores = PageCache(), [MemoryStore(), MemoryStore()]
     heads = [filled(stores[0]), filled(stores[1], epochs=lambda number: ((7, number * 10),))]
     spill = heads[0].spills[0]
@@ -75,7 +75,7 @@ def test_partitions_whose_pages_have_the_same_names_keep_them_apart():
 
 
 class Slow(MemoryStore):
-    """Its GETs wait until `go`; the first `failing` of them fail then."""
+    """Its GETs wait until `go`; then the first `failing` of them fail."""
 
     def __init__(self, inner, failing=0):
         super().__init__()
@@ -108,7 +108,7 @@ def test_readers_of_one_page_share_one_get():
     assert all(each is found[0] for each in found)
 
 
-def test_readers_that_waited_for_a_get_that_failed_read_by_themselves():
+def test_readers_that_waited_for_a_failed_get_read_by_themselves():
     store = MemoryStore()
     spill = filled(store).spills[0]
     slow = Slow(store, failing=1)
@@ -131,8 +131,8 @@ def test_readers_that_waited_for_a_get_that_failed_read_by_themselves():
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_an_entry_says_no_more_epochs_than_it_may(most):
-    rule = SpillRule(head_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
+def test_a_page_reference_lists_at_most_the_allowed_number_of_epochs(most):
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
     head = filled(MemoryStore(), rows=200, rule=rule, epochs=lambda number: ((number, number * 10),))
     assert head.spills
     assert max(len(spill.epochs) for spill in head.spills) == most
@@ -146,8 +146,8 @@ LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), ma
 
 @settings(max_examples=150, deadline=None)
 @given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
-def test_a_lookup_by_epoch_finds_what_a_walk_over_all_offsets_finds(shape, log_start, epochs_max):
-    """Rows of some offsets, gaps between some, epochs that rise within and between them; most lie in pages."""
+def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_start, epochs_max):
+    """Entries with gaps between some, and epochs that rise within and between them; most entries are in pages."""
     rows, reached, epoch = [], 0, 0
     for size, rises, has_gap in shape:
         base = reached + (3 if has_gap else 0)
@@ -159,8 +159,8 @@ def test_a_lookup_by_epoch_finds_what_a_walk_over_all_offsets_finds(shape, log_s
         epoch = epochs[-1][0] + len(rises) % 2
         rows.append(row(f"U{len(rows)}", base, base + size, epochs=tuple(epochs)))
         reached = base + size
-    store, rule = MeteredStore(MemoryStore()), SpillRule(
-        head_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_rows_min=2, epochs_max=1 + epochs_max
+    store, rule = MeteredStore(MemoryStore()), PageRule(
+        manifest_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_rows_min=2, epochs_max=1 + epochs_max
     )  # fmt: skip
     log = MetadataLog(store, partition_prefix("t", ID, 0), rule=rule)
     log.become_writer("w", 1, topic="t", topic_id=ID, partition=0)

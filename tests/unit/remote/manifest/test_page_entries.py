@@ -1,4 +1,4 @@
-"""The rows of a page, made on demand: what they answer is what a tuple of all of them answers."""
+"""The entries of a page, decoded on demand: the same answers as from a tuple of all of them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import data_key, indexes_key
 from remote.manifest import page_entries
-from remote.manifest.manifest import SpillRow
+from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import _touching
 from remote.manifest.manifest_page import decode_page, encode_page
-from remote.manifest.page_entries import BLOCK_ROWS, PageRows
-from remote.segment_entry import IndexRange, RemoteSegment
+from remote.manifest.page_entries import BLOCK_ROWS, PageEntries
+from remote.segment_entry import IndexRange, SegmentEntry
 
 
-def made_up(count: int, seed: int = 1) -> tuple[RemoteSegment, ...]:
-    """Ascending rows, with holes between some, and timestamps that go back and are missing here and there."""
+def made_up(count: int, seed: int = 1) -> tuple[SegmentEntry, ...]:
+    """Ascending entries, with missing offsets between some, and timestamps that fall or are missing in places."""
     draw, base, rows = random.Random(seed), 0, []
     for at in range(count):
         base += draw.choice((0, 0, 5))
         following = base + draw.randint(1, 9)
         stamp = draw.choice((None, draw.randrange(100)))
         rows.append(
-            RemoteSegment(
+            SegmentEntry(
                 ulid=f"{at:026}",
                 base_offset=base,
                 next_offset=following,
@@ -49,7 +49,7 @@ def made_up(count: int, seed: int = 1) -> tuple[RemoteSegment, ...]:
     return tuple(rows)
 
 
-def page_of(rows: tuple[RemoteSegment, ...]) -> PageRows:
+def page_of(rows: tuple[SegmentEntry, ...]) -> PageEntries:
     return decode_page(*encode_page(rows, 1, "A" * 26))
 
 
@@ -59,19 +59,19 @@ PLACES = st.integers(-3, ROWS[-1].next_offset + 3)
 
 
 @given(start=PLACES, end=st.none() | PLACES)
-def test_a_range_of_offsets_gives_the_same_rows(start: int, end: int | None) -> None:
+def test_a_range_of_offsets_gives_the_same_entries_as_a_tuple(start: int, end: int | None) -> None:
     assert tuple(PAGE.touching(start, end)) == tuple(_touching(ROWS, start, end))
 
 
 @given(stamp=st.integers(-1, 101), start=PLACES, end=st.none() | PLACES)
-def test_a_timestamp_gives_the_same_row(stamp: int, start: int, end: int | None) -> None:
+def test_a_timestamp_gives_the_same_entry_as_a_tuple(stamp: int, start: int, end: int | None) -> None:
     inside = [row for row in _touching(ROWS, start, end) if row.max_timestamp_ms is not None]
     expected = next((row for row in inside if row.max_timestamp_ms is not None and row.max_timestamp_ms >= stamp), None)
     assert PAGE.first_at(stamp, start, end) == expected
 
 
 @pytest.mark.parametrize("count", [1, 2, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS])
-def test_it_is_a_sequence_like_the_tuple_of_its_rows(count: int) -> None:
+def test_page_entries_are_a_sequence_like_the_tuple_of_them(count: int) -> None:
     rows = made_up(count, seed=count)
     page = page_of(rows)
     assert (len(page), tuple(page), page[0], page[-1]) == (count, rows, rows[0], rows[-1])
@@ -83,7 +83,7 @@ def test_it_is_a_sequence_like_the_tuple_of_its_rows(count: int) -> None:
             page[outside]
 
 
-def test_a_lookup_makes_the_rows_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_decodes_the_entries_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     page, made = page_of(ROWS), []
     plain_rows = page_entries._plain_rows
     monkeypatch.setattr(page_entries, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
@@ -94,8 +94,8 @@ def test_a_lookup_makes_the_rows_of_one_block(monkeypatch: pytest.MonkeyPatch) -
     assert made == [BLOCK_ROWS]
 
 
-def spoilt(drop: str | None = None, **columns: object) -> tuple[SpillRow, bytes]:
-    """A page of two rows with other columns, under a head's row that vouches for its bytes."""
+def spoilt(drop: str | None = None, **columns: object) -> tuple[PageEntry, bytes]:
+    """A page of two entries with changed columns, and a page reference with a valid checksum of it."""
     import io
 
     import pyarrow as pa
@@ -112,19 +112,19 @@ def spoilt(drop: str | None = None, **columns: object) -> tuple[SpillRow, bytes]
 
 
 @pytest.mark.parametrize("name", ["base_offset", "next_offset", "max_timestamp_ms"])
-def test_a_page_without_a_column_that_is_searched_is_corrupt_at_once(name: str) -> None:
+def test_a_page_without_a_searched_column_raises_corrupt_at_once(name: str) -> None:
     for page in (spoilt(drop=name), spoilt(**{name: ["a", "b"]})):
         with pytest.raises(Corrupt, match=f"no such page.*{name}"):
             decode_page(*page)
 
 
-def test_a_page_whose_offsets_are_not_there_is_corrupt_at_once() -> None:
+def test_a_page_without_offsets_raises_corrupt_at_once() -> None:
     with pytest.raises(Corrupt, match=r"no such page.*base_offset"):
         decode_page(*spoilt(base_offset=[None, 1]))
 
 
 @pytest.mark.parametrize("name", ["ulid", "data_key", "size_bytes"])
-def test_a_page_with_rows_that_are_none_is_corrupt_when_they_are_looked_at(name: str) -> None:
+def test_a_page_with_invalid_entries_raises_corrupt_when_they_are_read(name: str) -> None:
     page = decode_page(*spoilt(drop=name))
     for look in (lambda: page[0], lambda: list(page), lambda: next(page.touching(0, None))):
         with pytest.raises(Corrupt, match=r"no such page.*key=meta/spill/"):

@@ -1,4 +1,4 @@
-"""Names of remote objects and their inverses; lookups in a head by offset and by time; partitions of a store."""
+"""Names of remote objects and their inverses; lookups in a manifest by offset and by time; partitions of a store."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def index_of(head):
     ("offset", "expected"),
     [(0, "A"), (9, "A"), (10, "B"), (19, "B"), (20, "C"), (29, "C"), (30, "C"), (39, "C"), (49, "D"), (50, None)],
 )
-def test_an_offset_is_found_in_its_row_or_the_next_after_it(offset, expected):
+def test_an_offset_is_found_in_its_entry_or_the_next_one(offset, expected):
     found = index_of(HEAD).find_by_offset(offset)
     assert (found and found.ulid) == expected
 
 
-def test_rows_below_the_log_start_are_passed_over():
+def test_entries_below_the_log_start_offset_are_skipped():
     started = head(*HEAD.segments, log_start_offset=15)
     assert index_of(started).find_by_offset(0).ulid == "B"
     assert index_of(started).find_by_timestamp(0).ulid == "B"
@@ -44,7 +44,7 @@ def test_rows_below_the_log_start_are_passed_over():
 
 
 @pytest.mark.parametrize(("timestamp", "expected"), [(0, "A"), (100, "A"), (101, "C"), (300, "C"), (301, None)])
-def test_a_time_is_found_in_the_first_row_that_reaches_it_though_rows_are_out_of_order(timestamp, expected):
+def test_a_time_is_found_in_the_first_entry_that_reaches_it_in_any_order(timestamp, expected):
     times = {"A": 100, "B": None, "C": 300, "D": 200}
     rows = [
         row(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid]) for each in HEAD.segments
@@ -57,18 +57,18 @@ def test_a_time_is_found_in_the_first_row_that_reaches_it_though_rows_are_out_of
     ("start", "end", "expected"),
     [(0, None, "ABCD"), (10, None, "BCD"), (20, 30, ""), (20, 31, "C"), (9, 11, "AB"), (0, 0, ""), (60, None, "")],
 )
-def test_the_rows_of_a_range_are_those_that_touch_it(start, end, expected):
+def test_the_entries_of_a_range_are_the_ones_that_touch_it(start, end, expected):
     assert "".join(each.ulid for each in index_of(HEAD).rows(start, end)) == expected
 
 
-def test_a_partitions_prefix_has_its_topic_and_its_id():
+def test_a_partition_prefix_has_its_topic_and_its_id():
     assert keys.partition_prefix("or-ders", ID, 3) == f"or-ders-{ID}/3/"
     for topic, topic_id, partition in (("a/b", ID, 0), ("..", ID, 0), ("a", "short", 0), ("a", ID, -1)):
         with pytest.raises(InvalidRequest):
             keys.partition_prefix(topic, topic_id, partition)
 
 
-def test_a_topics_directory_is_told_apart_by_width():
+def test_a_topic_directory_is_split_by_the_width_of_its_id():
     assert keys.parse_topic_directory(f"a-b-{ID}") == ("a-b", ID)
     assert keys.parse_topic_directory(f"a-{ID}") == ("a", ID)
     for other in (ID, f"-{ID}", f"a{ID}", "orders", "", f"..-{ID}", f"a-{ID}x"):
@@ -80,7 +80,7 @@ def test_a_topics_directory_is_told_apart_by_width():
 @pytest.mark.parametrize(
     ("text", "expected"), [("0", 0), ("12", 12), ("03", None), ("-1", None), ("x", None), ("²", None)]
 )
-def test_a_partition_is_a_plain_number(text, expected):
+def test_a_partition_in_a_name_is_a_plain_number(text, expected):
     assert keys.parse_partition(text) == expected
 
 
@@ -94,13 +94,13 @@ def test_names_of_data_and_indexes_are_fixed_and_have_inverses():
         assert keys.parse_data_key(other) is None
 
 
-def test_names_of_heads_are_fixed_and_have_an_inverse():
-    assert keys.head_key(42) == "meta/head/00000000000000000042"
-    assert keys.parse_head_key(keys.head_key(42)) == 42
-    assert keys.parse_head_key("meta/head/42") is None
+def test_names_of_manifests_are_fixed_and_have_an_inverse():
+    assert keys.manifest_key(42) == "meta/head/00000000000000000042"
+    assert keys.parse_manifest_key(keys.manifest_key(42)) == 42
+    assert keys.parse_manifest_key("meta/head/42") is None
 
 
-def test_ulids_are_26_characters_that_sort_by_time_and_differ():
+def test_ulids_have_26_characters_sort_by_time_and_differ():
     made = [keys.new_ulid(now) for now in (0, 1, 1_700_000_000_000, 1_700_000_000_001)]
     assert made == sorted(made)
     assert all(len(each) == 26 for each in made)
@@ -108,7 +108,7 @@ def test_ulids_are_26_characters_that_sort_by_time_and_differ():
     assert keys.parse_data_key(keys.data_key(0, 1, 1, made[2])) is not None
 
 
-def test_the_partitions_of_a_store_are_those_whose_names_are_ours():
+def test_only_directories_with_the_form_of_a_partition_name_are_listed():
     store = MemoryStore()
     for name in (f"b-{ID}/10/meta/head/1", f"b-{ID}/2/data/x", f"a-{ID}/0/x", "other/0/x", f"b-{ID}/notes/x", "file"):
         store.put(name, b"x")

@@ -1,6 +1,6 @@
-"""An attacker who can write to the bucket without a key: forgeries are refused, and nothing there tells plaintext.
+"""An attacker who can write to the bucket without a key: forgeries are refused, and no object reveals plaintext.
 
-The forgeries are made as such an attacker makes them: by bytes of the bucket, with all CRCs made to fit.
+The tests forge as such an attacker does: with bytes of the bucket, and with all CRCs made to fit.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from local.format.record import Record
 from local.names import TopicPartition
 from remote.check.partition_check import check_partition
 from remote.fetch.segment_check import Severity
-from remote.keys import HEADS, SPILLS, data_key, head_key, indexes_key, parse_head_key, parse_spill_key
+from remote.keys import HEADS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.disk_cache_of_manifests import IndexCopies
+from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.key_rotation import rewrap_keys
-from remote.manifest.manifest import Head, decode_head, encode_head
+from remote.manifest.manifest import Head, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.manifest_memory_cache import KnownHeads
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.manifest.manifest_page import decode_page, encode_page
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.page_spill import PageRule
 from remote.manifest.seal_memory import FILE
 from remote.manifest.sealing import Sealer, is_sealed, keyed, sealed_size
 from remote.segments.encryption import KeyRing, is_current, parse_key_ring
 from remote.store.memory_store import MemoryStore
-from tiered.health.repair_sources import rows_of_page
+from tiered.health.repair_sources import entries_of_page
 from tiered.health.scrub import plan_scrub, run_scrub
 from tiered.jobs.bucket_compaction import plan_compaction
 from tiered.migrate.fork import plan_fork, run_fork
@@ -47,16 +47,16 @@ from tiered.read.bucket_reader import RemoteLog
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 RING = KeyRing(KEYS)
 STRICT = KeyRing(KEYS, required=("t",))
-SMALL = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """A topic of two partitions with several segments each, encrypted; pages of older entries."""
+    """An encrypted topic of two partitions with several segments each; pages of older entries."""
     text = ";".join(f"{name} {base64.b64encode(key).decode()}" for name, key in KEYS.items())
     monkeypatch.setenv("TIERED_KEYS", text)
-    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL)
+    monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", SMALL)
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 2, {**TIERED, "remote.encryption.key.id": "one"}, now_ms=NOW)
@@ -65,7 +65,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 manager.append("t", records(20), partition, now_ms=NOW)
                 manager.roll("t", now_ms=NOW + number)
             settle(manager)
-    World.made.remove(world)  # what these tests do to it is damage
+    World.made.remove(world)  # these tests damage the bucket
     return world
 
 
@@ -91,8 +91,8 @@ def rows(store: MemoryStore, prefix: str):
 
 
 def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **changes: object) -> Head:
-    """What an attacker makes of a manifest that he knows the form of, but not sealed: he has no key."""
-    known = newest(store, prefix)  # generous: the attacker is given its content
+    """A manifest of an attacker who knows the format: not sealed, because the attacker has no key."""
+    known = newest(store, prefix)  # generous: the attacker knows its content
     made = {
         "sequence": known.sequence + 1 if sequence is None else sequence,
         "commit_id": "F" * 26,
@@ -104,12 +104,12 @@ def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **
         **changes,
     }
     head = replace(known, **made)  # type: ignore[arg-type]
-    store.put(prefix + head_key(head.sequence), encode_head(head))
+    store.put(prefix + manifest_key(head.sequence), encode_manifest(head))
     return head
 
 
 def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
-    """A bucket of the attacker's own with plaintext segments, and their entries."""
+    """A bucket of the attacker with plaintext segments, and their entries."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -125,17 +125,17 @@ def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
     return world.store, entries
 
 
-# --- what is visible --------------------------------------------------------------------------------------------------
+# --- visible bytes ----------------------------------------------------------------------------------------------------
 
 
-def test_an_encrypted_topic_has_nothing_in_the_bucket_that_tells_plaintext(world: World) -> None:
+def test_an_encrypted_topic_has_no_plaintext_in_the_bucket(world: World) -> None:
     for prefix in prefixes(world.store):
         sums = {row.segment_crc32c for row in rows(world.store, prefix)}
         assert None not in sums
         for info in world.store.list(prefix):
             body = world.store.get(info.key)
             assert is_sealed(body) or HEADS not in info.key, info.key
-            assert is_sealed(body) or SPILLS not in info.key, info.key
+            assert is_sealed(body) or PAGES not in info.key, info.key
             for crc in sums:
                 assert crc is not None
                 assert str(crc).encode() not in body
@@ -144,15 +144,15 @@ def test_an_encrypted_topic_has_nothing_in_the_bucket_that_tells_plaintext(world
             assert not any(each.encode() in body for each in ("retention.ms", "record_count", "wrapped_key"))
 
 
-def test_a_plain_topic_is_stored_as_before() -> None:
+def test_a_plain_topic_is_stored_in_the_older_format() -> None:
     store = MemoryStore()
     log = MetadataLog(keyed(store, RING), f"t-{'A' * 22}/0/")
     head = log.become_writer("w", 1, topic="t", topic_id="A" * 22, partition=0, properties={})
-    assert store.get(f"t-{'A' * 22}/0/{head_key(1)}") == encode_head(head)
-    assert store.get(f"t-{'A' * 22}/0/{head_key(1)}").startswith(b"tiered-head 1 ")
+    assert store.get(f"t-{'A' * 22}/0/{manifest_key(1)}") == encode_manifest(head)
+    assert store.get(f"t-{'A' * 22}/0/{manifest_key(1)}").startswith(b"tiered-head 1 ")
 
 
-def test_a_reader_without_the_key_is_told_which_one_it_lacks(world: World) -> None:
+def test_a_reader_without_the_key_gets_access_denied_with_the_key_id(world: World) -> None:
     for ring in (KeyRing({}), KeyRing({"two": KEYS["two"]})):
         with pytest.raises(AccessDenied, match=r"its key is not in the key ring: key_id=one object=t-\S+meta/head/\d+"):
             values(world.store, ring)
@@ -163,7 +163,7 @@ def test_a_reader_without_the_key_is_told_which_one_it_lacks(world: World) -> No
 # --- the seal ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_seal_is_the_same_bytes_every_time_and_its_size_is_known_without_a_key() -> None:
+def test_a_seal_is_deterministic_and_its_size_is_known_without_a_key() -> None:
     sealer = Sealer("t-x/0/", RING)
     for size in (1, 100, 5000):
         sealed = sealer.seal("meta/head/1", bytes(size), "one")
@@ -173,7 +173,7 @@ def test_a_seal_is_the_same_bytes_every_time_and_its_size_is_known_without_a_key
         assert sealed != sealer.seal("meta/head/2", bytes(size), "one")
 
 
-def test_a_seal_opens_under_its_own_name_key_and_partition_alone() -> None:
+def test_a_seal_opens_only_under_its_own_name_key_and_partition() -> None:
     sealed = Sealer("t-x/0/", RING).seal("meta/head/1", b"body", "one")
     elsewhere = [
         (Sealer("t-x/1/", RING), sealed),
@@ -184,45 +184,45 @@ def test_a_seal_opens_under_its_own_name_key_and_partition_alone() -> None:
     for sealer, body in elsewhere:
         with pytest.raises(Corrupt, match="forged, moved or edited"):
             sealer.open(body)
-    assert Sealer("root/t-x/0/", RING).open(sealed).body == b"body", "wherever the bucket begins"
+    assert Sealer("root/t-x/0/", RING).open(sealed).body == b"body", "a seal must open under any prefix of the bucket"
 
 
 def relined(sealed: bytes) -> bytes:
-    """With a first line whose length and checksum fit."""
+    """The sealed bytes with a first line whose length and checksum fit."""
     line, _, body = sealed.partition(b"\n")
     words = line.split(b" ")
     return b" ".join([*words[:4], b"%08x" % crc32c(body), b"%d" % len(body)]) + b"\n" + body
 
 
-def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_checksums_made_to_fit(world: World) -> None:
+def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_fitting_checksums(world: World) -> None:
     prefix = prefixes(world.store)[0]
     head = newest(world.store, prefix)
-    whole = world.store.get(prefix + head_key(head.sequence))
+    whole = world.store.get(prefix + manifest_key(head.sequence))
     sealer = Sealer(prefix, RING)
     start = whole.index(b"\n") + 1
-    assert decode_head(whole, sealer=sealer) == head
+    assert decode_manifest(whole, sealer=sealer) == head
     for at in range(start, len(whole), max(1, len(whole) // 200)):
         body = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
         for forged in (body, relined(body), relined(body[:-1])):
             with pytest.raises(Corrupt):
-                decode_head(forged, sealer=sealer)
+                decode_manifest(forged, sealer=sealer)
 
 
-def test_a_manifest_that_says_it_is_sealed_and_is_not_is_refused(world: World) -> None:
+def test_a_manifest_that_claims_a_seal_it_does_not_have_is_refused(world: World) -> None:
     prefix = prefixes(world.store)[0]
     head = newest(world.store, prefix)
-    bare = encode_head(replace(head, seal_key_id=None))
+    bare = encode_manifest(replace(head, seal_key_id=None))
     sealer = Sealer(prefix, RING)
-    assert decode_head(bare, sealer=sealer).seal_key_id is None
-    inner = bytes(sealer.open(world.store.get(prefix + head_key(head.sequence))).body)
+    assert decode_manifest(bare, sealer=sealer).seal_key_id is None
+    inner = bytes(sealer.open(world.store.get(prefix + manifest_key(head.sequence))).body)
     with pytest.raises(Corrupt, match="says that it is sealed, and is not"):
-        decode_head(inner, sealer=sealer)
-    other = sealer.seal(head_key(head.sequence), encode_head(replace(head, seal_key_id=None)), "one")
+        decode_manifest(inner, sealer=sealer)
+    other = sealer.seal(manifest_key(head.sequence), encode_manifest(replace(head, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
-        decode_head(other, sealer=sealer)
+        decode_manifest(other, sealer=sealer)
 
 
-def test_a_page_with_another_pages_seal_or_none_is_refused_even_with_its_checksum_made_to_fit(world: World) -> None:
+def test_a_page_with_another_seal_or_none_is_refused_even_with_a_fitting_checksum(world: World) -> None:
     prefix = prefixes(world.store)[0]
     page, sealer = newest(world.store, prefix).spills[0], Sealer(prefix, RING)
     whole = world.store.get(prefix + page.key)
@@ -237,8 +237,8 @@ def test_a_page_with_another_pages_seal_or_none_is_refused_even_with_its_checksu
         decode_page(bare, whole, Sealer(prefix, STRICT))
 
 
-def test_no_commit_takes_the_seal_of_a_chain_away(world: World) -> None:
-    log = GuestLog(keyed(world.store, RING), prefixes(world.store)[0])
+def test_a_commit_that_removes_the_seal_of_a_chain_is_refused(world: World) -> None:
+    log = CoWriterLog(keyed(world.store, RING), prefixes(world.store)[0])
     before = log.join()
     with pytest.raises(InvalidRequest, match="takes the seal away"):
         log.commit(lambda head: replace(head, seal_key_id=None), NOW)
@@ -249,7 +249,7 @@ def test_no_commit_takes_the_seal_of_a_chain_away(world: World) -> None:
 
 
 def swap_segments(store: MemoryStore) -> None:
-    """Objects of partition 1 under the names of partition 0."""
+    """Put objects of partition 1 under the names of partition 0."""
     one, other = prefixes(store)
     for mine, theirs in zip(rows(store, one), rows(store, other), strict=True):
         for key, from_key in ((mine.data_key, theirs.data_key), (mine.indexes_key, theirs.indexes_key)):
@@ -265,17 +265,17 @@ def swap_indexes(store: MemoryStore) -> None:
 
 
 def swap_manifests(store: MemoryStore) -> None:
-    """The newest manifest of partition 1 as that of partition 0."""
+    """Put the newest manifest of partition 1 in place of the one of partition 0."""
     one, other = prefixes(store)
     sequence = newest(store, one).sequence
-    store.put(one + head_key(sequence), store.get(other + head_key(newest(store, other).sequence)))
+    store.put(one + manifest_key(sequence), store.get(other + manifest_key(newest(store, other).sequence)))
 
 
 def move_manifest(store: MemoryStore) -> None:
-    """An old manifest under the next number."""
+    """Put an old manifest under the next number."""
     one = prefixes(store)[0]
     sequence = newest(store, one).sequence
-    store.put(one + head_key(sequence + 1), store.get(one + head_key(sequence - 3)))
+    store.put(one + manifest_key(sequence + 1), store.get(one + manifest_key(sequence - 3)))
 
 
 def swap_pages(store: MemoryStore) -> None:
@@ -285,14 +285,14 @@ def swap_pages(store: MemoryStore) -> None:
 
 
 def plain_page(store: MemoryStore) -> None:
-    """The page as it was before it was sealed."""
+    """Put the page without its seal."""
     one = prefixes(store)[0]
     page = newest(store, one).spills[0]
     store.put(one + page.key, bytes(Sealer(one, RING).open(store.get(one + page.key)).body))
 
 
 def plaintext_over_ciphertext(store: MemoryStore) -> None:
-    """Plaintext segments of the attacker's own under the names of encrypted ones."""
+    """Put the attacker's plaintext segments under the names of encrypted ones."""
     one = prefixes(store)[0]
     theirs, entries = own_segments(one, MemoryStore())
     home = prefixes(theirs)[0]
@@ -314,7 +314,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("ring", [RING, STRICT], ids=["ring", "required"])
-def test_what_was_not_written_by_the_topics_writer_is_never_served(
+def test_bytes_that_the_topics_writer_did_not_write_are_never_returned(
     world: World, attack: Callable[[MemoryStore], None], ring: KeyRing
 ) -> None:
     expected = values(world.store, ring)
@@ -325,7 +325,7 @@ def test_what_was_not_written_by_the_topics_writer_is_never_served(
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
-def test_a_deep_scrub_finds_it(world: World, attack: Callable[[MemoryStore], None]) -> None:
+def test_a_deep_scrub_finds_every_attack(world: World, attack: Callable[[MemoryStore], None]) -> None:
     prefix = prefixes(world.store)[0]
     assert not check_partition(world.store, prefix, keys=RING).findings
     attack(world.store)
@@ -333,34 +333,34 @@ def test_a_deep_scrub_finds_it(world: World, attack: Callable[[MemoryStore], Non
 
 
 def forge_chain(store: MemoryStore) -> None:
-    """All manifests replaced by one that is not sealed, with a plaintext segment of the attacker's own."""
+    """Replace all manifests by one without a seal, with a plaintext segment of the attacker."""
     prefix = prefixes(store)[0]
     _, entries = own_segments(prefix, store)
     sequence = newest(store, prefix).sequence
     forged = [replace(each, committed_ms=NOW) for each in entries]
     head = forged_head(store, prefix, sequence, segments=tuple(forged), parent_id=None, log_start_offset=0)
     for info in list(store.list(prefix + HEADS)):
-        found = parse_head_key(info.key.removeprefix(prefix))
+        found = parse_manifest_key(info.key.removeprefix(prefix))
         if found != head.sequence:
             store.delete([info.key])
 
 
 def append_forged(store: MemoryStore) -> None:
-    """The same as the next manifest of the chain."""
+    """Put the same manifest as the next one of the chain."""
     prefix = prefixes(store)[0]
     _, entries = own_segments(prefix, store)
     forged_head(store, prefix, segments=tuple(entries), log_start_offset=0)
 
 
 def roll_back(store: MemoryStore) -> None:
-    """The newest manifests deleted: an older state, sealed as it was."""
+    """Delete the newest manifests: an older state with its original seal."""
     prefix = prefixes(store)[0]
     sequence = newest(store, prefix).sequence
-    store.delete([prefix + head_key(sequence - at) for at in range(3)])
+    store.delete([prefix + manifest_key(sequence - at) for at in range(3)])
 
 
 @pytest.mark.parametrize("attack", [forge_chain, append_forged], ids=lambda each: each.__name__)
-def test_a_ring_that_requires_the_seal_refuses_a_forged_chain(
+def test_a_key_ring_that_requires_the_seal_refuses_a_forged_chain(
     world: World, attack: Callable[[MemoryStore], None]
 ) -> None:
     attack(world.store)
@@ -372,12 +372,12 @@ def test_a_ring_that_requires_the_seal_refuses_a_forged_chain(
 
 @pytest.mark.parametrize("attack", [forge_chain, append_forged, roll_back], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("memory", ["process", "looks", "disk"])
-def test_a_reader_that_has_seen_the_sealed_chain_serves_no_other_one(
+def test_a_reader_that_has_seen_the_sealed_chain_accepts_no_other_one(
     world: World, attack: Callable[[MemoryStore], None], memory: str
 ) -> None:
     prefix, store, disk = prefixes(world.store)[0], keyed(world.store, RING), ModelDisk()
     clock = [0]
-    known = KnownHeads(lambda: clock[0])
+    known = ManifestMemoryCache(lambda: clock[0])
     log = MetadataLog(store, prefix)
 
     def look() -> Head | None:
@@ -388,19 +388,19 @@ def test_a_reader_that_has_seen_the_sealed_chain_serves_no_other_one(
                 clock[0] += 120_000
                 return MetadataLog(store, prefix, known=known).load(exact=True)
             case _:
-                return MetadataLog(store, prefix, copies=IndexCopies(disk, "./index")).load(exact=True)
+                return MetadataLog(store, prefix, copies=ManifestDiskCache(disk, "./index")).load(exact=True)
 
     seen = look()
     assert seen is not None
     attack(world.store)
     if attack is not append_forged and memory == "process":
-        assert look() == seen, "it goes on from what it has seen"
+        assert look() == seen, "the reader did not continue from the seen manifest"
         return
     with pytest.raises(Corrupt, match=r"forged|older state|does not follow"):
         look()
 
 
-def test_a_manager_does_not_take_over_a_forged_chain_that_its_ring_refuses(
+def test_a_manager_does_not_take_over_a_forged_chain_that_its_key_ring_refuses(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge_chain(world.store)
@@ -428,10 +428,10 @@ def test_a_restarted_manager_remembers_the_sealed_chain_without_any_setting(
             with pytest.raises(LogError):
                 list(manager.reader().records(P0, 0))
     added = {info.key for info in world.store.list("")} - before
-    assert not any(key.startswith(prefixes(world.store)[0]) for key in added), "nothing forged is gone on from"
+    assert not any(key.startswith(prefixes(world.store)[0]) for key in added), "a forged chain was continued"
 
 
-def test_a_bucket_that_was_put_back_on_purpose_opens_when_the_memory_is_removed(world: World) -> None:
+def test_a_bucket_restored_on_purpose_opens_when_the_remembered_state_is_removed(world: World) -> None:
     saved = newest(world.store, prefixes(world.store)[0])
     roll_back(world.store)
     with world.open() as manager:
@@ -442,21 +442,21 @@ def test_a_bucket_that_was_put_back_on_purpose_opens_when_the_memory_is_removed(
         assert not isinstance(manager.problems.get(P0), Corrupt) or "older state" not in str(manager.problems[P0])
 
 
-def test_the_sealed_manifest_that_a_node_remembers_is_refused_without_its_seal(world: World) -> None:
+def test_a_remembered_sealed_manifest_is_refused_without_its_seal(world: World) -> None:
     prefix = prefixes(world.store)[0]
     known = newest(world.store, prefix)
-    key = prefix + head_key(known.sequence)
+    key = prefix + manifest_key(known.sequence)
     world.store.delete([key])
-    world.store.put(key, encode_head(replace(known, seal_key_id=None)))
+    world.store.put(key, encode_manifest(replace(known, seal_key_id=None)))
     with world.open() as manager:
         assert isinstance(manager.problems[P0], Corrupt)
         assert P1 not in manager.problems
 
 
 @pytest.mark.parametrize("is_seen_by", ["node", "looks", "disk"])
-def test_a_missing_seal_is_named_as_such_and_not_as_an_older_state(world: World, is_seen_by: str) -> None:
+def test_a_missing_seal_is_reported_as_such_and_not_as_an_older_state(world: World, is_seen_by: str) -> None:
     prefix, store, clock = prefixes(world.store)[0], keyed(world.store, RING), [0]
-    known, copies = KnownHeads(lambda: clock[0]), IndexCopies(ModelDisk(), "./index")
+    known, copies = ManifestMemoryCache(lambda: clock[0]), ManifestDiskCache(ModelDisk(), "./index")
     MetadataLog(store, prefix, known=known).load()
     MetadataLog(store, prefix, copies=copies).load()
     forge_chain(world.store)
@@ -477,21 +477,21 @@ def test_a_missing_seal_is_named_as_such_and_not_as_an_older_state(world: World,
     assert "older state" not in str(wrong)
 
 
-def test_a_reader_refuses_a_manifest_of_an_encrypted_topic_without_seal_and_without_entries(world: World) -> None:
+def test_a_reader_refuses_an_encrypted_topics_manifest_without_seal_and_entries(world: World) -> None:
     prefix = prefixes(world.store)[0]
     forged = forged_head(world.store, prefix, newest(world.store, prefix).sequence, parent_id=None)
     for info in list(world.store.list(prefix + HEADS)):
-        if parse_head_key(info.key.removeprefix(prefix)) != forged.sequence:
+        if parse_manifest_key(info.key.removeprefix(prefix)) != forged.sequence:
             world.store.delete([info.key])
     with pytest.raises(Corrupt, match="the manifest of an encrypted topic is not sealed and names no segment"):
         values(world.store)
-    assert values(world.store, partition=TopicPartition("t", 1)), "other partitions are served"
+    assert values(world.store, partition=TopicPartition("t", 1)), "the other partition is not readable"
 
 
 def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
     prefix = prefixes(world.store)[0]
     _, entries = own_segments(prefix, world.store)
-    log = GuestLog(keyed(world.store, RING), prefix)
+    log = CoWriterLog(keyed(world.store, RING), prefix)
     log.join()
     names = 160, 179, 1, entries[0].ulid
     keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
@@ -503,10 +503,10 @@ def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(worl
         values(world.store, STRICT)
 
 
-# --- everything that reads or commits ---------------------------------------------------------------------------------
+# --- all operations that read or commit -------------------------------------------------------------------------------
 
 
-def test_views_forks_restores_scrubs_and_jobs_open_sealed_topics_with_the_ring_and_not_without(world: World) -> None:
+def test_forks_restores_scrubs_and_jobs_open_sealed_topics_only_with_the_key_ring(world: World) -> None:
     store, prefix = keyed(world.store, RING), prefixes(world.store)[0]
     names = list_partitions(store)
     assert run_scrub(store, plan_scrub(store, names, deep=True), keys=RING)
@@ -525,25 +525,27 @@ def test_views_forks_restores_scrubs_and_jobs_open_sealed_topics_with_the_ring_a
             act()
 
 
-def test_a_damaged_sealed_page_is_made_anew_from_sealed_manifests_alone(world: World) -> None:
+def test_a_damaged_sealed_page_is_restored_from_sealed_manifests_alone(world: World) -> None:
     prefix, store = prefixes(world.store)[0], keyed(world.store, RING)
     head = newest(world.store, prefix)
     page = head.spills[0]
     whole = world.store.get(prefix + page.key)
     world.store.put(prefix + page.key, whole[:-1] + bytes([whole[-1] ^ 1]))
-    rows, where = rows_of_page(store, prefix, head, page)
+    rows, where = entries_of_page(store, prefix, head, page)
     assert where == "older head"
-    parsed = parse_spill_key(page.key)
+    parsed = parse_page_key(page.key)
     assert parsed is not None
     again, body = encode_page(rows, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")
     assert (again, body) == (page, whole)
     for sequence in range(1, head.sequence):
         older = MetadataLog(store, prefix)._chain.read(sequence)
-        if older is not None:  # what an attacker would leave there: the same, and not sealed
+        if older is not None:  # the forgery of an attacker: the same without a seal
             spills = tuple(replace(each, seal_key_id=None) for each in older.spills)
-            world.store.put(prefix + head_key(sequence), encode_head(replace(older, seal_key_id=None, spills=spills)))
+            world.store.put(
+                prefix + manifest_key(sequence), encode_manifest(replace(older, seal_key_id=None, spills=spills))
+            )
     with pytest.raises(Corrupt, match="objects alone prove nothing"):
-        rows_of_page(store, prefix, head, page)
+        entries_of_page(store, prefix, head, page)
 
 
 # --- the first release, and the upgrade -------------------------------------------------------------------------------
@@ -551,8 +553,8 @@ def test_a_damaged_sealed_page_is_made_anew_from_sealed_manifests_alone(world: W
 
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The bucket that the first release wrote: encrypted, with manifests that are not sealed."""
-    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL)
+    """The bucket that the first release wrote: encrypted, with manifests without a seal."""
+    monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", SMALL)
     world = World()
     objects, _ = first_release.load()
     world.store._objects = {key: (body, NOW) for key, body in objects.items()}
@@ -564,7 +566,7 @@ def _name_of(store: MemoryStore, topic: str) -> str:
     return next(name.prefix for name in list_partitions(store) if name.topic == topic)
 
 
-def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_does_nothing(old: World) -> None:
+def test_rotating_keys_seals_an_old_topic_binds_its_keys_and_is_idempotent(old: World) -> None:
     ring = KeyRing({"first": bytes(range(32)), "new": bytes(range(50, 82))})
     store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
     before = values(old.store, ring, TopicPartition("encrypted", 0))
@@ -573,7 +575,7 @@ def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_do
     log = MetadataLog(store, prefix)
     log.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
     assert log.cached is not None
-    assert log.cached.seal_key_id is None, "a chain of before stays as it is until it is upgraded"
+    assert log.cached.seal_key_id is None, "a takeover must not seal an older chain"
     changed = rewrap_keys(log, ring, "first", NOW)
     assert changed == head.segment_count > 0
     sealed = log.refresh()
@@ -590,7 +592,7 @@ def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_do
     assert values(old.store, KeyRing({"new": bytes(range(50, 82))}), TopicPartition("encrypted", 0)) == before
 
 
-def test_an_old_encrypted_topic_is_readable_and_every_look_says_that_it_is_not_authenticated(
+def test_an_old_encrypted_topic_is_readable_and_reads_warn_it_is_not_authenticated(
     old: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remote.manifest.commit_protocol._TOLD", set())
@@ -607,7 +609,7 @@ def test_an_old_encrypted_topic_is_readable_and_every_look_says_that_it_is_not_a
     assert check_partition(old.store, _name_of(old.store, "plain"), keys=first_release.KEYS).findings == []
 
 
-def test_a_scrub_without_the_ring_leaves_sealed_partitions_unread_and_looks_at_the_others(world: World) -> None:
+def test_a_scrub_without_the_key_ring_skips_sealed_partitions_and_checks_the_others(world: World) -> None:
     names = list_partitions(world.store)
     plan = plan_scrub(world.store, names, deep=True)
     found = [each for survey in plan.surveys.values() for each in survey.findings]
@@ -615,7 +617,7 @@ def test_a_scrub_without_the_ring_leaves_sealed_partitions_unread_and_looks_at_t
     assert all("key_id=one" in each.what for each in found)
 
 
-def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_seen(old: World) -> None:
+def test_old_manifests_restored_after_the_upgrade_are_refused(old: World) -> None:
     ring = first_release.KEYS
     store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
     saved = {info.key: old.store.get(info.key) for info in old.store.list(prefix + HEADS)}
@@ -624,7 +626,7 @@ def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_se
     writer = MetadataLog(store, prefix)
     writer.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
     rewrap_keys(writer, ring, "first", NOW)
-    copies = IndexCopies(ModelDisk(), "./index")
+    copies = ManifestDiskCache(ModelDisk(), "./index")
     MetadataLog(store, prefix, copies=copies).load()
     old.store.delete([info.key for info in old.store.list(prefix + HEADS)])
     for key, body in saved.items():
@@ -636,9 +638,7 @@ def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_se
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_a_rotation_cut_after_any_commit_leaves_a_topic_that_opens_and_a_second_run_finishes(
-    world: World, cut: int
-) -> None:
+def test_a_key_rotation_stopped_after_any_commit_is_finished_by_a_second_run(world: World, cut: int) -> None:
     prefix, before = prefixes(world.store)[0], values(world.store)
 
     class Cut(Exception):
@@ -669,10 +669,10 @@ def test_a_rotation_cut_after_any_commit_leaves_a_topic_that_opens_and_a_second_
     assert values(world.store, KeyRing({"two": KEYS["two"]})) == before
 
 
-# --- the ring ---------------------------------------------------------------------------------------------------------
+# --- the key ring -----------------------------------------------------------------------------------------------------
 
 
-def test_a_ring_names_the_topics_that_must_be_encrypted() -> None:
+def test_a_key_ring_names_the_topics_that_must_be_encrypted() -> None:
     ring = parse_key_ring(["@require t payments", f"one {base64.b64encode(bytes(32)).decode()}"], "keys")
     assert [ring.requires(each) for each in ("t", "payments", "u")] == [True, True, False]
     assert parse_key_ring(["@require *"], "keys").requires("anything")

@@ -1,4 +1,4 @@
-"""Compacted views in a head: their names, their changes, and what a head refuses of them."""
+"""Compacted views in a manifest: their names, their changes, and the views that a manifest refuses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from remote_samples import stored_row as row
 from view_samples import RUN, view, view_row
 
 from local.errors import Conflict, InvalidRequest
-from policies.decisions import DeleteUnlinked
+from policies.decisions import DeletePending
 from policies.invariants import violations
 from policies.remote_retention import deletions
 from policies.rules import DAY_MS
 from remote import keys
-from remote.manifest.manifest import UnlinkedObject, decode_head, encode_head
+from remote.manifest.manifest import PendingDelete, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import loses_objects
 from remote.manifest.view import VIEW_ROWS_MAX, VIEWS_MAX, CompactedView, ViewFailure, ViewStart, ViewState, find_view
 from remote.manifest.view_changes import begin_view, drop_view, fail_view, switch_view
@@ -30,7 +30,7 @@ def no_pages(spill):
     raise AssertionError("no head here has pages")
 
 
-def test_the_names_of_a_views_objects_have_an_inverse_and_are_no_segments_names():
+def test_names_of_view_objects_have_an_inverse_and_are_not_names_of_segments():
     data = keys.data_key(7, 9, 3, ULID, view="compacted")
     assert data == f"view/compacted/{7:020d}-{9:020d}-{3:010d}-{ULID}.log"
     found = keys.parse_view_key(data)
@@ -43,18 +43,18 @@ def test_the_names_of_a_views_objects_have_an_inverse_and_are_no_segments_names(
 
 
 @pytest.mark.parametrize("name", ["", ".", "-a", "a/b", "a b", "ä", "a" * 65, "a\n"])
-def test_a_view_is_not_named_what_could_not_be_part_of_a_key(name):
+def test_a_view_name_that_cannot_be_part_of_a_key_is_refused(name):
     with pytest.raises(InvalidRequest, match="naming a view"):
         keys.data_key(0, 1, 1, ULID, view=name)
     with pytest.raises(InvalidRequest, match="naming a view"):
         begin_view(name, now_ms=1)
 
 
-def test_a_head_with_views_comes_back_as_it_went_in():
+def test_a_manifest_with_views_decodes_to_itself():
     failed = CompactedView(name="b", failure=ViewFailure(failed_ms=3, error="no room"), lost=((1, 2),))
     running = CompactedView(name="c", under_way=ViewStart(started_ms=1, epoch=3))
     whole = head(*LOG, views=(view(view_row()), failed, running))
-    assert decode_head(encode_head(whole)) == whole
+    assert decode_manifest(encode_manifest(whole)) == whole
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_a_head_with_views_comes_back_as_it_went_in():
         (view(*(view_row(f"V{at}", at, at + 1) for at in range(VIEW_ROWS_MAX + 1)), horizon_offset=600),),
     ],
 )
-def test_a_head_whose_views_contradict_themselves_is_not_written(views):
+def test_a_manifest_with_contradictory_views_is_not_written(views):
     with pytest.raises(InvalidRequest, match=r"writing a head, .*view"):
-        encode_head(head(*LOG, views=views))
+        encode_manifest(head(*LOG, views=views))
 
 
-def test_a_horizon_may_reach_the_logs_end_even_when_all_rows_have_expired():
-    encode_head(head(log_start_offset=20, views=(view(view_row()),)))
+def test_a_view_horizon_may_be_the_logs_end_even_when_all_entries_have_expired():
+    encode_manifest(head(log_start_offset=20, views=(view(view_row()),)))
 
 
-def test_a_view_is_switched_whole_and_its_old_objects_go_to_the_list():
+def test_a_view_is_replaced_whole_and_its_old_objects_are_unlinked():
     old = view(view_row("V1", 0, 10), view_row("V2", 10, 15), horizon_offset=15)
     new = view(view_row("V2", 10, 15), view_row("V3", 15, 20), last_run=replace(RUN, started_ms=RUN.started_ms + 1))
     change = switch_view(new, replaces=old, now_ms=99)
@@ -97,21 +97,21 @@ def test_a_view_is_switched_whole_and_its_old_objects_go_to_the_list():
     assert change(after) is after
 
 
-def test_the_first_view_is_put_beside_the_log():
+def test_the_first_view_is_added_next_to_the_log():
     new = view(view_row())
     after = switch_view(new, replaces=None, now_ms=99)(head(*LOG))
     assert after.views == (new,)
     assert after.unlinked == ()
 
 
-def test_a_view_that_was_made_of_another_one_is_not_switched_in():
+def test_a_view_built_from_another_version_is_not_committed():
     new = view(view_row("V3"))
     for there in (view(view_row("V9")), view(view_row("V1"), view_row("V2", 10, 12))):
         with pytest.raises(Conflict, match="another one by now"):
             switch_view(new, replaces=view(view_row("V1")), now_ms=1)(head(*LOG, views=(there,)))
 
 
-def test_a_switch_takes_the_marks_of_running_and_failing_away():
+def test_committing_a_view_clears_its_running_and_failed_states():
     before = head(*LOG, views=(CompactedView(name="compacted"),))
     running = begin_view("compacted", now_ms=5)(before)
     failed = fail_view("compacted", "the store is away", now_ms=6)(running)
@@ -125,13 +125,13 @@ def test_a_switch_takes_the_marks_of_running_and_failing_away():
     assert find_view(after.views, "compacted").state(after.epoch) is ViewState.SUCCESS
 
 
-def test_a_failed_run_leaves_what_there_is_to_read():
+def test_a_failed_build_leaves_the_readable_view_unchanged():
     before = head(*LOG, views=(view(view_row()),))
     after = fail_view("compacted", "no", now_ms=6)(before)
     assert replace(after.views[0], failure=None) == before.views[0]
 
 
-def test_a_dropped_view_leaves_with_its_objects_listed():
+def test_a_dropped_view_leaves_the_manifest_and_its_objects_are_unlinked():
     before = head(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
     after = drop_view("compacted", now_ms=9)(before)
     assert [each.name for each in after.views] == ["b"]
@@ -140,7 +140,7 @@ def test_a_dropped_view_leaves_with_its_objects_listed():
     assert drop_view("compacted", now_ms=9)(after) is after
 
 
-def test_a_views_row_may_not_vanish_without_its_objects_being_listed():
+def test_dropping_a_view_entry_without_unlinking_its_objects_is_found():
     before = head(*LOG, views=(view(view_row()),))
     assert f"key={view_row().data_key}" in (loses_objects(before, replace(before, views=()), no_pages) or "")
 
@@ -152,9 +152,9 @@ def test_the_gap_between_a_view_and_its_log_is_named():
 
 def test_an_object_that_a_view_names_is_never_deleted():
     key = view_row().data_key
-    listed = UnlinkedObject(key=key, size_bytes=1, unlinked_ms=NOW - DAY_MS, epoch=1)
+    listed = PendingDelete(key=key, size_bytes=1, unlinked_ms=NOW - DAY_MS, epoch=1)
     with_view = snapshot(local(0, 1, active=True), unlinked=(listed,), views=(view(view_row()),))
     assert deletions(with_view) == []
-    forced = [DeleteUnlinked(key=key, size_bytes=1, reason="")]
-    assert violations(with_view, forced) == [f"DeleteUnlinked {key}: a row still names it"]
+    forced = [DeletePending(key=key, size_bytes=1, reason="")]
+    assert violations(with_view, forced) == [f"DeletePending {key}: a row still names it"]
     assert [each.key for each in deletions(snapshot(local(0, 1, active=True), unlinked=(listed,)))] == [key]

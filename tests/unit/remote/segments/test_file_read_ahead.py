@@ -1,4 +1,4 @@
-"""Reading ahead of an upload: the same bytes as through the storage, whatever becomes of the file meanwhile."""
+"""Reading ahead of an upload: the same bytes as through the storage, even if the file changes during the upload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(tmp_path):
 
 
 class Through:
-    """The way through the storage: counted."""
+    """Reads through the storage, and counts the reads."""
 
     def __init__(self, body=BODY):
         self.body = body
@@ -42,16 +42,16 @@ def blocks():
     return [(at, min(BLOCK, len(BODY) - at)) for at in range(0, len(BODY), BLOCK)]
 
 
-def test_blocks_in_order_come_ahead_and_whole(path, through):
+def test_blocks_in_order_are_read_ahead_and_whole(path, through):
     ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
     found = [ahead.read(start, length) for start, length in blocks()]
     ahead.close()
     assert b"".join(found) == BODY
-    assert all(isinstance(each, bytes) for each in found), "whole blocks are handed on as they are"
-    assert through.asked == [(0, BLOCK)], "only the first one comes through the storage"
+    assert all(isinstance(each, bytes) for each in found), "a whole block was copied"
+    assert through.asked == [(0, BLOCK)], "more than the first block was read through the storage"
 
 
-def test_any_range_in_any_order_is_right(path, through):
+def test_any_range_in_any_order_reads_the_bytes_of_the_file(path, through):
     rng = random.Random(1)
     ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
     for _ in range(300):
@@ -62,7 +62,7 @@ def test_any_range_in_any_order_is_right(path, through):
 
 
 @pytest.mark.parametrize("spoil", ["gone", "cut", "closed"])
-def test_what_the_file_does_not_give_comes_through_the_storage(path, through, spoil):
+def test_bytes_that_the_file_lacks_are_read_through_the_storage(path, through, spoil):
     ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
     match spoil:
         case "gone":
@@ -76,7 +76,7 @@ def test_what_the_file_does_not_give_comes_through_the_storage(path, through, sp
     ahead.close()
 
 
-def test_a_disk_that_fails_is_told_by_the_storage(tmp_path):
+def test_a_disk_error_is_raised_by_the_storage(tmp_path):
     def failing(start, length):
         raise DiskFailed("reading a file", cause="eio")
 
@@ -86,7 +86,7 @@ def test_a_disk_that_fails_is_told_by_the_storage(tmp_path):
     ahead.close()
 
 
-def test_closing_twice_and_without_a_read_is_nothing(path, through):
+def test_closing_twice_or_without_a_read_has_no_effect(path, through):
     for reads in (0, 1, 3):
         ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
         for start, length in blocks()[:reads]:

@@ -1,4 +1,6 @@
-"""Segments compressed and encrypted at rest: what goes in comes out, others can open it, nothing wrong gets out."""
+"""Compressed and encrypted segments: they decode to the original bytes, other tools open them, damage is never
+returned.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from remote.segment_entry import PART_BYTES
 from remote.segments.chunk_table import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_chunks, encode_chunks
 from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
 from remote.segments.index_bundle import decode_bundle
-from remote.segments.object_encoding import AtRest, Seal, open_chunk
+from remote.segments.object_encoding import ObjectEncoding, Seal, open_chunk
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store.memory_store import MemoryStore
@@ -37,16 +39,16 @@ PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096
 KEYS = KeyRing({"2026-a": bytes(range(32)), "2026-b": bytes(range(32, 64))})
 MODES = {
-    "none": AtRest(),
-    "zstd": AtRest(codec=ZSTD),
-    "encrypted": AtRest(key_id="2026-a", keys=KEYS),
-    "zstd, encrypted": AtRest(codec=ZSTD, level=1, key_id="2026-b", keys=KEYS),
+    "none": ObjectEncoding(),
+    "zstd": ObjectEncoding(codec=ZSTD),
+    "encrypted": ObjectEncoding(key_id="2026-a", keys=KEYS),
+    "zstd, encrypted": ObjectEncoding(codec=ZSTD, level=1, key_id="2026-b", keys=KEYS),
 }
 SEALED = {name: mode for name, mode in MODES.items() if name != "none"}
 
 
 def batches(count=200, seed=5, size=600):
-    """A body of "batches" for the inspector below: int32 length, then so many bytes that compress well."""
+    """A body of "batches" for the inspector below: int32 length, then as many bytes, which compress well."""
     rng, out = random.Random(seed), []
     for _ in range(count):
         body = (rng.randbytes(20) * (size // 20 + 1))[: rng.randrange(1, size)]
@@ -55,7 +57,7 @@ def batches(count=200, seed=5, size=600):
 
 
 class Watch:
-    """Counts such batches; refuses one whose length is 0."""
+    """Counts such batches; refuses one of length 0."""
 
     def __init__(self):
         self.count = 0
@@ -95,7 +97,9 @@ def segment_of(body, **changes):
 
 def copied(store, mode, body, **changes):
     segment = segment_of(body, **changes)
-    return copy_segment(store, PREFIX, segment, epoch=1, now_ms=1_700_000_000_000, at_rest=mode, chunk_bytes=CHUNK)
+    return copy_segment(
+        store, PREFIX, segment, epoch=1, now_ms=1_700_000_000_000, object_encoding=mode, chunk_bytes=CHUNK
+    )
 
 
 def reader(store, keys=KEYS, **more):
@@ -112,12 +116,12 @@ def store():
     return MemoryStore()
 
 
-# --- what goes in comes out -------------------------------------------------------------------------------------------
+# --- round trips ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("read_ahead", [0, 3])
-def test_any_range_is_what_was_uploaded(store, mode, read_ahead):
+def test_any_range_of_an_encoded_segment_reads_the_uploaded_bytes(store, mode, read_ahead):
     row = copied(store, mode, BODY)
     partition = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead, keys=KEYS)
     rng = random.Random(read_ahead)
@@ -130,7 +134,7 @@ def test_any_range_is_what_was_uploaded(store, mode, read_ahead):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("size", [1, 5, CHUNK, 3 * CHUNK + 1])
-def test_one_batch_of_any_size_comes_back(store, mode, size):
+def test_one_batch_of_any_size_is_read_back(store, mode, size):
     body = struct.pack(">i", size) + b"z" * size
     row = copied(store, mode, body)
     assert bytes(reader(store).read(row, 0, len(body))) == body
@@ -138,7 +142,7 @@ def test_one_batch_of_any_size_comes_back(store, mode, size):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_row_says_how_its_object_is_kept(store, mode):
+def test_an_entry_describes_the_encoding_of_its_object(store, mode):
     row = copied(store, mode, BODY)
     stored = store.get(PREFIX + row.data_key)
     assert (row.size_bytes, row.content_crc32c) == (len(BODY), crc32c(BODY))
@@ -148,11 +152,11 @@ def test_a_row_says_how_its_object_is_kept(store, mode):
     suffix = ".log" + (".zst" if mode.codec == ZSTD else "") + (".enc" if mode.key_id else "")
     assert row.data_key.endswith(row.ulid + suffix)
     assert parse_data_key(row.data_key).suffix == suffix
-    assert (stored == BODY) == (mode == AtRest())
+    assert (stored == BODY) == (mode == ObjectEncoding())
 
 
 @pytest.mark.parametrize("mode", SEALED.values(), ids=SEALED)
-def test_chunks_begin_where_batches_do_and_are_as_large_as_fits(store, mode):
+def test_chunks_begin_at_batches_and_are_as_large_as_fits(store, mode):
     table = reader(store).indexes(copied(store, mode, BODY)).chunks
     starts = [table.chunk_range(at)[0] for at in range(len(table))]
     assert set(starts) <= STARTS
@@ -161,7 +165,7 @@ def test_chunks_begin_where_batches_do_and_are_as_large_as_fits(store, mode):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_large_segment_goes_up_in_parts(mode):
+def test_a_large_segment_is_uploaded_in_parts(mode):
     parts = []
 
     class Watching(MemoryStore):
@@ -172,12 +176,12 @@ def test_a_large_segment_goes_up_in_parts(mode):
     store = Watching()
     body = random.Random(1).randbytes(2 * PART_BYTES + 12345)
     segment = segment_of(body, inspect=None, record_count=1)
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode)
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=mode)
     assert [len(part) for part in parts[:-1]] == [PART_BYTES] * 2
     assert bytes(reader(store).read(row, 7 * 10**6, 10**7)) == body[7 * 10**6 : 17 * 10**6]
 
 
-def test_the_decoding_of_a_range_asks_for_no_more_than_its_chunks(store):
+def test_reading_a_range_fetches_only_its_chunks(store):
     row = copied(store, MODES["zstd"], BODY)
     metered = MeteredStore(store)
     partition = reader(metered, read_ahead_chunks=0)
@@ -203,30 +207,30 @@ def test_other_decoders_open_the_whole_object(store, tmp_path):
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_what_does_not_shrink_is_stored_as_it_is(store, keyed):
+def test_data_that_does_not_shrink_is_stored_uncompressed(store, keyed):
     body = struct.pack(">i", 50_000) + random.Random(2).randbytes(50_000)
-    row = copied(store, AtRest(codec=ZSTD, key_id="2026-a" if keyed else None, keys=KEYS), body)
+    row = copied(store, ObjectEncoding(codec=ZSTD, key_id="2026-a" if keyed else None, keys=KEYS), body)
     assert row.codec == "none"
     assert row.data_key.endswith(".log.enc" if keyed else ".log")
     assert bytes(reader(store).read(row, 0, len(body))) == body
 
 
-def test_a_frame_that_holds_more_than_its_chunk_is_corrupt_and_inflates_no_further():
+def test_a_frame_larger_than_its_chunk_raises_corrupt_before_it_is_inflated():
     bomb = Seal(codec=ZSTD).close(0, bytes(1 << 20))
     table = ChunkTable(lengths=(10,), crcs=(crc32c(bytes(10)),), stored_lengths=(len(bomb),), stored_crcs=(0,), codec=1)
     with pytest.raises(Corrupt):
         open_chunk(table, 0, bomb, None)
 
 
-def test_a_wrong_level_is_refused():
+def test_a_compression_level_out_of_range_is_refused():
     with pytest.raises(InvalidRequest, match="level"):
-        AtRest(codec=ZSTD, level=99)
+        ObjectEncoding(codec=ZSTD, level=99)
 
 
 # --- encryption -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_an_encrypted_segment_lies_open(store):
+def test_an_encrypted_segment_has_no_plaintext_in_the_bucket(store):
     copied(store, MODES["encrypted"], BODY)
     for info in store.list(""):
         stored = store.get(info.key)
@@ -234,14 +238,14 @@ def test_nothing_of_an_encrypted_segment_lies_open(store):
         assert BATCHES[0][4:24] not in stored
 
 
-def test_every_object_has_a_key_of_its_own(store):
+def test_every_object_has_a_data_key_of_its_own(store):
     one, other = copied(store, MODES["encrypted"], BODY), copied(store, MODES["encrypted"], BODY)
     assert one.wrapped_key != other.wrapped_key
     assert store.get(PREFIX + one.data_key) != store.get(PREFIX + other.data_key)
 
 
 @pytest.mark.parametrize("name", SEALED)
-def test_any_flipped_bit_is_corrupt(store, name):
+def test_any_flipped_bit_of_an_encoded_segment_raises_corrupt(store, name):
     row = copied(store, MODES[name], BODY[:9000], inspect=None, record_count=1)
     for key in (PREFIX + row.data_key, PREFIX + row.indexes_key):
         whole = store.get(key)
@@ -255,8 +259,8 @@ def test_any_flipped_bit_is_corrupt(store, name):
 
 @pytest.mark.parametrize("name", ["encrypted", "zstd, encrypted"])
 @pytest.mark.parametrize("damage", ["flip", "swap", "cut", "another object's"])
-def test_even_with_all_checksums_made_to_fit_encrypted_chunks_are_what_was_sealed(store, name, damage):
-    """Somebody who can write to the bucket but has no key: the chunk table says what he wants it to say."""
+def test_forged_encrypted_chunks_are_refused_even_with_fitting_checksums(store, name, damage):
+    """An attacker can write to the bucket but has no key. The chunk table contains any values of the attacker."""
     row, other = (copied(store, MODES[name], BODY) for _ in range(2))
     partition = reader(store)
     table, stored = partition.indexes(row).chunks, store.get(PREFIX + row.data_key)
@@ -279,7 +283,7 @@ def test_even_with_all_checksums_made_to_fit_encrypted_chunks_are_what_was_seale
 
 
 @pytest.mark.parametrize("mode", SEALED.values(), ids=SEALED)
-def test_a_truncated_object_is_corrupt_where_it_is_missing(store, mode):
+def test_a_truncated_object_raises_corrupt_in_its_missing_part_only(store, mode):
     row = copied(store, mode, BODY)
     key = PREFIX + row.data_key
     store.put(key, store.get(key)[:-1])
@@ -296,20 +300,20 @@ def test_a_truncated_object_is_corrupt_where_it_is_missing(store, mode):
         (KeyRing({"2026-a": bytes(32)}), r"not the one it was encrypted with: key_id=2026-a object=\d{20}-\S+$"),
     ],
 )
-def test_without_the_right_key_an_error_names_it_and_the_object(store, ring, words):
+def test_a_missing_or_wrong_key_raises_access_denied_with_its_id_and_the_object(store, ring, words):
     row = copied(store, MODES["encrypted"], BODY)
     with pytest.raises(AccessDenied, match=words) as caught:
         reader(store, ring).read(row, 0, 1)
     assert "\n" not in str(caught.value)
 
 
-def test_encrypting_with_a_key_that_is_not_there_sends_nothing(store):
+def test_encrypting_with_a_missing_key_sends_no_object(store):
     with pytest.raises(AccessDenied, match="key_id=2027"):
-        copied(store, AtRest(key_id="2027", keys=KEYS), BODY)
+        copied(store, ObjectEncoding(key_id="2027", keys=KEYS), BODY)
     assert list(store.list("")) == []
 
 
-def test_rotation_changes_rows_and_no_object(store):
+def test_key_rotation_changes_entries_and_no_object(store):
     row = copied(store, MODES["encrypted"], BODY)
     name = PREFIX + row.data_key
     rewrapped = KEYS.rewrapped("2026-a", row.wrapped_key, name, "2026-b")
@@ -354,7 +358,7 @@ def test_sealed_bytes_are_bound_to_the_whole_name_and_wrapped_by_a_derived_key()
     assert KEYS.new_object("2026-a", NAME)[1].startswith("2:2:")
 
 
-def test_sealed_bytes_of_before_are_plain_aes_gcm_with_the_documented_nonce_and_data():
+def test_older_sealed_bytes_are_plain_aes_gcm_with_the_documented_nonce_and_data():
     key = bytes(range(32))
     cipher = ObjectCipher(key, NAME, STEM_BINDING)
     sealed = cipher.seal_chunk(3, b"hello")
@@ -391,7 +395,7 @@ def test_a_sealed_chunk_table_has_golden_bytes():
             decode_chunks(wrong)
 
 
-# --- while it streams -------------------------------------------------------------------------------------------------
+# --- checks during the upload -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -404,7 +408,7 @@ def test_a_sealed_chunk_table_has_golden_bytes():
         ({"base_offset": 101}, "beyond its place"),
     ],
 )
-def test_a_segment_whose_bytes_contradict_its_row_is_refused_and_leaves_nothing(store, mode, changes, words):
+def test_a_segment_with_bytes_that_contradict_its_entry_is_refused_and_not_stored(store, mode, changes, words):
     with pytest.raises(Corrupt, match=words):
         copied(store, mode, BODY, **changes)
     assert list(store.list("")) == []
@@ -412,7 +416,7 @@ def test_a_segment_whose_bytes_contradict_its_row_is_refused_and_leaves_nothing(
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("spoilt", [0, 100, 199])
-def test_a_batch_that_makes_no_sense_is_refused_with_its_position(store, mode, spoilt):
+def test_an_invalid_batch_is_refused_with_its_position(store, mode, spoilt):
     body = b"".join((*BATCHES[:spoilt], bytes(4), *BATCHES[spoilt:]))
     at = sum(map(len, BATCHES[:spoilt]))
     with pytest.raises(Corrupt, match=rf"an empty batch: base_offset=100 at={at}"):
@@ -429,17 +433,17 @@ def test_a_segment_that_ends_inside_a_batch_is_refused(store, mode):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("batch", [100, 70_000, PART_BYTES + 5])
-def test_batches_that_lie_across_parts_are_seen_whole(mode, batch):
+def test_batches_across_part_boundaries_are_inspected_whole(mode, batch):
     store = MemoryStore()
     body = b"".join(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
     count = len(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
-    row = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, at_rest=mode)
+    row = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, object_encoding=mode)
     assert row.record_count == count
     assert bytes(reader(store).read(row, 0, len(body))) == body
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_second_try_sends_the_very_same_bytes(mode):
+def test_a_second_attempt_uploads_the_same_bytes(mode):
     tries = []
 
     class FailsOnce(MemoryStore):
@@ -457,7 +461,7 @@ def test_a_second_try_sends_the_very_same_bytes(mode):
 
 
 @pytest.mark.parametrize("mode", SEALED.values(), ids=SEALED)
-def test_another_content_is_never_sealed_under_the_same_name(mode):
+def test_different_bytes_are_never_sealed_under_the_same_name(mode):
     sealed = []
 
     class ReadsTwice(MemoryStore):
@@ -478,13 +482,13 @@ def test_another_content_is_never_sealed_under_the_same_name(mode):
 
 
 def same_crc_difference():
-    """Five bytes: xored into a message anywhere they leave its CRC-32C as it is, for they are its polynomial."""
+    """Five bytes that change no CRC-32C when they are xored into a message at any place: they are its polynomial."""
     bits = [0x11EDC6F41 >> (32 - at) & 1 for at in range(33)] + [0] * 7
     return bytes(sum(bits[8 * byte + bit] << bit for bit in range(8)) for byte in range(5))
 
 
 @pytest.mark.parametrize("name", ["encrypted", "zstd, encrypted"])
-def test_another_content_with_the_same_crc_is_never_sealed_under_the_same_name(name):
+def test_different_bytes_with_the_same_crc_are_never_sealed_under_the_same_name(name):
     at = 5000
     other = bytes(one ^ two for one, two in zip(BODY[at : at + 5], same_crc_difference(), strict=True))
     forged = BODY[:at] + other + BODY[at + 5 :]
@@ -505,7 +509,7 @@ def test_another_content_with_the_same_crc_is_never_sealed_under_the_same_name(n
     assert len(tries) == 1
 
 
-def test_a_store_that_takes_half_of_it_is_unavailable(store):
+def test_a_store_that_accepts_half_of_an_upload_raises_unavailable(store):
     class Half(MemoryStore):
         def upload(self, key, source):
             self.put(key, next(iter(source.parts())))
@@ -515,15 +519,15 @@ def test_a_store_that_takes_half_of_it_is_unavailable(store):
         copy_segment(Half(), PREFIX, segment_of(body, inspect=None, record_count=1), epoch=1, now_ms=0)
 
 
-def test_the_same_segment_encrypted_anew_is_known_as_the_same(store):
-    """A commit whose answer was lost is tried with a second upload: other key, other bytes, the same segment."""
+def test_a_segment_encrypted_again_is_recognized_as_the_same_segment(store):
+    """A commit with a lost answer is repeated with a second upload: another key, other bytes, the same segment."""
     one, other = copied(store, MODES["encrypted"], BODY), copied(store, MODES["zstd"], BODY)
     twice = add_segments([other])(add_segments([one])(head()))
     assert [row.ulid for row in twice.segments] == [one.ulid]
     assert {each.key for each in twice.unlinked} == {other.data_key, other.indexes_key}
 
 
-def test_indexes_of_an_encrypted_segment_are_no_bundle_to_whoever_has_no_key(store):
+def test_indexes_of_an_encrypted_segment_cannot_be_decoded_without_the_key(store):
     row = copied(store, MODES["encrypted"], BODY)
     with pytest.raises(Corrupt):
         decode_bundle(store.get(PREFIX + row.indexes_key))

@@ -1,4 +1,4 @@
-"""What a failed upload had in hand is free at once: the collector counts objects, a part of a segment is megabytes."""
+"""A failed upload frees its memory at once: the garbage collector counts objects, and a part has megabytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TWICE = RetryPolicy(attempts_max=2, sleep=lambda seconds: None)
 
 
 class Part(bytearray):
-    """One that can be asked whether it is still there."""
+    """A part whose lifetime can be observed."""
 
 
 class Failing(MemoryStore):
-    """Takes the first part of an upload."""
+    """Accepts the first part of an upload, then fails."""
 
     def upload(self, key: str, source: UploadSource) -> None:
         for part in source.parts():
@@ -63,7 +63,7 @@ def _no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize("how", STORES)
-def test_an_upload_that_failed_leaves_nothing_to_the_collector(how: str) -> None:
+def test_a_failed_upload_leaves_no_part_to_the_garbage_collector(how: str) -> None:
     store, parts = STORES[how](), list[weakref.ref[Part]]()
     for tries in range(1, 4):
         upload(store, parts)
@@ -72,7 +72,7 @@ def test_an_upload_that_failed_leaves_nothing_to_the_collector(how: str) -> None
 
 
 @pytest.mark.usefixtures("_no_collector")
-def test_an_error_that_is_kept_keeps_nothing_else_and_tells_where_it_was_raised() -> None:
+def test_a_stored_error_holds_no_local_variables_and_has_its_traceback() -> None:
     parts: list[weakref.ref[Part]] = []
     kept = upload(Failing(), parts)
     assert parts[0]() is not None

@@ -1,4 +1,4 @@
-"""Parts in flight: as many as there are places, over all uploads; an error ends it and leaves nothing running."""
+"""Parts in flight: at most as many as there are places, over all uploads; an error ends its upload."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def sent(number, body):
     return SentPart(number=number, tag=f"t{number}", size_bytes=len(body))
 
 
-def test_parts_are_answered_in_their_order():
+def test_sent_parts_are_returned_in_their_order():
     assert [part.number for part in PartSender(3).send([b"a", b"b", b"c", b"d"], sent)] == [1, 2, 3, 4]
 
 
-def test_all_uploads_share_the_places():
+def test_all_uploads_share_the_places_for_parts():
     sender, lock, now, most = PartSender(2), threading.Lock(), [0], [0]
     gate = threading.Semaphore(0)
 
@@ -40,7 +40,7 @@ def test_all_uploads_share_the_places():
     assert most[0] <= 2
 
 
-def test_an_upload_makes_one_part_more_than_it_has_places_for():
+def test_an_upload_reads_one_part_more_than_it_has_places():
     made, second, seen = [], threading.Event(), []
 
     def parts():
@@ -52,7 +52,7 @@ def test_an_upload_makes_one_part_more_than_it_has_places_for():
 
     def send(number, body):
         if number == 1:
-            assert second.wait(60), "the next part is made while the first is on its way"
+            assert second.wait(60), "the next part is not read while the first is being sent"
             seen.extend(made)
         return sent(number, body)
 
@@ -60,7 +60,7 @@ def test_an_upload_makes_one_part_more_than_it_has_places_for():
     assert seen == [1, 2]
 
 
-def test_a_part_that_fails_ends_the_upload_and_frees_its_places():
+def test_a_failed_part_ends_the_upload_and_frees_its_places():
     sender, asked = PartSender(2), []
 
     def parts():
@@ -76,10 +76,10 @@ def test_a_part_that_fails_ends_the_upload_and_frees_its_places():
     with pytest.raises(Unavailable):
         sender.send(parts(), failing)
     assert len(asked) < 100
-    assert len(sender.send([b"a"] * 10, sent)) == 10, "every place is free again"
+    assert len(sender.send([b"a"] * 10, sent)) == 10, "a place is still taken"
 
 
-def test_a_source_that_fails_passes_its_error_on_and_frees_the_places():
+def test_an_error_of_the_source_is_raised_and_frees_the_places():
     def parts():
         yield b"a"
         raise Corrupt("reading a segment")

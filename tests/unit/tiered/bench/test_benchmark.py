@@ -17,7 +17,7 @@ from fault_store import Fault, FaultStore
 from local.errors import InvalidRequest, LogError
 from remote.store.memory_store import MemoryStore
 from tiered.bench import benchmark_local
-from tiered.bench.benchmark import BenchOptions, Measured, predict_requests, percentiles_ms, run_benchmark
+from tiered.bench.benchmark import BenchOptions, Measured, percentiles_ms, predict_requests, run_benchmark
 from tiered.cli.main import invoke
 from tiered.cli.schemas.schemas import SCHEMAS
 

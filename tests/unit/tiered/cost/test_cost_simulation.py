@@ -16,7 +16,7 @@ from simulated_run import DAY, HOUR, NAME, START, run
 from local.errors import InvalidRequest, NotFound
 from local.format.record import Record
 from policies.cost.prices import BUILT_IN
-from policies.cost.scenarios import KINDS, Stream, Scenario, break_evens, changed, cost_of, sensitivities, variants
+from policies.cost.scenarios import KINDS, Scenario, Stream, break_evens, changed, cost_of, sensitivities, variants
 from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import GIB, monthly_storage
 from policies.rules import PartitionRules

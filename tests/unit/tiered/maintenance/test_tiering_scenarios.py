@@ -356,7 +356,7 @@ def test_subtle_b_segment_that_ends_with_an_offset_gap_is_dropped(world: World) 
         assert bases(manager)
 
 
-def test_subtle_c_a_log_start_past_what_was_never_uploaded_frees_it_and_copying_resumes_there(world: World) -> None:
+def test_subtle_c_log_start_beyond_uncopied_segments_deletes_them_then_copies_go_on(world: World) -> None:
     lag = {"remote.copy.lag.ms": "1h", "local.retention.ms": "2h", "local.retention.bytes": "-2"}
     with world.open() as manager:
         manager.create_topic("t", 1, {**KEEP_ACTIVE, **lag}, now_ms=NOW)

@@ -1,7 +1,5 @@
-"""DeleteRecords at a live broker: mirrored to the bucket, told from retention, and no record behind it is lost.
-
-A broker's log start, its epoch checkpoint and its files are written here as Kafka writes them.
-"""
+"""DeleteRecords at a live broker: mirrored to the bucket, distinguished from retention, without loss of later records.
+The tests write the broker's log start offset, epoch checkpoint and files as Kafka does."""
 
 from __future__ import annotations
 
@@ -39,7 +37,10 @@ def _epochs(broker: Broker) -> LeaderEpochs:
 
 
 def _delete_records(broker: Broker, before: int, *, deletes_files: bool = True) -> None:
-    """As a broker does it: the checkpoint of log starts, the epochs cut, whole segments below deleted later."""
+    """As a broker does it:
+    1. Write the checkpoint of log start offsets.
+    2. Truncate the leader epoch cache from its start.
+    3. Delete the segments entirely below the offset."""
     checkpoints.write_offsets(broker.disk, join(broker.root, names.LOG_START_OFFSETS), {NAME: before})
     epochs = _epochs(broker).truncate_from_start(before)
     checkpoints.write_epochs(broker.disk, join(_directory(broker), names.LEADER_EPOCHS), epochs.entries)
@@ -66,10 +67,10 @@ def _broker(tmp_path: Path) -> Broker:
 @pytest.mark.parametrize("deletes_files", [True, False])
 @pytest.mark.parametrize("at", [75, 149, 150, 151, 233])
 @pytest.mark.parametrize("was_adopted", [False, True])
-def test_records_behind_a_deletion_reach_the_bucket(
+def test_records_after_a_deletion_reach_the_bucket(
     tmp_path: Path, at: int, was_adopted: bool, deletes_files: bool
 ) -> None:
-    """The log start lies inside a segment that is not uploaded, and the epoch checkpoint begins there."""
+    """The log start offset is inside a segment that is not copied, and the epoch checkpoint begins there."""
     broker = _broker(tmp_path)
     side = Side(broker)
     if was_adopted:
@@ -92,7 +93,7 @@ def test_records_behind_a_deletion_reach_the_bucket(
         assert all(told.epoch_at(n) == (3 if n < 150 else 5) for n in range(row.base_offset, row.next_offset))
 
 
-def test_deletions_go_on_as_a_stream_processor_makes_them(tmp_path: Path) -> None:
+def test_repeated_deletions_are_mirrored_without_loss_of_later_records(tmp_path: Path) -> None:
     broker = _broker(tmp_path)
     side = Side(broker)
     for at in (33, 120, 121, 260, 311, 460):
@@ -104,7 +105,7 @@ def test_deletions_go_on_as_a_stream_processor_makes_them(tmp_path: Path) -> Non
         assert side.values() == [(n, each.value) for n, each in enumerate(broker.sent)][at : found.tiered_upto]
 
 
-def test_a_deletion_is_mirrored_before_anything_is_closed(tmp_path: Path) -> None:
+def test_deletion_is_mirrored_before_any_segment_is_closed(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.log.begin_epoch(1)
@@ -115,7 +116,7 @@ def test_a_deletion_is_mirrored_before_anything_is_closed(tmp_path: Path) -> Non
     assert _log_start(side) == 11
 
 
-# --- what retention does is not mirrored ------------------------------------------------------------------------------
+# --- retention is not mirrored ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,14 +134,16 @@ def test_a_deletion_is_mirrored_before_anything_is_closed(tmp_path: Path) -> Non
         ({"bytes_from": 1000}, {"retention_bytes": 1000, "replicas": 1}, True),
     ],
 )
-def test_only_deleted_records_are_a_deletion(facts: dict, retention: dict, expected: bool) -> None:
+def test_raised_log_start_offset_is_a_deletion_only_if_retention_cannot_explain_it(
+    facts: dict, retention: dict, expected: bool
+) -> None:
     of_log = replace(LogStartFacts(newest_below_ms=NOW, bytes_from=10_000), **facts)
     of_broker = replace(BrokerRetention(retention_ms=None, retention_bytes=None), **retention)
     assert is_deletion(of_log, of_broker, NOW) is expected
 
 
-def test_a_leaders_retention_seen_by_a_follower_leaves_the_bucket_as_it_is(tmp_path: Path) -> None:
-    """The leader's segments end elsewhere: its retention puts the follower's log start inside a segment."""
+def test_retention_of_the_leader_seen_by_a_follower_does_not_change_the_bucket(tmp_path: Path) -> None:
+    """The leader's segments have other ends: its retention puts the follower's log start offset inside a segment."""
     broker = _broker(tmp_path)
     side = Side(broker)
     side.tick()
@@ -151,8 +154,9 @@ def test_a_leaders_retention_seen_by_a_follower_leaves_the_bucket_as_it_is(tmp_p
     assert side.values() == before
 
 
-def test_a_log_start_of_a_topic_of_the_same_name_before_is_not_mirrored(tmp_path: Path) -> None:
-    """A broker forgets it within a minute; the epochs of the new topic say that it is not its own."""
+def test_log_start_offset_of_a_deleted_topic_of_the_same_name_is_not_mirrored(tmp_path: Path) -> None:
+    """A broker removes the old checkpoint entry within a minute.
+    The leader epochs of the new topic contradict it until then."""
     broker = _broker(tmp_path)
     side = Side(broker)
     checkpoints.write_offsets(broker.disk, join(broker.root, names.LOG_START_OFFSETS), {NAME: 233})
@@ -161,7 +165,7 @@ def test_a_log_start_of_a_topic_of_the_same_name_before_is_not_mirrored(tmp_path
 
 
 @pytest.mark.parametrize("start", [0, 501, 10_000])
-def test_a_log_start_that_lies_in_no_segment_is_not_mirrored(tmp_path: Path, start: int) -> None:
+def test_log_start_offset_outside_all_segments_is_not_mirrored(tmp_path: Path, start: int) -> None:
     broker = _broker(tmp_path)
     side = Side(broker)
     checkpoints.write_offsets(broker.disk, join(broker.root, names.LOG_START_OFFSETS), {NAME: start})
@@ -170,11 +174,11 @@ def test_a_log_start_that_lies_in_no_segment_is_not_mirrored(tmp_path: Path, sta
     assert _log_start(side) == 0
 
 
-# --- a partition that cannot go on ------------------------------------------------------------------------------------
+# --- a partition with a problem --------------------------------------------------------------------------------------
 
 
 def _with_damage(broker: Broker, at: int) -> None:
-    """A batch of another epoch than the broker's checkpoint says: the sidecar stops there."""
+    """A batch with another epoch than the broker's checkpoint, which stops the adoption of the partition."""
     base = broker.log.segments()[at].base_offset
     path = join(_directory(broker), names.segment_file(base, ".log"))
     body = bytearray(broker.disk.read(path))
@@ -182,7 +186,7 @@ def _with_damage(broker: Broker, at: int) -> None:
     Path(path).write_bytes(bytes(body))
 
 
-def test_a_partition_that_cannot_go_on_is_at_risk_in_every_figure(tmp_path: Path, capfd) -> None:
+def test_bytes_at_risk_of_a_stopped_partition_are_in_status_metrics_and_output(tmp_path: Path, capfd) -> None:
     broker = _broker(tmp_path)
     side, metrics = Side(broker), AdoptMetrics()
     _with_damage(broker, 2)
@@ -223,8 +227,8 @@ def test_a_partition_that_cannot_go_on_is_at_risk_in_every_figure(tmp_path: Path
 
 
 @pytest.mark.parametrize("problem", [Unavailable("down"), Corrupt("bad"), NotFound("gone")])
-def test_figures_that_are_not_known_are_none_and_never_zero(problem, tmp_path: Path, monkeypatch, capfd) -> None:
-    """The store does not answer the first round: where the bucket ends nobody has told yet."""
+def test_unknown_figures_are_none_and_never_zero(problem, tmp_path: Path, monkeypatch, capfd) -> None:
+    """The store does not answer the first maintenance, so the end of the bucket is unknown."""
     broker = _broker(tmp_path)
     side, metrics = Side(broker), AdoptMetrics()
     good = AdoptedPartition(partition=NAME, at_risk_bytes=77, lag_bytes=66, lag_segments=5)

@@ -1,4 +1,4 @@
-"""A sidecar's figures: lag and bytes at risk under a manager's names, what a broker lost, an unclean election."""
+"""Metrics of an adoption: copy lag and bytes at risk under the manager's names, lost offsets, unclean elections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _samples(metrics: AdoptMetrics, now_ms: int = NOW) -> dict[str, float]:
     return found
 
 
-def test_lag_and_what_only_the_broker_has_are_metrics(tmp_path: Path) -> None:
+def test_copy_lag_and_bytes_at_risk_are_metrics(tmp_path: Path) -> None:
     broker, metrics = Broker(tmp_path), AdoptMetrics()
     side = Side(broker)
     broker.send(300)
@@ -52,7 +52,7 @@ def test_lag_and_what_only_the_broker_has_are_metrics(tmp_path: Path) -> None:
     assert metrics.is_well
 
 
-def test_a_partition_in_trouble_keeps_its_figures_and_one_that_left_has_none() -> None:
+def test_partition_with_a_problem_keeps_its_metrics_and_a_removed_one_has_none() -> None:
     metrics = AdoptMetrics()
     good = AdoptedPartition(partition=NAME, at_risk_bytes=7, lost=((3, 9),))
     metrics.note([good], NOW)
@@ -67,14 +67,14 @@ def test_a_partition_in_trouble_keeps_its_figures_and_one_that_left_has_none() -
     assert not any("topic=" in name for name in _samples(metrics))
 
 
-def test_every_metric_of_a_sidecar_is_there() -> None:
+def test_every_sidecar_metric_is_present() -> None:
     metrics = AdoptMetrics()
     metrics.note([AdoptedPartition(partition=NAME)], NOW)
     names_there = {name.partition("{")[0] for name in _samples(metrics)}
     assert {each.name for each in BY_NAME.values() if each.is_of_sidecar} <= names_there
 
 
-def test_metrics_and_health_are_served_while_it_is_at_work() -> None:
+def test_metrics_and_health_are_served_during_the_adoption() -> None:
     metrics = AdoptMetrics()
     metrics.note([AdoptedPartition(partition=NAME)], NOW)
     with _serving("127.0.0.1:0", metrics, ()) as address:
@@ -89,8 +89,8 @@ def test_metrics_and_health_are_served_while_it_is_at_work() -> None:
 
 
 def _elected_uncleanly(broker: Broker, at: int, epoch: int) -> None:
-    """As a broker does that becomes a follower of a leader with a shorter log: files and epochs are cut at `at`, the
-    high watermark with them."""
+    """As a broker that becomes a follower of a leader with a shorter log.
+    Files, epochs and the high watermark are truncated to `at`."""
     broker.log.truncate_to(at, now_ms=NOW)
     broker.sent = broker.sent[:at]
     broker.settle(at)
@@ -100,8 +100,8 @@ def _elected_uncleanly(broker: Broker, at: int, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("at", [200, 390])
-def test_after_an_unclean_election_nothing_is_mixed_and_the_lost_branch_stays(tmp_path: Path, at: int) -> None:
-    """At once the bucket is ahead; when the new leader has written past its end, its epoch tells the branches apart."""
+def test_unclean_election_is_a_conflict_and_the_copied_branch_stays_readable(tmp_path: Path, at: int) -> None:
+    """At first the bucket is ahead of the broker. The epoch of the new leader then distinguishes the two branches."""
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.log.begin_epoch(3)
@@ -116,7 +116,7 @@ def test_after_an_unclean_election_nothing_is_mixed_and_the_lost_branch_stays(tm
     metrics = AdoptMetrics()
     metrics.note([found], NOW)
     assert _samples(metrics)['tiered_adopt_ahead_offsets{topic="t"}'] == reached - at
-    for count in (10, 20, 600):  # still below the bucket's end, then past it
+    for count in (10, 20, 600):  # first below the end of the bucket, then beyond it
         broker.send(count)
         broker.settle()
         found = side.tick()
@@ -125,10 +125,10 @@ def test_after_an_unclean_election_nothing_is_mixed_and_the_lost_branch_stays(tm
         assert "unclean leader election" in facts
         assert f"from_offset={at}" in facts
         assert f"bucket_next_offset={reached}" in facts
-        assert side.values() == before, "what was lost to the broker is still read, and nothing of the other branch"
+        assert side.values() == before, "the copied branch must stay readable and must not be mixed with the other one"
 
 
-def test_an_election_that_took_nothing_from_the_bucket_is_followed(tmp_path: Path) -> None:
+def test_unclean_election_that_truncates_no_copied_record_is_followed(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.log.begin_epoch(3)
@@ -146,7 +146,7 @@ def test_an_election_that_took_nothing_from_the_bucket_is_followed(tmp_path: Pat
     assert found.lost == ()
 
 
-def test_settings_that_the_broker_is_given_later_come_to_the_head(tmp_path: Path) -> None:
+def test_settings_changed_at_the_broker_are_committed_to_the_manifest(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(100)
@@ -159,4 +159,4 @@ def test_settings_that_the_broker_is_given_later_come_to_the_head(tmp_path: Path
     assert log.refresh().properties == settings
     sequence = log.refresh().sequence
     side.tick()
-    assert log.refresh().sequence == sequence, "told once"
+    assert log.refresh().sequence == sequence, "the change must be committed once"

@@ -1,4 +1,4 @@
-"""What a broker's topics are set to, from the metadata log in its log directory; and what the operator says over it."""
+"""Topic settings of a broker, read from the metadata log in its log directory, and the operator's overrides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _text(value: str | None) -> bytes:
 
 
 def _record(kind: int, body: bytes, version: int = 0) -> Record:
-    """Frame version, api key, version, fields, no tagged fields."""
+    """A metadata record: frame version, api key, version, fields, no tagged fields."""
     return Record(None, _number(1) + _number(kind) + _number(version) + body + b"\x00", NOW)
 
 
@@ -53,7 +53,8 @@ def removed(topic_id: uuid.UUID) -> Record:
 def partition(number: int, topic_id: uuid.UUID, replicas: int, version: int = 0) -> Record:
     ids = b"".join(at.to_bytes(4, "big") for at in range(replicas))
     several = _number(replicas + 1) + ids
-    rest = several + b"\x01\x01" + (7).to_bytes(4, "big") + bytes(8)  # in sync, none removed or added, leader, epochs
+    # in-sync replicas, none removed or added, leader, epochs
+    rest = several + b"\x01\x01" + (7).to_bytes(4, "big") + bytes(8)
     return _record(3, number.to_bytes(4, "big") + topic_id.bytes + several + rest, version)
 
 
@@ -69,7 +70,7 @@ def partition_change(number: int, topic_id: uuid.UUID, replicas: int | None) -> 
 
 
 class Controller:
-    """Whoever writes the metadata log."""
+    """The writer of the metadata log."""
 
     def __init__(self, root: Path) -> None:
         self.directory = str(root / METADATA)
@@ -83,7 +84,7 @@ class Controller:
         self.log.append(list(records), now_ms=NOW)
 
     def snapshot(self, *records: Record) -> None:
-        """A checkpoint of all below the log's end, which holds these records; the log below it goes."""
+        """Writes a checkpoint with these records at the end of the log, and deletes the log below it."""
         self.log.roll(now_ms=NOW)
         end = self.log.next_offset
         home = Path(self.directory).parent / "scratch"
@@ -99,7 +100,7 @@ class Controller:
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 
 
-def test_settings_of_topics_are_followed_as_the_controllers_write_them(tmp_path: Path) -> None:
+def test_topic_settings_follow_the_metadata_log_of_the_controllers(tmp_path: Path) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(topic("t", A), config("t", "cleanup.policy", "compact"), config("t", "retention.ms", "60000"))
     assert found.refresh()
@@ -115,10 +116,10 @@ def test_settings_of_topics_are_followed_as_the_controllers_write_them(tmp_path:
     assert found.of("t") == {}
     controller.write(topic("t", B))
     found.refresh()
-    assert found.of("t") == {}, "a topic that is made anew has none of the one before"
+    assert found.of("t") == {}, "a new topic must not have settings of a deleted topic with its name"
 
 
-def test_what_we_do_not_know_and_what_is_of_the_brokers_own_tier_is_left_out(tmp_path: Path) -> None:
+def test_unknown_settings_and_those_of_the_brokers_own_tier_are_left_out(tmp_path: Path) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(
         topic("t", A),
@@ -133,7 +134,7 @@ def test_what_we_do_not_know_and_what_is_of_the_brokers_own_tier_is_left_out(tmp
 
 
 @pytest.mark.parametrize("had_read_before", [False, True])
-def test_a_checkpoint_has_what_the_log_has_no_more(tmp_path: Path, had_read_before: bool) -> None:
+def test_settings_are_read_from_a_checkpoint_after_the_log_was_truncated(tmp_path: Path, had_read_before: bool) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(topic("t", A), config("t", "retention.ms", "1"), topic("u", B), config("u", "retention.ms", "2"))
     if had_read_before:
@@ -146,7 +147,7 @@ def test_a_checkpoint_has_what_the_log_has_no_more(tmp_path: Path, had_read_befo
     assert found.of("u") == {}
 
 
-def test_a_torn_tail_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_torn_tail_of_the_metadata_log_is_read_when_it_is_complete(tmp_path: Path) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(topic("t", A), config("t", "retention.ms", "1"))
     file = Path(controller.directory) / segment_file(0, LOG)
@@ -162,7 +163,7 @@ def test_a_torn_tail_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert found.of("t") == {"retention.ms": "2"}
 
 
-def test_no_metadata_log_is_said_and_a_wrong_one_is_damage(tmp_path: Path) -> None:
+def test_missing_metadata_log_is_reported_and_an_invalid_one_is_corrupt(tmp_path: Path) -> None:
     assert not BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
     controller = Controller(tmp_path)
     controller.write(_record(4, b"\x02\x7f"))
@@ -184,7 +185,7 @@ def test_what_the_operator_says_is_above_and_of_one_topic_above_that_of_all(tmp_
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_how_many_replicas_a_partition_has_is_known_and_followed(tmp_path: Path, version: int) -> None:
+def test_replica_count_of_a_partition_follows_the_metadata_log(tmp_path: Path, version: int) -> None:
     controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
     controller.write(topic("t", A), partition(0, A, 1, version), partition(1, A, 3, version))
     found.refresh()
@@ -198,7 +199,7 @@ def test_how_many_replicas_a_partition_has_is_known_and_followed(tmp_path: Path,
     assert found.replicas(TopicPartition("other", 0)) is None
 
 
-def test_the_retention_of_a_partition_is_the_brokers_and_not_that_of_the_bucket(tmp_path: Path) -> None:
+def test_retention_of_a_partition_is_that_of_the_broker(tmp_path: Path) -> None:
     controller = Controller(tmp_path)
     controller.write(topic("t", A), partition(0, A, 3), config("t", "retention.ms", "60000"))
     told = AdoptSettings(DiskStorage(), str(tmp_path), {"retention.ms": "365d"})
@@ -212,8 +213,8 @@ def test_the_retention_of_a_partition_is_the_brokers_and_not_that_of_the_bucket(
 
 
 @pytest.mark.parametrize("form", [[], ["--dry-run"], ["--once"]])
-def test_topics_of_a_directory_without_metadata_are_refused(form: list[str], tmp_path: Path, capfd) -> None:
-    """A second directory of log.dirs has no metadata log: its compacted topics would be taken for plain ones."""
+def test_adoption_without_metadata_or_cleanup_policy_is_refused(form: list[str], tmp_path: Path, capfd) -> None:
+    """A second directory of log.dirs has no metadata log. Its compacted topics would be treated as plain ones."""
     from test_adopting import Broker
 
     broker, bucket = Broker(tmp_path), tmp_path / "bucket"
@@ -230,7 +231,7 @@ def test_topics_of_a_directory_without_metadata_are_refused(form: list[str], tmp
 
 
 @pytest.mark.parametrize("by", ["all", "one", "metadata", "file"])
-def test_what_says_the_policy_lets_a_directory_without_metadata_go_on(by: str, tmp_path: Path) -> None:
+def test_adoption_without_metadata_is_allowed_when_the_cleanup_policy_is_given(by: str, tmp_path: Path) -> None:
     from test_adopting import Broker
 
     broker, bucket = Broker(tmp_path), tmp_path / "bucket"
@@ -256,7 +257,7 @@ def test_what_says_the_policy_lets_a_directory_without_metadata_go_on(by: str, t
     assert invoke(words) == 0
 
 
-def test_a_topic_that_comes_later_without_a_policy_is_a_problem_of_its_own(tmp_path: Path) -> None:
+def test_topic_created_later_without_a_cleanup_policy_is_a_problem_of_its_own(tmp_path: Path) -> None:
     told = AdoptSettings(DiskStorage(), str(tmp_path), {"old:cleanup.policy": "delete"})
     assert told.effective("old")["cleanup.policy"] == "delete"
     with pytest.raises(InvalidRequest, match="whether it is compacted is not known"):

@@ -1,4 +1,4 @@
-"""A sidecar's rounds over a log directory that somebody else writes to: our own log, which keeps Kafka's format."""
+"""Adoption of a log directory that a broker writes. The broker is a log of this project, in Kafka's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import GuestLog
+from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.cli.bucket import adopt
@@ -41,7 +41,7 @@ SETTINGS = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_bytes
 
 
 class Broker:
-    """Whoever owns the directory. `settle` writes the watermark, as a broker does every few seconds."""
+    """The broker that owns the directory. `settle` writes the high watermark, as a broker does every few seconds."""
 
     def __init__(self, home: Path, *, is_compacted: bool = False) -> None:
         self.home, self.disk = home, DiskStorage()
@@ -87,7 +87,7 @@ class Side:
         return [(record.offset, record.value) for record in reader.records(NAME, reader.offsets(NAME)[0])]
 
 
-def test_closed_segments_go_up_as_they_roll_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_closed_segments_are_copied_and_the_active_one_is_reported_at_risk(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     for _ in range(5):
@@ -104,7 +104,7 @@ def test_closed_segments_go_up_as_they_roll_and_the_rest_is_told(tmp_path: Path)
     assert head.epoch >= EPOCHS_APART
 
 
-def test_what_is_above_the_high_watermark_waits(tmp_path: Path) -> None:
+def test_records_above_the_high_watermark_are_not_copied(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(500)
@@ -118,7 +118,7 @@ def test_what_is_above_the_high_watermark_waits(tmp_path: Path) -> None:
     assert side.tick().lag_bytes == 0
 
 
-def test_an_open_transaction_holds_back_what_it_may_have_in_it(tmp_path: Path) -> None:
+def test_segments_of_an_open_transaction_are_not_copied(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(200)
@@ -135,7 +135,7 @@ def test_an_open_transaction_holds_back_what_it_may_have_in_it(tmp_path: Path) -
     assert side.tick().tiered_upto > began
 
 
-def test_segments_that_were_deleted_before_are_a_gap_that_is_told_once(tmp_path: Path) -> None:
+def test_segments_deleted_before_their_copy_are_a_gap_reported_once(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(200)
@@ -153,7 +153,7 @@ def test_segments_that_were_deleted_before_are_a_gap_that_is_told_once(tmp_path:
     assert side.values() == kept[: len(side.values())]
 
 
-def test_a_deletion_under_the_sidecars_hands_changes_nothing_that_it_has_opened(tmp_path: Path) -> None:
+def test_segments_deleted_after_they_were_opened_are_copied_completely(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.send(500)
     broker.settle()
@@ -182,7 +182,7 @@ def test_a_deletion_under_the_sidecars_hands_changes_nothing_that_it_has_opened(
     assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][:end]
 
 
-def test_a_directory_that_changes_while_it_is_listed_is_looked_at_in_the_next_round(tmp_path: Path) -> None:
+def test_directory_that_changes_while_it_is_listed_is_read_by_the_next_maintenance(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.send(500)
     broker.settle()
@@ -203,7 +203,7 @@ def test_a_directory_that_changes_while_it_is_listed_is_looked_at_in_the_next_ro
     assert found.lag_bytes == 0
 
 
-def test_a_log_that_was_written_anew_is_refused(tmp_path: Path) -> None:
+def test_log_with_other_records_at_copied_offsets_is_a_conflict(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.log.begin_epoch(3)
@@ -221,7 +221,7 @@ def test_a_log_that_was_written_anew_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(tmp_path: Path, between: bool) -> None:
+def test_compacted_topic_is_copied_cleaned_while_the_brokers_cleaner_merges(tmp_path: Path, between: bool) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     for _ in range(5):
@@ -246,8 +246,9 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
 
 
-def test_a_compacted_topic_of_many_keys_goes_up_in_many_segments_and_none_is_ahead_of_its_keys(tmp_path: Path) -> None:
-    """Older records of a key went for newer ones: these are in the bucket with them, or nobody has the key."""
+def test_every_commit_of_a_compacted_topic_has_a_record_of_each_key(tmp_path: Path) -> None:
+    """The cleaner removes older records of a key in favour of newer ones.
+    Both must be in one commit. Otherwise the bucket would lack the key for a while."""
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     side.adopter._properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
@@ -260,7 +261,7 @@ def test_a_compacted_topic_of_many_keys_goes_up_in_many_segments_and_none_is_ahe
 
         def put(key: str, body: bytes, real=real, seen=seen) -> None:  # type: ignore[no-untyped-def]
             real(key, body)
-            if "/meta/head/" in key and RemoteLog(side.store).head(NAME).has_rows:
+            if "/meta/head/" in key and RemoteLog(side.store).head(NAME).has_entries:
                 reader = RemoteLog(side.store).reader()
                 seen.append({each.key for each in reader.records(NAME, 0)})
 
@@ -275,7 +276,7 @@ def test_a_compacted_topic_of_many_keys_goes_up_in_many_segments_and_none_is_ahe
     assert len(RemoteLog(side.store).head(NAME).segments) >= 6
 
 
-def test_a_large_compacted_topic_goes_up_bit_by_bit(tmp_path: Path, monkeypatch) -> None:
+def test_large_compacted_topic_is_copied_in_several_parts(tmp_path: Path, monkeypatch) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     broker.send(600, keys=100)
@@ -289,8 +290,8 @@ def test_a_large_compacted_topic_goes_up_bit_by_bit(tmp_path: Path, monkeypatch)
     assert set(newest.values()) <= {offset for offset, _ in side.values()}
 
 
-def test_a_transaction_of_a_compacted_topic_goes_up_with_its_end(tmp_path: Path) -> None:
-    """Cleaned without its marker, what was aborted would be there for good, or a marker be taken for one of nothing."""
+def test_transaction_of_a_compacted_topic_is_copied_together_with_its_marker(tmp_path: Path) -> None:
+    """A cleaning without the marker would keep aborted records for ever, or treat a marker as one of no transaction."""
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     broker.send(30, keys=30)
@@ -307,7 +308,7 @@ def test_a_transaction_of_a_compacted_topic_goes_up_with_its_end(tmp_path: Path)
     broker.send(30, keys=30)
     broker.log.roll(now_ms=NOW)
     broker.send(5)
-    broker.settle(middle)  # the marker is above the watermark that was written down last
+    broker.settle(middle)  # the marker is above the recorded high watermark
     assert side.tick().tiered_upto == 0
     broker.settle()
     assert side.tick().tiered_upto == broker.log.segments()[-1].base_offset
@@ -315,12 +316,10 @@ def test_a_transaction_of_a_compacted_topic_goes_up_with_its_end(tmp_path: Path)
     assert not [each for each in reader.records(NAME, 0) if each.value == b"never"]
 
 
-def test_a_compacted_topic_in_which_some_transaction_is_always_open_goes_up_as_it_is(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_compacted_topic_with_always_open_transactions_is_copied_without_cleaning(tmp_path: Path, monkeypatch) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
-    monkeypatch.setattr(adopting, "UNSETTLED_BYTES", 3000)
+    monkeypatch.setattr(adopting, "IN_DOUBT_BYTES", 3000)
     for turn in range(8):
         producer = Producer(producer_id=turn, producer_epoch=0, base_sequence=0, is_transactional=True)
         word = b"never" if turn % 2 else b"kept"
@@ -348,8 +347,8 @@ def test_a_compacted_topic_in_which_some_transaction_is_always_open_goes_up_as_i
     assert not [value for _, value in committed if value == b"never"]
 
 
-def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp_path: Path) -> None:
-    """Two sidecars would both commit, each seeing only its own heads."""
+def test_store_that_overwrites_is_refused_before_any_write(tmp_path: Path) -> None:
+    """With such a store two sidecars would both commit, and each would see only its own manifests."""
     broker = Broker(tmp_path)
     broker.send(300)
     broker.settle()
@@ -362,15 +361,15 @@ def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp
     assert side.tick().problem is None
 
 
-def test_what_expired_in_the_bucket_does_not_go_up_again(tmp_path: Path) -> None:
-    """The broker keeps it for longer: its segments below the bucket's log start are for nobody."""
+def test_segments_that_expired_in_the_bucket_are_not_copied_again(tmp_path: Path) -> None:
+    """The broker's retention is longer. Its segments below the log start offset of the bucket are not needed."""
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(300)
     broker.settle()
     upto = side.tick().tiered_upto
     prefix = list_partitions(side.store)[0].prefix
-    guest = GuestLog(side.store, prefix)
+    guest = CoWriterLog(side.store, prefix)
     rows = guest.join().segments
     guest.commit(expire_segments([row.ulid for row in rows], now_ms=NOW, log_start_offset=upto), NOW)
     before = dict(side.store._objects)
@@ -384,12 +383,12 @@ def test_what_expired_in_the_bucket_does_not_go_up_again(tmp_path: Path) -> None
     assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][upto : found.tiered_upto]
 
 
-def test_old_heads_are_collected_beside_the_broker(tmp_path: Path, monkeypatch) -> None:
-    """A head for each segment: years of them would be listed and paid for."""
+def test_adoption_collects_old_manifests(tmp_path: Path, monkeypatch) -> None:
+    """Each segment adds a manifest. Years of manifests would be listed and billed."""
     broker = Broker(tmp_path)
     side = Side(broker)
-    monkeypatch.setattr(adopting, "HEADS_KEPT", 5)
-    monkeypatch.setattr(adopting, "HEADS_AT_ONCE", 5)
+    monkeypatch.setattr(adopting, "MANIFESTS_KEPT", 5)
+    monkeypatch.setattr(adopting, "MANIFESTS_AT_ONCE", 5)
     for _ in range(30):
         broker.send(1)
         broker.log.roll(now_ms=NOW)
@@ -401,7 +400,7 @@ def test_old_heads_are_collected_beside_the_broker(tmp_path: Path, monkeypatch) 
     assert len(side.values()) == 30
 
 
-def test_who_was_fenced_never_takes_the_partition_back_by_itself(tmp_path: Path) -> None:
+def test_fenced_sidecar_never_takes_the_partition_over_again(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     one = Side(broker)
     other = Side(broker)
@@ -431,7 +430,7 @@ def test_who_was_fenced_never_takes_the_partition_back_by_itself(tmp_path: Path)
     assert RemoteLog(one.store).head(NAME) == head
 
 
-def test_a_topic_that_is_created_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
+def test_topic_created_again_under_its_name_is_a_different_topic(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(300)
@@ -444,7 +443,7 @@ def test_a_topic_that_is_created_anew_under_its_name_is_another_one(tmp_path: Pa
     broker.topic_id, broker.sent = new_topic_id(), []
     broker.directory.create(NAME, broker.topic_id)
     broker.log = broker.directory.open_log(NAME, SETTINGS, now_ms=NOW)
-    broker.send(700)  # beyond where the old one ended
+    broker.send(700)  # beyond the end of the old topic
     broker.settle()
     found = side.tick()
     assert found.problem is None
@@ -459,7 +458,7 @@ def test_a_topic_that_is_created_anew_under_its_name_is_another_one(tmp_path: Pa
     assert found.tiered_upto == broker.log.segments()[-1].base_offset
 
 
-def test_a_topic_that_is_created_anew_under_the_sidecars_hands_is_looked_at_in_the_next_round(tmp_path: Path) -> None:
+def test_topic_created_again_during_a_read_is_copied_by_the_next_maintenance(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.send(300)
     broker.settle()
@@ -475,8 +474,8 @@ def test_a_topic_that_is_created_anew_under_the_sidecars_hands_is_looked_at_in_t
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-def test_a_segment_waits_until_the_broker_has_told_of_its_producers(tmp_path: Path, is_torn: bool) -> None:
-    """A broker rolls first and writes the snapshot then, in its place: meanwhile it is missing, or half of it there."""
+def test_segment_is_not_copied_before_its_producer_snapshot_is_complete(tmp_path: Path, is_torn: bool) -> None:
+    """A broker first rolls and then writes the snapshot. In between the snapshot is missing or torn."""
     broker = Broker(tmp_path)
     broker.send(200)
     told = broker.log.segments()[-1].base_offset
@@ -505,7 +504,7 @@ def test_a_segment_waits_until_the_broker_has_told_of_its_producers(tmp_path: Pa
     assert all(row.indexes["producers"].length >= 10 for row in rows)
 
 
-def test_whoever_goes_on_behind_a_compacted_topic_knows_its_producers(tmp_path: Path) -> None:
+def test_producers_of_a_compacted_topic_are_known_in_the_bucket(tmp_path: Path) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     producer = Producer(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=False)
@@ -520,7 +519,7 @@ def test_whoever_goes_on_behind_a_compacted_topic_knows_its_producers(tmp_path: 
     assert (known.producer_id, known.last_sequence) == (9, 2)
 
 
-def test_a_partition_without_a_topic_id_is_a_problem_of_its_own(tmp_path: Path) -> None:
+def test_partition_without_a_topic_id_is_a_problem_of_its_own(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     broker.send(300)
     broker.settle()
@@ -531,7 +530,7 @@ def test_a_partition_without_a_topic_id_is_a_problem_of_its_own(tmp_path: Path) 
     assert isinstance(other.problem, NotFound)
 
 
-def test_the_work_directory_may_be_lost(tmp_path: Path) -> None:
+def test_adoption_continues_after_the_loss_of_its_work_directory(tmp_path: Path) -> None:
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     broker.send(300)
@@ -543,8 +542,8 @@ def test_the_work_directory_may_be_lost(tmp_path: Path) -> None:
     assert side.tick().problem is None
 
 
-def test_files_of_two_moments_are_never_taken_for_one(tmp_path: Path) -> None:
-    """The broker's cleaner puts a shorter file under a name that was listed already."""
+def test_files_of_different_times_are_never_copied_as_one_segment(tmp_path: Path) -> None:
+    """The broker's cleaner replaces a listed file by a shorter one."""
     broker = Broker(tmp_path)
     broker.send(500)
     broker.settle()
@@ -563,8 +562,8 @@ def test_files_of_two_moments_are_never_taken_for_one(tmp_path: Path) -> None:
     assert (found.copied, found.problem) == (0, None)
 
 
-def test_of_a_segment_that_is_partly_in_the_bucket_the_rest_is_taken(tmp_path: Path) -> None:
-    """The broker's cleaner merges what is there with what is not."""
+def test_partly_copied_segment_is_copied_from_the_end_of_the_bucket(tmp_path: Path) -> None:
+    """The broker's cleaner merges copied and uncopied segments."""
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     broker.send(100, keys=100)
@@ -586,7 +585,7 @@ def test_of_a_segment_that_is_partly_in_the_bucket_the_rest_is_taken(tmp_path: P
     assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)]
 
 
-def test_a_directory_that_is_no_log_directory_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_adoption_of_a_directory_that_is_no_log_directory_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("bucket", "new"):
         (tmp_path / name).mkdir()
@@ -600,7 +599,7 @@ def test_a_directory_that_is_no_log_directory_is_refused(tmp_path: Path, monkeyp
     assert "TOPIC-PARTITION" in said
     assert "segments copied" not in said
     assert invoke(["adopt", "nowhere", *words]) == 1
-    assert invoke(["adopt", "new", *words]) == 0, "a broker without a topic yet"
+    assert invoke(["adopt", "new", *words]) == 0, "a broker without topics is accepted"
 
 
 def test_partitions_stopped_by_one_cause_are_one_line_with_their_count(capfd) -> None:

@@ -1,4 +1,4 @@
-"""Forks: the same records, nothing copied, and neither topic ever takes anything from the other."""
+"""Forks: the same records without copied objects. Neither topic deletes an object that the other needs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from remote.keys import parse_data_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_chain import HeadChain
-from remote.manifest.page_spill import SpillRule
+from remote.manifest.manifest_chain import ManifestChain
+from remote.manifest.page_spill import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.cost.topic_cost import cost_report
@@ -35,9 +35,9 @@ from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
 
-LATER = NOW + 3 * DAY  # past every grace time, and past the pin of a fork
+LATER = NOW + 3 * DAY  # after every grace period, and after the expiry of a fork's pin
 FORK = TopicPartition("f", 0)
-SMALL_PAGES = SpillRule(head_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
 
 
 def _world(count: int = 300, settings: dict[str, str] = TIERED) -> World:
@@ -73,7 +73,7 @@ def _data(store: MemoryStore) -> set[str]:
 
 
 def _empty_the_topic(world: World, now_ms: int = LATER) -> None:
-    """Everything expires and is deleted, as far as anybody may."""
+    """Expires all records and deletes every object that may be deleted."""
     with world.open(now_ms=now_ms) as manager:
         if manager.topics():
             manager.delete_records({NAME: -1}, now_ms=now_ms)
@@ -98,7 +98,7 @@ def _manager_of_the_fork(world: World) -> LogManager:
     return LogManager.open(replace(world.config, data_dir="./other"), now_ms=LATER, storage=disk, store=world.store)
 
 
-def test_the_living_one_of_a_name_is_forked_and_of_several_one_has_to_be_chosen() -> None:
+def test_fork_takes_the_topic_that_is_not_deleted_or_asks_for_a_topic_id() -> None:
     world = _world()
     with world.open() as manager:
         manager.delete_topic("t", now_ms=NOW)
@@ -117,7 +117,7 @@ def test_the_living_one_of_a_name_is_forked_and_of_several_one_has_to_be_chosen(
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED])
-def test_a_fork_has_the_same_records_and_no_object_of_its_own(settings: dict[str, str]) -> None:
+def test_fork_has_the_same_records_and_no_object_of_its_own(settings: dict[str, str]) -> None:
     world = _world(settings=settings)
     truth, before = _read(world.store, NAME), _data(world.store)
     _fork(world.store)
@@ -127,7 +127,7 @@ def test_a_fork_has_the_same_records_and_no_object_of_its_own(settings: dict[str
 
 
 @pytest.mark.parametrize("goes", [_empty_the_topic, _delete_the_topic])
-def test_what_the_source_lets_go_of_stays_for_the_fork(goes: Callable[[World], None]) -> None:
+def test_objects_unlinked_by_the_source_are_kept_for_the_fork(goes: Callable[[World], None]) -> None:
     world = _world()
     truth, before = _read(world.store, NAME), _data(world.store)
     _fork(world.store)
@@ -137,7 +137,7 @@ def test_what_the_source_lets_go_of_stays_for_the_fork(goes: Callable[[World], N
     source = _names(world.store, "t")
     for name in source:
         head = MetadataLog(world.store, name.prefix).refresh(exact=True)
-        assert not head.has_rows
+        assert not head.has_entries
         assert not head.unlinked
         assert not head.unlinked_pages
         assert find_orphans(world.store, name.prefix, MetadataLog(world.store, name.prefix), now_ms=LATER) == []
@@ -145,7 +145,7 @@ def test_what_the_source_lets_go_of_stays_for_the_fork(goes: Callable[[World], N
     assert damage(check_bucket(world.store)) == []
 
 
-def test_a_fork_that_is_gone_leaves_its_homes_objects_and_gc_finds_those_that_nobody_needs() -> None:
+def test_deleted_fork_leaves_the_objects_of_its_source() -> None:
     world = _world()
     _fork(world.store)
     truth, before = _read(world.store, NAME), _data(world.store)
@@ -159,7 +159,7 @@ def test_a_fork_that_is_gone_leaves_its_homes_objects_and_gc_finds_those_that_no
     assert _data(world.store) == set()
 
 
-def test_what_only_a_fork_needed_is_nobodys_once_the_fork_is_gone() -> None:
+def test_objects_that_only_a_deleted_fork_needed_become_orphans() -> None:
     world = _world()
     _fork(world.store)
     _empty_the_topic(world)
@@ -169,7 +169,7 @@ def test_what_only_a_fork_needed_is_nobodys_once_the_fork_is_gone() -> None:
             settle(manager, LATER + at * 2 * DAY)
     left = _data(world.store)
     assert left
-    with world.open(now_ms=LATER):  # an epoch begins: what it does not name is nobody's
+    with world.open(now_ms=LATER):  # begins a writer epoch: objects it does not name are orphans
         pass
     far = LATER + 90 * DAY
     listed = list_garbage(world.store, _names(world.store, "t"), now_ms=far)
@@ -178,8 +178,8 @@ def test_what_only_a_fork_needed_is_nobodys_once_the_fork_is_gone() -> None:
     assert _data(world.store) == set()
 
 
-def test_what_a_fork_let_go_of_stays_for_the_grace_time_of_its_readers() -> None:
-    """Although its home deletes in between."""
+def test_objects_unlinked_by_a_fork_are_kept_for_its_grace_period() -> None:
+    """The source deletes its own pending deletes in between."""
     world = _world()
     _fork(world.store)
     before = _data(world.store)
@@ -191,17 +191,17 @@ def test_what_a_fork_let_go_of_stays_for_the_grace_time_of_its_readers() -> None
         settle(manager, LATER)
         head = manager.partition(FORK).head()
         assert head is not None
-        assert not head.has_rows
+        assert not head.has_entries
         assert head.unlinked
     with world.open(now_ms=LATER + 2 * HOUR) as manager:
         settle(manager, LATER + 2 * HOUR)
         home = manager.partition(NAME).head()
         assert home is not None
-        assert not home.unlinked, "it was due there"
+        assert not home.unlinked, "the objects must not be pending deletes of the source any more"
     assert _data(world.store) == before
 
 
-def test_both_topics_go_on_apart() -> None:
+def test_appends_to_a_fork_and_its_source_are_separate() -> None:
     world = _world()
     truth = _read(world.store, NAME)
     _fork(world.store)
@@ -219,7 +219,7 @@ def test_both_topics_go_on_apart() -> None:
     assert damage(check_bucket(world.store)) == []
 
 
-def test_a_fork_of_a_fork_outlives_both() -> None:
+def test_fork_of_a_fork_is_readable_after_both_are_deleted() -> None:
     world = _world()
     truth = _read(world.store, NAME)
     _fork(world.store)
@@ -233,7 +233,7 @@ def test_a_fork_of_a_fork_outlives_both() -> None:
     assert list_garbage(world.store, list_partitions(world.store), now_ms=LATER + 90 * DAY).entries == []
 
 
-def test_a_fork_up_to_an_offset_ends_at_the_segment_below() -> None:
+def test_fork_up_to_an_offset_ends_at_the_last_segment_below_it() -> None:
     world = _world()
     truth = _read(world.store, NAME)
     ends = [row.next_offset for row in MetadataLog(world.store, _names(world.store, "t")[0].prefix).refresh().segments]
@@ -248,7 +248,7 @@ def test_a_fork_up_to_an_offset_ends_at_the_segment_below() -> None:
         _plan(cleaned.store, upto=250)
 
 
-def test_a_name_that_another_topic_has_is_refused() -> None:
+def test_fork_under_the_name_of_another_topic_is_refused() -> None:
     world = _world()
     with world.open() as manager:
         manager.create_topic("f", 1, TIERED, now_ms=NOW)
@@ -258,11 +258,11 @@ def test_a_name_that_another_topic_has_is_refused() -> None:
 
 
 class Cut(BaseException):
-    """The forking process ends here."""
+    """The forking process ends at this point."""
 
 
 class Stepping:
-    """Calls `before` and `after` around each verb, with its number."""
+    """A store that calls `deed` before or after the call number `at`."""
 
     def __init__(self, inner: MemoryStore, at: int, deed: Callable[[], None], *, is_after: bool) -> None:
         self.inner, self.count = inner, 0
@@ -290,7 +290,7 @@ class Stepping:
 
 
 def _copied(world: World) -> World:
-    """The same disk and bucket once more."""
+    """A copy of the disk and the bucket."""
     other = World()
     other.disk = world.disk.crash(random.Random(1))
     other.store._objects = dict(world.store._objects)
@@ -304,9 +304,10 @@ def _calls(world: World) -> int:
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_a_fork_cut_at_any_call_is_made_whole_by_another_run(is_after: bool) -> None:
+def test_fork_interrupted_at_any_call_is_completed_by_a_second_run(is_after: bool) -> None:
     world = _world(150)
-    with world.open() as manager:  # a log start inside a segment: what lies below it was deleted, and stays so
+    # A log start offset inside a segment: the records below it are deleted and must stay deleted.
+    with world.open() as manager:
         manager.delete_records({NAME: 37}, now_ms=NOW)
         settle(manager)
     truth = _read(world.store, NAME)
@@ -322,7 +323,7 @@ def test_a_fork_cut_at_any_call_is_made_whole_by_another_run(is_after: bool) -> 
             run_fork(stepping, _plan(stepping), now_ms=lambda: NOW)  # type: ignore[arg-type]
         _fork(other.store)
         _empty_the_topic(other)
-        _fork(other.store)  # once it was whole, another run leaves it as it is
+        _fork(other.store)  # a further run must not change a complete fork
         assert _read(other.store, FORK) == truth, at
         assert damage(check_bucket(other.store)) == [], at
 
@@ -334,10 +335,13 @@ def _plan_calls(world: World) -> int:
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_a_removal_cut_at_any_call_is_ended_by_the_next_run(monkeypatch: pytest.MonkeyPatch, is_after: bool) -> None:
-    """Of a fork that was not made in time. Else nobody would end it, what it names would stay for good, and a topic of
-    its name could not be made where it was cut before it was marked."""
-    monkeypatch.setattr("remote.manifest.commit_protocol.SPILL_RULE", SMALL_PAGES)
+def test_removal_of_a_late_fork_interrupted_at_any_call_is_finished_by_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, is_after: bool
+) -> None:
+    """A fork that was not made in time is removed again. Without the next run:
+    1. The objects that it names would stay for ever.
+    2. Its name could not be used if it was interrupted before it was marked as deleted."""
+    monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", SMALL_PAGES)
     world, seen = _world(150), 0
     truth = _read(world.store, NAME)
 
@@ -368,7 +372,7 @@ def test_a_removal_cut_at_any_call_is_ended_by_the_next_run(monkeypatch: pytest.
 
 
 def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int], None]) -> tuple[World, bool]:
-    """Between two calls of a fork the source does something, and so much time passes; whether the fork was made."""
+    """Runs `deed` and advances the time between two calls of a fork. The second value is whether the fork was made."""
     other, clock = _copied(world), [NOW]
 
     def act() -> None:
@@ -384,15 +388,15 @@ def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int],
 
 
 def _empties(world: World, now_ms: int) -> None:
-    """The source's retention takes all: unlinked now, deleted as time goes on."""
+    """Retention of the source expires everything: unlinked now, deleted later."""
     with world.open(now_ms=now_ms) as manager:
         manager.delete_records({NAME: -1}, now_ms=now_ms)
         for step in range(4):
             settle(manager, now_ms + step * 30 * HOUR)
 
 
-def test_between_any_two_calls_the_source_may_delete_everything() -> None:
-    """A fork that says it was made has every record for good; one that says it was not leaves nothing behind."""
+def test_fork_is_complete_or_absent_when_the_source_deletes_between_any_two_calls() -> None:
+    """A fork that reports success keeps every record for ever. A fork that reports a failure leaves nothing."""
     world = _world(150)
     truth = _read(world.store, NAME)
     made = 0
@@ -403,10 +407,10 @@ def test_between_any_two_calls_the_source_may_delete_everything() -> None:
             made += is_made
             if is_made and _names(other.store, "f"):
                 found = _read(other.store, FORK)
-                assert found in (truth, []), at  # all of it, or forked when nothing was left
+                assert found in (truth, []), at  # all records, or none if the source was empty before the fork
             else:
                 assert not any(
-                    head.has_rows
+                    head.has_entries
                     for name in _names(other.store, "f")
                     if (head := MetadataLog(other.store, name.prefix).load(exact=True)) is not None
                 ), at
@@ -414,9 +418,9 @@ def test_between_any_two_calls_the_source_may_delete_everything() -> None:
     assert made > 8
 
 
-def test_whoever_collects_pins_may_be_late_with_what_it_decided() -> None:
-    """While the forking process sleeps, somebody finds that its pin has lapsed and that there is no fork yet; the pin
-    goes when the fork says that it was made."""
+def test_late_release_of_a_lapsed_pin_leaves_every_fork_known_to_its_source() -> None:
+    """While the forking process sleeps, the collector finds that its pin has lapsed and that no fork exists yet.
+    It releases the pin after the fork has reported success."""
     world, judged = _world(150), 0
     for at in range(1, _calls(world) + 1):
         lapsed: list[Pin] = []
@@ -437,7 +441,7 @@ def test_whoever_collects_pins_may_be_late_with_what_it_decided() -> None:
 
 
 def _begun(count: int) -> World:
-    """A fork that has a head, and no rows yet: whoever made it was cut."""
+    """A bucket in which a fork has a manifest but no entries, because its process was interrupted."""
     world = _world(count)
 
     def cut() -> None:
@@ -453,9 +457,9 @@ def _begun(count: int) -> World:
     raise AssertionError("no fork was begun")
 
 
-def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_told() -> None:
-    """Another run begins and ends between any two calls of the first one; then the source goes. Both go on with a fork
-    that was begun, so they mean the same one."""
+def test_two_concurrent_forks_of_one_name_keep_every_record_of_a_successful_one() -> None:
+    """A second run begins and ends between any two calls of the first one. Then the source expires everything.
+    Both runs continue a fork that was begun, so they make the same fork."""
     world = _begun(100)
     truth = _read(world.store, NAME)
     told = []
@@ -465,10 +469,10 @@ def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_t
         def fork_too(other: World = other, made: list[str] = made) -> None:
             run_fork(other.store, _plan(other.store), now_ms=lambda: NOW)
             made.append("second")
-            _empties(other, NOW)  # what the first one is about to name leaves the index
+            _empties(other, NOW)  # the entries that the first run is about to name leave the manifest
 
         stepping = Stepping(other.store, at, fork_too, is_after=False)
-        clock = iter([NOW + 9 * DAY])  # of a late one: hours pass after its first look at it
+        clock = iter([NOW + 9 * DAY])  # a late run: hours pass after its first read of the clock
         late_ms = NOW + 9 * DAY + (2 * PIN_MS if is_late else 0)
         try:
             run_fork(stepping, _plan(stepping), now_ms=lambda: next(clock, late_ms))  # type: ignore[arg-type]  # noqa: B023
@@ -491,8 +495,10 @@ def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_t
     assert told.count("second") > 8
 
 
-def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
-    """Between the listing and the head of the first fork a second one is made of it, and the first one goes."""
+def test_lookup_of_forks_sees_a_fork_made_during_the_lookup() -> None:
+    """Between the listing and the read of the first fork's manifest:
+    1. A second fork is made of the first one.
+    2. The first fork is deleted."""
     world = _world(150)
     _fork(world.store)
     home = _names(world.store, "t")[0].prefix
@@ -514,9 +520,10 @@ def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
     assert {home + key for key in kept} == _data(world.store)
 
 
-def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader ended without releasing its pin. GC removes a pin when it removes old manifests: here it has none."""
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
+def test_lapsed_pin_of_a_fork_with_a_deleted_page_blocks_no_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader ended without releasing its pin.
+    GC removes pins only together with old manifests, and here it removes none."""
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", SMALL_PAGES)
     world = _world()
     _fork(world.store)
     home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
@@ -527,7 +534,7 @@ def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkey
         manager.delete_records({FORK: -1}, now_ms=LATER)
         for at in range(3):
             settle(manager, LATER + at * 2 * DAY)
-    assert HeadChain(world.store, fork).read(pinned.sequence) == pinned
+    assert ManifestChain(world.store, fork).read(pinned.sequence) == pinned
     assert not any(fork + spill.key in world.store._objects for spill in pinned.spills)
     paged_upto = max(spill.next_offset for spill in pinned.spills)
     kept = [parse_data_key(key) for key in kept_by_forks(world.store, home)]
@@ -537,9 +544,11 @@ def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkey
     assert {each.base_offset for each in left if each is not None} == {each.base_offset for each in kept if each}
 
 
-def test_a_lost_page_of_a_pinned_manifest_of_a_fork_lets_no_home_delete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program deleted the page while the fork lists it as a pending delete: its rows are not known."""
-    monkeypatch.setattr(commit_protocol, "SPILL_RULE", SMALL_PAGES)
+def test_lost_page_of_a_pinned_manifest_of_a_fork_prevents_deletions_by_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program deleted the page while the fork lists it as a pending delete. Its entries are unknown."""
+    monkeypatch.setattr(commit_protocol, "PAGE_RULE", SMALL_PAGES)
     world = _world()
     _fork(world.store)
     home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
@@ -554,7 +563,7 @@ def test_a_lost_page_of_a_pinned_manifest_of_a_fork_lets_no_home_delete(monkeypa
         kept_by_forks(world.store, home)
 
 
-def test_appends_to_a_fork_go_on_above_the_leader_epochs_of_its_source() -> None:
+def test_appends_to_a_fork_have_leader_epochs_above_those_of_its_source() -> None:
     world = _world(60)
     for at in range(4):
         with world.open() as manager:
@@ -574,7 +583,7 @@ def test_appends_to_a_fork_go_on_above_the_leader_epochs_of_its_source() -> None
     assert epochs[-1][0] == lineage[-1] > 5
 
 
-def test_the_bill_of_a_fork_says_how_much_of_it_is_its_sources() -> None:
+def test_cost_report_of_a_fork_shows_the_bytes_it_shares_with_its_source() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""Buckets of others in our layout: record for record, sound to the last byte, however often it is interrupted."""
+"""Import of buckets with an external layout: every record, a sound result, after any interruption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from local.format.record import Record
 from local.records.batch import encode_batch
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import foreign_format
+from remote.external.layout_detection import external_format
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
@@ -64,7 +64,7 @@ def _source(layout: str, sample: Sample, key, segments=None) -> tuple[MemoryStor
             case "logs":
                 put_log(store, files, indexes=False)
     keys = {key.id: str(key.path)} if layout == "aiven" else {}
-    return store, foreign_format(store, LayoutOptions(layout=layout, private_keys=keys))
+    return store, external_format(store, LayoutOptions(layout=layout, private_keys=keys))
 
 
 def _plan(source, layout, target, **kw):
@@ -78,7 +78,7 @@ def _run(source, layout, target, plan, **kw):
 
 @pytest.mark.parametrize("keeping", [Keeping(), Keeping(codec="zstd", key_id="k")], ids=["as it is", "sealed"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_imported_reads_as_its_source_and_is_sound(sample, key, layout, keeping) -> None:
+def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, keeping) -> None:
     source, theirs = _source(layout, sample, key)
     before = {info.key: info.size_bytes for info in source.list("")}
     target = MemoryStore("memory://ours")
@@ -106,7 +106,7 @@ def _counts(sample: Sample) -> list[int]:
     return [sum(files.base <= r.offset < files.next for r in sample.records) for files in sample.segments]
 
 
-def test_a_second_run_changes_nothing_and_takes_what_has_come_since(sample, key) -> None:
+def test_repeated_import_changes_nothing_and_later_takes_new_segments(sample, key) -> None:
     for layout in LAYOUTS:
         source, theirs = _source(layout, sample, key, sample.segments[:3])
         target = MemoryStore("memory://ours")
@@ -126,11 +126,11 @@ def test_a_second_run_changes_nothing_and_takes_what_has_come_since(sample, key)
 
 
 class Cut(BaseException):
-    """The importing process ends here: no error that anybody tries again."""
+    """The importing process ends at this point. This is no error, so nothing retries it."""
 
 
 class _Failing:
-    """A store whose n-th change fails before its effect, or is the last thing that the process does."""
+    """A store whose n-th write fails before its effect, or ends the process after it."""
 
     def __init__(self, inner: MemoryStore, nth: int, *, after: bool) -> None:
         self._inner, self._left, self._after = inner, nth, after
@@ -152,8 +152,8 @@ class _Failing:
         return cut
 
 
-def test_cut_off_at_every_change_it_goes_on_and_ends_the_same(sample, key) -> None:
-    source, theirs = _source("pinterest", sample, key)  # whose transactions are told by the batches alone
+def test_import_interrupted_at_any_write_is_completed_by_a_second_run(sample, key) -> None:
+    source, theirs = _source("pinterest", sample, key)  # a layout whose transactions are known only from the batches
     finished = 0
     for after in (False, True):
         for nth in range(1, 100):
@@ -179,7 +179,7 @@ def test_cut_off_at_every_change_it_goes_on_and_ends_the_same(sample, key) -> No
     assert finished == 2
 
 
-def test_told_to_stop_it_keeps_what_it_has(sample, key) -> None:
+def test_cancelled_import_keeps_the_imported_segments(sample, key) -> None:
     source, theirs = _source("logs", sample, key)
     target = MemoryStore("memory://ours")
     seen: list[int] = []
@@ -190,7 +190,7 @@ def test_told_to_stop_it_keeps_what_it_has(sample, key) -> None:
     assert_sound(target)
 
 
-def test_a_source_that_begins_late_and_has_a_gap_is_imported_as_it_is(sample, key) -> None:
+def test_source_with_a_late_start_and_a_gap_is_imported_with_them(sample, key) -> None:
     lost = sample.segments[3]
     left = [files for files in sample.segments[1:] if files is not lost]
     source, theirs = _source("local-tiered-storage", sample, key, left)
@@ -206,7 +206,7 @@ def test_a_source_that_begins_late_and_has_a_gap_is_imported_as_it_is(sample, ke
     assert_sound(target)
 
 
-def test_a_damaged_segment_ends_the_import_before_it_and_is_named(sample, key) -> None:
+def test_damaged_segment_ends_the_import_before_it_and_is_named(sample, key) -> None:
     source, theirs = _source("logs", sample, key)
     victim = sample.segments[2]
     name = f"{NAME.directory}/{victim.base:020d}.log"
@@ -226,7 +226,7 @@ def test_a_damaged_segment_ends_the_import_before_it_and_is_named(sample, key) -
         assert_reads(bucket, sample)
 
 
-def test_what_is_somebody_elses_is_never_written_to(sample, key) -> None:
+def test_import_never_writes_to_its_source_or_to_a_partition_of_another_writer(sample, key) -> None:
     source, theirs = _source("logs", sample, key)
     with pytest.raises(InvalidRequest, match="the same"):
         _plan(source, theirs, source)
@@ -244,8 +244,8 @@ def test_what_is_somebody_elses_is_never_written_to(sample, key) -> None:
         _run(source, theirs, fresh, plan)
 
 
-def test_a_segment_that_has_grown_since_is_gone_on_with_where_it_ended(sample, key) -> None:
-    """A directory that somebody copies again and again, its newest segment half full each time, and torn."""
+def test_segment_that_has_grown_is_imported_from_its_previous_end(sample, key) -> None:
+    """The source is a directory that is copied repeatedly, with a torn newest segment each time."""
     target = MemoryStore("memory://ours")
     for number, files in enumerate(sample.segments):
         at = kernels.scan_batches(files.log).positions.tolist()
@@ -259,7 +259,7 @@ def test_a_segment_that_has_grown_since_is_gone_on_with_where_it_ended(sample, k
     assert_sound(target)
 
 
-def test_bytes_that_are_others_than_those_imported_are_refused(sample, key) -> None:
+def test_source_bytes_that_differ_from_imported_ones_are_refused(sample, key) -> None:
     source, theirs = _source("logs", sample, key, sample.segments[:2])
     target = MemoryStore("memory://ours")
     _run(source, theirs, target, _plan(source, theirs, target))
@@ -277,19 +277,19 @@ def test_bytes_that_are_others_than_those_imported_are_refused(sample, key) -> N
     assert {key for key in target._objects if "/data/" in key} == {key for key in before if "/data/" in key}
 
 
-def test_a_row_without_epochs_gets_one(key) -> None:
+def test_segment_without_a_leader_epoch_gets_one(key) -> None:
     store = MemoryStore("memory://theirs")
     batch = encode_batch([(b"k", b"v", NOW)] * 4, base_offset=10, leader_epoch=-1)
     store.put("t-0/00000000000000000010.log", batch)
-    theirs = foreign_format(store, LayoutOptions(layout="logs"))
+    theirs = external_format(store, LayoutOptions(layout="logs"))
     target = MemoryStore("memory://ours")
     _run(store, theirs, target, _plan(store, theirs, target))
     assert_sound(target)
 
 
-def test_cut_off_before_its_log_start_it_begins_where_its_source_does_all_the_same(sample, key) -> None:
+def test_import_interrupted_before_its_log_start_begins_at_the_start_of_its_source(sample, key) -> None:
     source, theirs = _source("aiven", sample, key, sample.segments[2:4])
-    for nth in (1, 2):  # the epoch, the log start
+    for nth in (1, 2):  # after the commit of the epoch, and after that of the log start offset
         target = MemoryStore("memory://ours")
         failing = _Failing(target, nth, after=True)
         with pytest.raises(Cut):
@@ -299,8 +299,8 @@ def test_cut_off_before_its_log_start_it_begins_where_its_source_does_all_the_sa
             assert bucket.reader().offsets(NAME) == (sample.segments[2].base, sample.segments[3].next)
 
 
-def test_a_manager_goes_on_behind_an_import_in_a_later_leader_epoch(tmp_path) -> None:
-    """Kafka's epochs are far above the first ones of a bucket: the lineage must not go back."""
+def test_manager_continues_after_an_import_with_a_higher_leader_epoch(tmp_path) -> None:
+    """Kafka's epochs are far above the first epochs of a bucket. The lineage must not decrease."""
     far = write_log(tmp_path / NAME.directory, 100, epochs=(0, 57))
     source, theirs = _source("local-tiered-storage", far, None)
     world = World()

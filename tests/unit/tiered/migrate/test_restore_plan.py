@@ -1,4 +1,5 @@
-"""Topics restored from the bucket alone: record for record, cut to the record, taken over by one, whatever cuts it."""
+"""Restore of topics from the bucket alone: every record, up to an exact offset, with a takeover, after
+interruptions."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ COMMITTED = Isolation.READ_COMMITTED
 
 
 def _world(kind: str = "plain", count: int = 500) -> World:
-    """A topic whose closed segments are all in the bucket; the manager is closed."""
+    """A topic with all its closed segments in the bucket. The manager is closed."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, COMPACTED if kind == "compacted" else TIERED, now_ms=NOW)
@@ -47,12 +48,12 @@ def _world(kind: str = "plain", count: int = 500) -> World:
             send(manager, 60, start=count, keys=5)
             manager.roll("t", now_ms=NOW)
             settle(manager)
-        assert manager.partition(NAME).head().has_rows
+        assert manager.partition(NAME).head().has_entries
     return world
 
 
 def _transactions(manager: LogManager) -> None:
-    """Two producers interleaved over several segments, committed and aborted in turn."""
+    """Two producers interleaved over several segments, with committed and aborted transactions."""
     log = manager.partition(NAME).log
     sequences = {7: 0, 8: 0}
     for turn in range(8):
@@ -82,14 +83,14 @@ def _in_bucket(store: MemoryStore, isolation: Isolation = Isolation.READ_UNCOMMI
 
 
 def _on_disk(disk: ModelDisk, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[StoredRecord]:
-    """What a log library finds that knows nothing of a bucket."""
+    """The records that a log reads without a bucket."""
     directory = LogDirectory(disk, ROOT, read_only=True)
     log = directory.open_log(NAME, LogSettings(), now_ms=NOW)
     return list(log.records(log.log_start_offset, isolation=isolation))
 
 
 def _manager(world: World, disk: ModelDisk) -> LogManager:
-    """On a restored directory."""
+    """A manager on a restored directory."""
     return LogManager.open(replace(world.config, data_dir=ROOT), now_ms=NOW, storage=disk, store=world.store)
 
 
@@ -98,18 +99,18 @@ def _head(world: World) -> Head:
 
 
 @pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
-def test_a_restored_log_is_the_source_record_for_record(kind: str) -> None:
+def test_restored_log_has_every_record_of_its_source(kind: str) -> None:
     world, disk = _world(kind), ModelDisk()
     outcome = _restore(world.store, disk)
     assert outcome.is_complete
     assert _on_disk(disk) == _in_bucket(world.store)
     assert _on_disk(disk, COMMITTED) == _in_bucket(world.store, COMMITTED)
     assert disk.exists(f"{ROOT}/.kafka_cleanshutdown")
-    assert outcome.partitions[0].next_offset == _head(world).taken_upto
+    assert outcome.partitions[0].next_offset == _head(world).allocated_end_offset
     assert [each for each in verify(disk, ROOT) if not each.path.endswith("topics.json")] == []
 
 
-def test_its_files_are_those_of_the_source_byte_for_byte() -> None:
+def test_restored_files_equal_those_of_the_source() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
@@ -125,10 +126,10 @@ def test_its_files_are_those_of_the_source_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "transactions"])
-def test_a_cut_ends_the_log_at_that_very_record(kind: str) -> None:
+def test_restore_to_an_offset_ends_at_exactly_this_record(kind: str) -> None:
     world = _world(kind)
     whole = _in_bucket(world.store)
-    end = _head(world).taken_upto
+    end = _head(world).allocated_end_offset
     for cut in range(1, end, 17):
         disk = ModelDisk()
         (done,) = _restore(world.store, disk, to_offset=cut).partitions
@@ -139,7 +140,7 @@ def test_a_cut_ends_the_log_at_that_very_record(kind: str) -> None:
         assert done.open_transactions == 1
 
 
-def test_a_cut_by_time_ends_before_the_first_record_of_that_time_or_later() -> None:
+def test_restore_to_a_time_ends_before_the_first_record_at_or_after_it() -> None:
     world, disk = _world(), ModelDisk()
     whole = _in_bucket(world.store)
     _restore(world.store, disk, to_time_ms=whole[37].timestamp_ms)
@@ -149,7 +150,7 @@ def test_a_cut_by_time_ends_before_the_first_record_of_that_time_or_later() -> N
     assert _on_disk(later) == whole
 
 
-def test_a_cut_of_a_cleaned_topic_is_refused_until_missing_keys_are_accepted() -> None:
+def test_restore_of_a_cleaned_topic_to_an_offset_needs_acceptance_of_missing_keys() -> None:
     world = _world("compacted")
     with pytest.raises(InvalidRequest, match="keys whose older records went") as refused:
         _plan(world.store, to_offset=200)
@@ -167,12 +168,12 @@ def test_a_cut_of_a_cleaned_topic_is_refused_until_missing_keys_are_accepted() -
     {"kept": Kept.NONE},
     {"kept": Kept.RECENT},
 ])  # fmt: skip
-def test_wishes_that_contradict_each_other_are_refused(wish: dict[str, object]) -> None:
+def test_contradictory_restore_options_are_refused(wish: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="restoring"):
         _plan(MemoryStore("memory://b"), **wish)
 
 
-def test_a_part_of_a_topic_is_not_taken_over_for_a_manager_would_take_the_rest_as_well() -> None:
+def test_takeover_of_some_partitions_of_a_topic_is_refused() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 3, TIERED, now_ms=NOW)
@@ -192,7 +193,7 @@ def test_a_part_of_a_topic_is_not_taken_over_for_a_manager_would_take_the_rest_a
 
 @pytest.mark.parametrize("kept", Kept)
 @pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
-def test_whoever_takes_over_reads_and_goes_on_and_the_former_owner_is_fenced(kept: Kept, kind: str) -> None:
+def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(kept: Kept, kind: str) -> None:
     world, disk = _world(kind), ModelDisk()
     before = _in_bucket(world.store)
     with world.open() as former:
@@ -214,10 +215,10 @@ def test_whoever_takes_over_reads_and_goes_on_and_the_former_owner_is_fenced(kep
         assert again == [b"value %d" % at for at in range(500, 540)][-len(again) :]
         assert len(again) == (40 if kind != "compacted" else len(again)) > 0
         if kind != "compacted":
-            assert _head(world).segments[: len(rows)] == rows  # nothing was copied again
+            assert _head(world).segments[: len(rows)] == rows  # no segment was copied again
 
 
-def test_recent_keeps_what_local_retention_would_have_left() -> None:
+def test_restore_of_recent_segments_keeps_those_of_local_retention() -> None:
     world = World()
     with world.open() as manager:
         settings = {**TIERED, "local.retention.ms": "-1", "local.retention.bytes": "5000"}
@@ -234,8 +235,8 @@ def test_recent_keeps_what_local_retention_would_have_left() -> None:
         assert [record.value for record in manager.reader().records(NAME, 0)] == [b"value %d" % at for at in range(500)]
 
 
-def test_of_two_machines_that_take_over_at_once_one_owns_the_topic() -> None:
-    """The other one takes over while the first has its files and no registry yet."""
+def test_one_of_two_concurrent_takeovers_becomes_the_writer() -> None:
+    """The second machine takes over while the first one has its files but no topic list yet."""
     world, one, other = _world(), ModelDisk(), ModelDisk()
 
     def second(size_bytes: int) -> None:
@@ -251,7 +252,7 @@ def test_of_two_machines_that_take_over_at_once_one_owns_the_topic() -> None:
         send(manager, 10, start=700)
 
 
-def test_a_restored_topic_without_taking_over_leaves_the_bucket_alone() -> None:
+def test_restore_without_takeover_leaves_the_bucket_unchanged() -> None:
     world, disk = _world(), ModelDisk()
     before = dict(world.store._objects)
     _restore(world.store, disk)
@@ -263,8 +264,8 @@ def test_a_restored_topic_without_taking_over_leaves_the_bucket_alone() -> None:
 
 
 @pytest.mark.parametrize("takes_over", [False, True])
-def test_every_cut_of_the_disk_and_a_second_run_end_in_the_same_log(takes_over: bool) -> None:
-    """The power goes after each effect; what the platter has is what the second run begins with."""
+def test_restore_after_a_power_cut_at_any_effect_is_completed_by_a_second_run(takes_over: bool) -> None:
+    """The power cut happens after each effect. The second run starts with the durable part of the disk."""
     world = _world(count=100)
     whole, rng = _in_bucket(world.store), random.Random(5)
     counted = ModelDisk()
@@ -285,7 +286,7 @@ def test_every_cut_of_the_disk_and_a_second_run_end_in_the_same_log(takes_over: 
         assert not [name for name in found.list(ROOT) if "restoring" in name]
 
 
-def test_a_run_that_was_stopped_does_not_fetch_whole_segments_again() -> None:
+def test_cancelled_restore_does_not_fetch_complete_segments_again() -> None:
     world, disk = _world(), ModelDisk()
     plan, seen = _plan(world.store), []
     stopped = run_restore(
@@ -302,7 +303,7 @@ def test_a_run_that_was_stopped_does_not_fetch_whole_segments_again() -> None:
 
 
 @pytest.mark.damages_bucket
-def test_a_segment_with_a_flipped_bit_is_never_restored() -> None:
+def test_segment_with_a_flipped_bit_is_never_restored() -> None:
     world = _world()
     key = next(key for key in world.store._objects if key.endswith(".log"))
     body, modified_ms = world.store._objects[key]
@@ -315,13 +316,13 @@ def test_a_segment_with_a_flipped_bit_is_never_restored() -> None:
     assert not disk.is_directory(f"{ROOT}/t-0")
 
 
-def test_what_is_there_already_is_left_alone() -> None:
+def test_restore_over_existing_files_is_refused() -> None:
     world, disk = _world(), ModelDisk()
     _restore(world.store, disk)
     with pytest.raises(InvalidRequest, match="the directory has it"):
         _restore(world.store, disk)
     disk.unlink(f"{ROOT}/topics.json")
-    with _manager(world, disk) as manager:  # somebody else's topic of that name
+    with _manager(world, disk) as manager:  # another topic with this name
         manager.create_topic("u", 1, {}, now_ms=NOW)
     disk.rename(f"{ROOT}/u-0", f"{ROOT}/t-0.moved")
     disk.unlink(f"{ROOT}/topics.json")
@@ -330,8 +331,8 @@ def test_what_is_there_already_is_left_alone() -> None:
         _restore(world.store, disk)
 
 
-def test_what_only_the_disk_has_is_never_put_aside_for_what_the_bucket_has() -> None:
-    """A broker's directory, or one whose registry was lost: its newest records are nowhere else."""
+def test_restore_never_replaces_records_that_only_the_disk_has() -> None:
+    """The directory is a broker's or has lost its topic list. Its newest records are nowhere else."""
     world = _world()
     with world.open() as manager:
         send(manager, 7, start=500)
@@ -343,11 +344,11 @@ def test_what_only_the_disk_has_is_never_put_aside_for_what_the_bucket_has() -> 
     with pytest.raises(Conflict, match="other files are there"):
         run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
     assert {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")} == before
-    assert _head(world).epoch == epoch, "nobody is fenced for nothing"
+    assert _head(world).epoch == epoch, "no writer may be fenced by a refused restore"
 
 
-def test_files_of_an_earlier_run_give_way_to_another_wish() -> None:
-    """All that is there is in the bucket too: of a run that was cut before the registry knew of it."""
+def test_files_of_an_unfinished_restore_are_replaced_with_other_options() -> None:
+    """The restore was interrupted before its topic list was written. All its files are in the bucket too."""
     world, disk = _world(), ModelDisk()
     for kept in (Kept.ALL, Kept.RECENT, Kept.NONE, Kept.ALL):
         _restore(world.store, disk, kept=kept, takes_over=True)
@@ -355,7 +356,7 @@ def test_files_of_an_earlier_run_give_way_to_another_wish() -> None:
     assert _on_disk(disk) == _in_bucket(world.store)
 
 
-def test_a_half_made_copy_never_takes_the_place_of_a_whole_one() -> None:
+def test_unfinished_restore_never_replaces_a_complete_one() -> None:
     world, disk = _world(), ModelDisk()
     _restore(world.store, disk, takes_over=True)
     disk.unlink(f"{ROOT}/topics.json")
@@ -366,7 +367,7 @@ def test_a_half_made_copy_never_takes_the_place_of_a_whole_one() -> None:
     assert not [name for name in disk.list(ROOT) if "restoring" in name or "-delete" in name]
 
 
-def test_an_empty_partition_keeps_its_topic_id_wherever_the_power_goes() -> None:
+def test_empty_partition_keeps_its_topic_id_after_a_power_cut_at_any_effect() -> None:
     world, rng = _world(count=100), random.Random(8)
     whole, theirs = _in_bucket(world.store), new_topic_id()
 
@@ -383,7 +384,7 @@ def test_an_empty_partition_keeps_its_topic_id_wherever_the_power_goes() -> None
     first = counted.effects
     _restore(world.store, counted)
     last = counted.effects
-    for cut_at in (*range(first + 1, last - 30, 7), *range(last - 30, last)):  # the renames are among the last
+    for cut_at in (*range(first + 1, last - 30, 7), *range(last - 30, last)):  # the renames are among the last effects
         disk = begun()
         disk.cut_at = cut_at
         with pytest.raises(PowerCut):
@@ -396,7 +397,7 @@ def test_an_empty_partition_keeps_its_topic_id_wherever_the_power_goes() -> None
 
 
 def _recreated(world: World) -> None:
-    """The topic is deleted, and another one of its name is in the bucket."""
+    """Deletes the topic and creates another one with its name in the bucket."""
     with world.open() as manager:
         manager.delete_topic("t", now_ms=NOW)
         settle(manager)
@@ -406,7 +407,7 @@ def _recreated(world: World) -> None:
         settle(manager)
 
 
-def test_a_deleted_topic_does_not_stand_in_the_way_of_one_that_was_made_anew_under_its_name() -> None:
+def test_topic_created_again_is_restored_instead_of_the_deleted_one() -> None:
     world, disk = _world(), ModelDisk()
     _recreated(world)
     (found,) = plan_restore(world.store, list_partitions(world.store), RestoreWish(), now_ms=NOW)
@@ -415,7 +416,7 @@ def test_a_deleted_topic_does_not_stand_in_the_way_of_one_that_was_made_anew_und
     assert len(_on_disk(disk)) == 40
 
 
-def test_two_living_topics_of_a_name_are_refused_and_their_ids_told() -> None:
+def test_restore_of_two_topics_with_one_name_is_refused_with_their_ids() -> None:
     world, other = _world(), _world()
     for key in list(other.store.list("")):
         world.store.put(key.key, bytes(other.store.get(key.key)))
@@ -425,7 +426,7 @@ def test_two_living_topics_of_a_name_are_refused_and_their_ids_told() -> None:
     assert all(name.topic_id in str(caught.value) for name in names)
 
 
-def test_a_deleted_topic_is_not_restored() -> None:
+def test_deleted_topic_is_not_restored() -> None:
     world = _world()
     plan = _plan(world.store)
     with world.open() as manager:
@@ -437,8 +438,8 @@ def test_a_deleted_topic_is_not_restored() -> None:
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_what_was_never_cleaned_is_dirty_where_it_is_restored(cleaned: bool) -> None:
-    """Taken for clean, a compacted log would keep every record of a key for good."""
+def test_restored_segments_that_were_never_cleaned_are_dirty(cleaned: bool) -> None:
+    """Otherwise a compacted log would keep several records of a key for ever."""
     world, disk = _world("compacted" if cleaned else "plain"), ModelDisk()
     plan = [replace(each, properties={**each.properties, "cleanup.policy": "compact"}) for each in _plan(world.store)]
     run_restore(world.store, plan, disk, ROOT, now_ms=lambda: NOW)

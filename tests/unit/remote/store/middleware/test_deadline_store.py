@@ -1,4 +1,4 @@
-"""A store that hangs: every verb ends by its deadline, threads are bounded, and what was abandoned does no harm."""
+"""A store that hangs: every verb ends by its deadline, threads are bounded, and abandoned calls do no harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remote.store import UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.deadline_store import Deadlines, WatchedStore, _Parts
 from remote.store.middleware.retrying_store import LIST_PAGE, RetryingStore, RetryPolicy
-from remote.store.middleware.watchdog import Pulse, Watchdog
+from remote.store.middleware.watchdog import ProgressSignal, Watchdog
 
 SHORT = Deadlines(call_s=0.1, upload_stall_s=0.1, close_s=0.1)
 VERBS = {
@@ -31,7 +31,7 @@ VERBS = {
 
 
 class Hanging(MemoryStore):
-    """Every verb waits until `release`, then does what it should."""
+    """Every verb waits until `release`, then does its work."""
 
     def __init__(self):
         super().__init__()
@@ -66,16 +66,16 @@ def test_every_verb_of_a_store_that_hangs_for_ever_ends_by_its_deadline(hanging,
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_that_hangs_once_is_tried_again(verb):
+def test_a_verb_that_hangs_once_is_retried(verb):
     class HangsOnce(MemoryStore):
         def __getattribute__(self, name):
             return hang if name in VERBS and not hung.is_set() else super().__getattribute__(name)
 
     class EndsWhatHangs(Watchdog):
-        """The deadline of a call passes once the store hangs, however slow the machine is."""
+        """The deadline of a call passes once the store hangs, on a slow machine too."""
 
         def run(self, call, limit, attempt, **facts):
-            return super().run(call, Pulse(0.05, clock=lambda: float(hung.is_set())), attempt, **facts)
+            return super().run(call, ProgressSignal(0.05, clock=lambda: float(hung.is_set())), attempt, **facts)
 
     def hang(*args, **kwargs):
         hung.set()
@@ -88,18 +88,18 @@ def test_a_verb_that_hangs_once_is_tried_again(verb):
     try:
         VERBS[verb](patient)
         assert hung.is_set()
-        assert watchdog.abandoned == 1, "one try hung, and the next one did not"
+        assert watchdog.abandoned == 1, "expected that only the first attempt hangs"
     finally:
         gate.set()
 
 
-def test_closing_a_store_that_hangs_goes_on(hanging):
+def test_closing_a_store_that_hangs_returns(hanging):
     watchdog = Watchdog()
     WatchedStore(hanging, watchdog, SHORT).close()
     assert watchdog.abandoned == 1
 
 
-def test_the_threads_of_abandoned_calls_are_bounded_and_come_back(hanging):
+def test_threads_of_abandoned_calls_are_bounded_and_reused(hanging):
     watchdog = Watchdog(abandoned_max=3)
     store, patient = WatchedStore(hanging, watchdog, SHORT), WatchedStore(hanging, watchdog)
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_the_threads_of_abandoned_calls_are_bounded_and_come_back(hanging):
     assert patient.get("a") == b"x"
 
 
-def test_threads_are_used_again_and_errors_pass_through():
+def test_threads_are_reused_and_errors_pass_through():
     store, before = WatchedStore(MemoryStore()), threading.active_count()
     for _ in range(200):
         with pytest.raises(NotFound):
@@ -125,31 +125,31 @@ def test_threads_are_used_again_and_errors_pass_through():
     assert threading.active_count() <= before + 1
 
 
-def test_an_upload_may_take_as_long_as_it_gets_on():
+def test_an_upload_may_take_any_time_while_it_makes_progress():
     now = [0.0]
-    pulse = Pulse(10.0, clock=lambda: now[0])
-    for _ in _Parts(UploadSource(parts=lambda: iter([b"x"] * 30)), pulse).begin():
+    progress_signal = ProgressSignal(10.0, clock=lambda: now[0])
+    for _ in _Parts(UploadSource(parts=lambda: iter([b"x"] * 30)), progress_signal).begin():
         now[0] += 9.0
-        assert pulse.left_s() == 1.0
+        assert progress_signal.left_s() == 1.0
     assert now[0] == 270.0
 
 
-def test_the_making_of_parts_is_no_hanging_of_the_store():
+def test_a_slow_source_of_parts_does_not_count_as_a_hanging_store():
     now = [0.0]
-    pulse = Pulse(10.0, clock=lambda: now[0])
+    progress_signal = ProgressSignal(10.0, clock=lambda: now[0])
 
     def parts():
         for _ in range(3):
             now[0] += 100.0  # a throttle, a slow disk
-            assert pulse.left_s() == 10.0
+            assert progress_signal.left_s() == 10.0
             yield b"x"
 
-    for _ in _Parts(UploadSource(parts=parts), pulse).begin():
-        assert pulse.left_s() == 10.0
+    for _ in _Parts(UploadSource(parts=parts), progress_signal).begin():
+        assert progress_signal.left_s() == 10.0
 
 
-def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
-    """A third large upload beside two slow ones was given up after the time in which a store has to move."""
+def test_waiting_for_other_uploads_does_not_count_as_a_hanging_store(monkeypatch):
+    """Earlier, a third large upload that waited for two slow ones was abandoned after the store's deadline."""
     going_on, began, asked = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
     most, pulses = [], []
 
@@ -159,7 +159,7 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
             super().upload(key, source)
 
     class Places:
-        """Tells of each upload that asks for one of the store's places."""
+        """Signals each upload that asks for one of the store's places."""
 
         def __enter__(self):
             asked.release()
@@ -170,14 +170,14 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
 
     def begin_to_count(limit_s):
         pulses.append(limit_s)
-        return Pulse(limit_s)
+        return ProgressSignal(limit_s)
 
     def parts():
         began.release()
         assert going_on.wait(30)
         yield b"x"
 
-    monkeypatch.setattr("remote.store.middleware.deadline_store.Pulse", begin_to_count)
+    monkeypatch.setattr("remote.store.middleware.deadline_store.ProgressSignal", begin_to_count)
     inner = Counting()
     store = WatchedStore(inner, uploads_max=2)
     places, store._places = store._places, Places()
@@ -186,21 +186,21 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
         for gate in (began, began, asked, asked, asked):
             assert gate.acquire(timeout=60)
         assert len(most) == 2
-        assert len(pulses) == 2, "no time counts for the upload that waits"
+        assert len(pulses) == 2, "time counts for the waiting upload"
         going_on.set()
         for each in uploads:
             each.result(30)
     assert [info.key for info in inner.list("")] == ["a", "b", "c"]
 
 
-def test_an_upload_that_hung_leaves_its_place_to_the_next_one(hanging):
+def test_an_upload_that_hung_frees_its_place_for_the_next_one(hanging):
     store = WatchedStore(hanging, deadlines=SHORT, uploads_max=1)
     for _ in range(2):
         with pytest.raises(Unavailable, match="no answer"):
             store.upload("a", ranged_source(1, lambda start, length: b"x"))
 
 
-def test_an_abandoned_upload_is_given_no_further_part():
+def test_an_abandoned_upload_gets_no_further_part():
     asked, resumed, ended = [], threading.Event(), threading.Event()
 
     class HangsBetweenParts(MemoryStore):
@@ -219,30 +219,30 @@ def test_an_abandoned_upload_is_given_no_further_part():
         store.upload("a", UploadSource(parts=lambda: iter([b"x"] * 9)))
     resumed.set()
     assert ended.wait(60)
-    assert asked in ([0], []), "none at all where it was given up before it began"
+    assert asked in ([0], []), "more parts than the first were read"
     assert list(inner.list("")) == []
 
 
 def test_a_pulse_counts_from_the_last_beat_and_not_while_it_is_paused():
     now = [0.0]
-    pulse = Pulse(10.0, clock=lambda: now[0])
+    progress_signal = ProgressSignal(10.0, clock=lambda: now[0])
     now[0] = 9.0
-    assert pulse.left_s() == 1.0
-    pulse.pause()
+    assert progress_signal.left_s() == 1.0
+    progress_signal.pause()
     now[0] = 100.0
-    assert pulse.left_s() == 10.0
-    pulse.beat()
+    assert progress_signal.left_s() == 10.0
+    progress_signal.beat()
     now[0] = 110.0
-    assert pulse.left_s() == 0.0
+    assert progress_signal.left_s() == 0.0
 
 
-def test_more_bytes_have_more_time():
+def test_the_deadline_grows_with_the_bytes_of_a_call():
     assert Deadlines(call_s=60.0).of(0) == 60.0
     assert Deadlines(call_s=60.0).of(64 << 20) == 60.0 + 512
 
 
 @pytest.mark.parametrize(("keys", "pages"), [(0, 1), (3, 1), (LIST_PAGE, 2), (LIST_PAGE + 1, 2)])
-def test_a_listing_asks_no_further_once_a_page_was_not_full(keys, pages, monkeypatch):
+def test_a_listing_requests_no_page_after_one_that_was_not_full(keys, pages, monkeypatch):
     inner = MemoryStore()
     for at in range(keys):
         inner.put(f"k{at:05}", b"x")

@@ -1,5 +1,4 @@
-"""A bucket in which nothing is overwritten or deleted: everything goes on, and nothing is ever asked of it that it
-refuses; and a tier that pauses and goes on without a gap."""
+"""A bucket without overwrites and deletions: all operations work and never request either; a tier may be paused."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from tiered.stores.configured_store import configured_store
 
 
 class LockedStore(MemoryStore):
-    """As object lock has it: a second body for a name, or a deletion, is refused."""
+    """A store with an object lock: it refuses a second body for a name, and every deletion."""
 
     def put(self, key: str, body: bytes) -> None:  # type: ignore[override]
         assert key not in self._objects, f"overwritten: {key}"
@@ -49,7 +48,7 @@ def _locked() -> tuple[World, LockedStore]:
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED])
-def test_a_topic_lives_through_everything_in_a_locked_bucket(settings: dict[str, str]) -> None:
+def test_a_topic_works_through_its_whole_life_in_a_locked_bucket(settings: dict[str, str]) -> None:
     world, inner = _locked()
     with world.open() as manager:
         manager.create_topic("t", 1, {**settings, "retention.ms": "-1"}, now_ms=NOW)
@@ -63,18 +62,18 @@ def test_a_topic_lives_through_everything_in_a_locked_bucket(settings: dict[str,
             settle(manager, now + DAY + 1)
         head = manager.partition(NAME).head()
         assert head is not None
-        assert not head.unlinked  # struck off once their time is over, for the list has an end
+        assert not head.unlinked  # removed from the list after their grace period, because the list is bounded
     assert world.store.spared > 0  # type: ignore[attr-defined]
     assert damage(check_bucket(inner)) == []
     with world.open(now_ms=NOW + 40 * DAY) as again:
         assert again.problems == {}
     listed = list_garbage(inner, list_partitions(inner), now_ms=NOW + 90 * DAY)
-    assert listed.entries or settings is COMPACTED  # what a lifecycle rule, or a person, may delete
+    assert listed.entries or settings is COMPACTED  # objects that a lifecycle rule or an operator may delete
     read = RemoteLog(inner).reader()
     assert list(read.records(NAME, read.offsets(NAME)[0]))
 
 
-def test_a_deleted_topic_and_a_fork_ask_for_no_deletion() -> None:
+def test_a_deleted_topic_and_a_fork_request_no_deletion() -> None:
     world, inner = _locked()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -89,14 +88,14 @@ def test_a_deleted_topic_and_a_fork_ask_for_no_deletion() -> None:
             settle(manager, NOW + at * 2 * DAY)
     head = MetadataLog(inner, names[0].prefix).refresh()
     assert head.deleted_ms is not None
-    assert not head.has_rows
+    assert not head.has_entries
 
 
-def test_the_probe_needs_no_deletion() -> None:
+def test_the_store_probe_needs_no_deletion() -> None:
     assert probe_store(ImmutableStore(LockedStore("memory://locked")), now_ms=NOW).allows_writers
 
 
-def test_other_bytes_under_a_name_are_refused_and_the_same_are_not() -> None:
+def test_other_bytes_under_an_existing_name_are_refused_and_the_same_bytes_accepted() -> None:
     store = ImmutableStore(LockedStore("memory://locked"))
     store.put("a", b"one")
     store.put("a", b"one")
@@ -105,8 +104,8 @@ def test_other_bytes_under_a_name_are_refused_and_the_same_are_not() -> None:
     assert store.get("a") == b"one"
 
 
-def test_a_pin_is_renewed_under_another_name_and_shared_by_those_who_renew_it() -> None:
-    """Hours after hours, by two workers that know the first name alone; what it holds is nobody's to collect."""
+def test_a_pin_is_renewed_under_another_name_that_all_its_holders_share() -> None:
+    """Two workers renew it for hours and know only the first name; the pinned objects are never orphans."""
     world, inner = _locked()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
@@ -127,20 +126,20 @@ def test_a_pin_is_renewed_under_another_name_and_shared_by_those_who_renew_it() 
                 assert later.expires_ms >= now + 2 * HOUR
                 ends.add(later.key)
             settle(manager, now)
-        assert 8 <= len(ends) <= 16, "a pin for every few hours, however many renew it"
+        assert 8 <= len(ends) <= 16, "expected one pin for every few hours, for any number of holders"
     mine = {row.data_key for row in head.segments}
     for now, kept in ((NOW + 30 * HOUR, mine), (NOW + 60 * HOUR, set())):
-        with world.open(
-            now_ms=now
-        ) as manager:  # an epoch begins: what the one before made and nobody needs is nobody's
+        with world.open(now_ms=now) as manager:  # a new epoch: unnamed objects of the older epoch are orphans
             settle(manager, now)
         listed = {each.key for each in list_garbage(inner, list_partitions(inner), now_ms=now).entries}
         assert mine - listed == kept, now
     late = NOW + 60 * HOUR
-    assert renew(world.store, prefix, pin, clock=lambda: late, expires_ms=late + HOUR) is None, "it has lapsed"
+    assert renew(world.store, prefix, pin, clock=lambda: late, expires_ms=late + HOUR) is None, (
+        "an expired pin was renewed"
+    )
 
 
-def test_a_fork_that_was_whole_stays_so_in_a_locked_bucket_whoever_forks_again() -> None:
+def test_a_complete_fork_stays_complete_in_a_locked_bucket_when_forked_again() -> None:
     world, inner = _locked()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -158,7 +157,7 @@ def test_a_fork_that_was_whole_stays_so_in_a_locked_bucket_whoever_forks_again()
     assert [each.offset for each in read.records(fork, read.offsets(fork)[0])] == list(range(200))
 
 
-def test_the_setting_makes_the_configured_store_immutable(tmp_path: Path, capfd) -> None:
+def test_remote_immutable_makes_the_configured_store_immutable(tmp_path: Path, capfd) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
     for more, kind in (
@@ -180,8 +179,10 @@ def test_the_setting_makes_the_configured_store_immutable(tmp_path: Path, capfd)
 
 
 @pytest.mark.parametrize("settings", [{"remote.immutable": "true"}, {}])
-def test_what_a_job_opens_for_its_tasks_is_immutable_as_well(tmp_path: Path, settings: dict[str, str]) -> None:
-    """Also where no configuration names the bucket, but -X says so."""
+def test_the_store_that_a_job_opens_for_its_tasks_is_immutable_as_well(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    """Also when no configuration names the bucket, and -X has the setting."""
     url = f"file://{tmp_path}"
     session = Session(directory=str(tmp_path), overrides=settings)
     with open_bucket(session, url, {}) as bucket:
@@ -195,8 +196,8 @@ def test_what_a_job_opens_for_its_tasks_is_immutable_as_well(tmp_path: Path, set
         assert bool(list(store.list(""))) == bool(settings)
 
 
-def test_a_tier_that_pauses_goes_on_without_a_gap() -> None:
-    """Nothing is let go of meanwhile but what `retention.*` ends, restarts included."""
+def test_a_tier_that_is_paused_and_resumed_has_no_gap() -> None:
+    """During the pause only `retention.*` removes segments, over restarts too."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

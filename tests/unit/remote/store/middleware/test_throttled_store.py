@@ -1,11 +1,11 @@
-"""Byte rates of a store: what goes in is paid before it is sent, what comes out when it is here; over all threads."""
+"""Byte rates of a store: writes wait before they are sent, reads wait after they arrive; shared by all threads."""
 
 from __future__ import annotations
 
 import pytest
 
 from local.storage.throttle import BURST_SECONDS, Throttle
-from remote.keys import head_key
+from remote.keys import manifest_key
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
@@ -47,7 +47,7 @@ def inner():
         lambda store: store.upload("a", ranged_source(5000, lambda start, length: bytes(length))),
     ],
 )
-def test_what_goes_in_is_paid_for(clock, inner, write):
+def test_written_bytes_are_throttled(clock, inner, write):
     write(ThrottledStore(inner, copy=clock.throttle()))
     assert clock.now == pytest.approx(5000 / RATE - BURST_SECONDS)
     assert inner.head("a").size_bytes == 5000
@@ -61,12 +61,12 @@ def test_what_goes_in_is_paid_for(clock, inner, write):
         lambda store: b"".join(store.get_ranges("there", [(0, 2000), (2000, 3000)])),
     ],
 )
-def test_what_comes_out_is_paid_for(clock, inner, read):
+def test_read_bytes_are_throttled(clock, inner, read):
     assert len(read(ThrottledStore(inner, fetch=clock.throttle()))) == 5000
     assert clock.now == pytest.approx(5000 / RATE - BURST_SECONDS)
 
 
-def test_the_parts_of_an_upload_go_at_the_rate_and_not_in_one_go(clock):
+def test_the_parts_of_an_upload_are_sent_at_the_rate_and_not_at_once(clock):
     sent = []
 
     class Watching(MemoryStore):
@@ -81,7 +81,7 @@ def test_the_parts_of_an_upload_go_at_the_rate_and_not_in_one_go(clock):
     assert [now for now, _ in sent] == pytest.approx([2 * n - BURST_SECONDS for n in (1, 2, 3)])
 
 
-def test_the_two_limits_are_apart_and_the_rest_costs_nothing(clock, inner):
+def test_the_two_limits_are_separate_and_other_verbs_cost_nothing(clock, inner):
     store = ThrottledStore(inner, copy=clock.throttle(1.0))
     store.get("there"), store.head("there"), list(store.list("")), store.list_prefixes("")
     store.delete(["there"])
@@ -89,11 +89,11 @@ def test_the_two_limits_are_apart_and_the_rest_costs_nothing(clock, inner):
 
 
 @pytest.mark.parametrize("verb", ["put", "put_if_absent"])
-def test_a_head_goes_before_the_parts_of_others_and_they_pay_for_it(clock, inner, verb):
+def test_a_manifest_is_sent_before_waiting_parts_and_its_bytes_count(clock, inner, verb):
     throttle = clock.throttle()
     store = ThrottledStore(inner, copy=throttle)
     throttle.count(50_000)  # the parts of other threads
-    getattr(store, verb)(f"t-AAAAAAAAAAAAAAAAAAAAAA/0/{head_key(1)}", bytes(1000))
+    getattr(store, verb)(f"t-AAAAAAAAAAAAAAAAAAAAAA/0/{manifest_key(1)}", bytes(1000))
     assert clock.now == 0.0
     store.put("a", bytes(10))
     assert clock.now == pytest.approx(51_010 / RATE - BURST_SECONDS)

@@ -15,13 +15,13 @@ from local.names import TopicPartition
 from local.records.batch import read_header
 from local.records.decoding import decode_up_to_damage
 from remote.fetch.range_reader import RemotePartition
-from remote.segment_entry import RemoteSegment
+from remote.segment_entry import SegmentEntry
 
 RUN_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
 
-def row_runs(remote: RemotePartition, row: RemoteSegment, offset: int, position: int = 0) -> Iterator[memoryview]:
+def row_runs(remote: RemotePartition, row: SegmentEntry, offset: int, position: int = 0) -> Iterator[memoryview]:
     """Runs of whole batches of one part from byte `position`, without batches entirely below `offset`.
 
     Raises Corrupt for damaged bytes, NotFound if the part's objects are deleted, Unavailable.
@@ -44,7 +44,7 @@ def row_runs(remote: RemotePartition, row: RemoteSegment, offset: int, position:
             yield data[int(table.positions[first]) : table.valid_bytes]
 
 
-def leads_astray(row: RemoteSegment, data: memoryview, offset: int, position: int) -> bool:
+def leads_astray(row: SegmentEntry, data: memoryview, offset: int, position: int) -> bool:
     """Whether the offset index of a remote segment is wrong, which is logged.
 
     The caller then reads from the start. The index gave `position` for `offset`, and the bytes there are no batch, or
@@ -59,7 +59,7 @@ def leads_astray(row: RemoteSegment, data: memoryview, offset: int, position: in
     return True
 
 
-def report_wrong_index(row: RemoteSegment, offset: int, position: int) -> None:
+def report_wrong_index(row: SegmentEntry, offset: int, position: int) -> None:
     facts = (row.indexes_key, offset, position)
     _log.warning("a remote segment's offset index is wrong: object=%s offset=%d position=%d", *facts)
 
