@@ -171,7 +171,7 @@ def test_missing_metadata_log_is_reported_and_an_invalid_one_is_corrupt(tmp_path
         BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
 
 
-def test_what_the_operator_says_is_above_and_of_one_topic_above_that_of_all(tmp_path: Path) -> None:
+def test_operator_settings_outrank_the_broker_and_topic_ones_outrank_general_ones(tmp_path: Path) -> None:
     controller = Controller(tmp_path)
     controller.write(topic("t", A), config("t", "retention.ms", "1"), config("t", "cleanup.policy", "compact"))
     options = {"retention.ms": "2", "t:retention.ms": "3", "u:cleanup.policy": "compact"}
