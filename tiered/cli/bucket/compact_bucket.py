@@ -122,14 +122,14 @@ def _chosen(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[Rem
     from remote.manifest.commit_protocol import MetadataLog
 
     found = {name: MetadataLog(bucket.store, name.prefix).refresh() for name in bucket.partitions([target], topic_id)}
-    heads = {name: head for name, head in found.items() if head.deleted_ms is None}
-    ids = sorted({name.topic_id for name in heads})
-    if not heads:
+    manifests = {name: manifest for name, manifest in found.items() if manifest.deleted_ms is None}
+    ids = sorted({name.topic_id for name in manifests})
+    if not manifests:
         raise NotFound("compacting what is in the bucket, the topic was deleted or has no segment", name=target)
     if len(ids) > 1:
         raise InvalidRequest("compacting, several topics of one name: --topic-id is needed", topic_ids=",".join(ids))
-    name, head = next(iter(heads.items()))
-    return list(heads), bucket.settings_of(name.topic, head.properties)
+    name, manifest = next(iter(manifests.items()))
+    return list(manifests), bucket.settings_of(name.topic, manifest.properties)
 
 
 def _planned(

@@ -368,7 +368,7 @@ class DumpedHead(msgspec.Struct):
     segments: list[ManifestSegmentSection]
     unlinked: list[ManifestPendingSection] | UnsetType = UNSET
     unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
-    spills: list[ManifestPageSection] | UnsetType = UNSET
+    pages: list[ManifestPageSection] | UnsetType = UNSET
 
 
 class DumpedHeadSection(_OfFile, kw_only=True):
@@ -376,4 +376,4 @@ class DumpedHeadSection(_OfFile, kw_only=True):
 
     unlinked: list[ManifestPendingSection] | UnsetType = UNSET
     unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
-    spills: list[ManifestPageSection] | UnsetType = UNSET
+    pages: list[ManifestPageSection] | UnsetType = UNSET

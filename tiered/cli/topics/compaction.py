@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import click
+import msgspec
 
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
@@ -89,6 +90,9 @@ class CompactionMetrics(Result):
     metrics: list[CleanerGauge]
 
 
+_Advice = Annotated[str, text("WHAT WAS SEEN, WHAT HELPS")]
+
+
 class CleaningAdvice(Struct):
     """`topic` and `partition` null: about the whole cleaner. `setting` null: none would help."""
 
@@ -96,7 +100,7 @@ class CleaningAdvice(Struct):
     topic: Annotated[str | None, text("PARTITION", of=lambda row: row.topic and f"{row.topic}/{row.partition}")]
     partition: int | None
     setting: Annotated[str | None, text("SETTING")]
-    text: Annotated[str, text("WHAT WAS SEEN, WHAT HELPS")]
+    text: _Advice
 
 
 class CompactionAdvice(Result):
@@ -145,7 +149,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     elif count is not None:
         print_result(CompactionRuns([CleaningRun.of(run) for run in runs[-count:]]), output)
     else:
-        logs = [CleaningState(**log_row(each, now)) for _, each in sorted(found.items())]
+        logs = [msgspec.convert(log_row(each, now), CleaningState) for _, each in sorted(found.items())]
         logs += [CleaningState.of(name, None) for name in unread]
         print_result(CompactionStatus(unread_rows(unread), logs), output)
     uncleanable = {
