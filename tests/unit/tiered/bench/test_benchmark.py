@@ -1,4 +1,4 @@
-"""`tiered bench`: each measurement has a reference, and all temporary data is deleted however the run ends."""
+"""`tiered bench`: every measurement has a reference, and all temporary data is deleted at the end."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ COMMAND = [sys.executable, "-m", "tiered"]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch) -> Path:
-    """A directory with a bucket on disk and two empty topics. ``small`` allows messages of at most one KiB."""
+    """A directory with a bucket on disk and two empty topics.
+    ``small`` allows messages of at most one KiB."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)

@@ -65,7 +65,8 @@ def _state(node: Path, bucket: Path) -> dict[str, str]:
 
 @pytest.fixture(params=["delete", "compact"])
 def diverged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Only node `a` has the offsets [20, 100). Node `b` took over, and its log start offset is above the end of `a`."""
+    """Only node `a` has the offsets [20, 100).
+    Node `b` took over, and its log start offset is above the end of `a`."""
     _home(tmp_path, monkeypatch)
     a = _node(tmp_path, "a", policy=request.param)
     lines = _lines(tmp_path, 0, 20)

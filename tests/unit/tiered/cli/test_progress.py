@@ -228,10 +228,10 @@ def test_run_apply_and_rotate_keys_report_progress_in_their_units(
 def test_compact_and_gc_report_progress_in_their_units(
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (head,) = (tmp_path / "bucket").glob("t-*/0/meta/head")
+    (manifest,) = (tmp_path / "bucket").glob("t-*/0/meta/head")
     for number in range(3):
         orphan = f"{number:020}-{number:020}-0000000000-01AN4Z07BY79KA1307SR9X4MV{number}.log"
-        (head.parent.parent / "data" / orphan).write_bytes(b"nobody's")
+        (manifest.parent.parent / "data" / orphan).write_bytes(b"nobody's")
     assert (
         invoke([*at, "topic", "create", "c", "-X", "cleanup.policy=compact", "-X", "remote.storage.enable=true"]) == 0
     )

@@ -217,7 +217,8 @@ def test_store_is_asked_for_its_time_only_in_doubt_and_once_a_minute() -> None:
 
 
 class Stamping(MemoryStore):
-    """A store with a clock. With `refuses` it rejects requests, as S3 does when the client's clock is far off."""
+    """A store with a clock.
+    With `refuses` it rejects requests, as S3 does when the client's clock is far off."""
 
     refuses = False
 

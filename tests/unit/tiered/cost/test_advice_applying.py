@@ -1,4 +1,4 @@
-"""Cost advice saved in a file: applied as written, resumed after a crash, refused after a change of state."""
+"""Saved cost advice is applied as written, resumed after a crash, and refused after a change of state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_shorter_local_retention(made: SavedAdvice) -> SavedAdvice:
 
 
 class Advised:
-    """A manager with two partitions, whose segments can move to another class, and the advice in its file form."""
+    """Cost advice in its file form, for two partitions whose segments can move to another class."""
 
     def __init__(self, tmp_path) -> None:
         self.world = World()
@@ -66,7 +66,7 @@ class Advised:
             return {
                 (held.name.partition, row.base_offset): row.storage_class
                 for held in manager.partitions()
-                for row in held.head().segments
+                for row in held.manifest().segments
             }
 
 

@@ -1,4 +1,4 @@
-"""The arrival rate: measured from records or given by the user, with a warning when the data is too little."""
+"""The arrival rate: measured from records or given by the user, with a warning for too little data."""
 
 import pytest
 

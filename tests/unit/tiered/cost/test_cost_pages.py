@@ -31,8 +31,8 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
         monkeypatch.delenv(variable)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     # A manifest holds random names. Their compressed size would change the last digit of the figures.
-    monkeypatch.setattr(cost_history, "manifest_costs", lambda head: {})
-    monkeypatch.setattr(storage_cost, "size_of", lambda head: 2_000)
+    monkeypatch.setattr(cost_history, "manifest_costs", lambda manifest: {})
+    monkeypatch.setattr(storage_cost, "size_of", lambda manifest: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0
@@ -121,7 +121,8 @@ def test_csv_output_has_one_line_per_topic_and_exact_numbers(home: Path, capfd) 
 
 
 def test_stored_bytes_and_log_bytes_have_different_column_titles(home: Path, capfd) -> None:
-    """`status` shows the bytes of the log, as retention counts them. `cost show` shows the compressed bytes stored."""
+    """`status` shows the bytes of the log, as retention counts them.
+    `cost show` shows the compressed bytes stored."""
     assert invoke(["topic", "create", "packed", "-X", "segment.bytes=64KiB", "-X", "remote.compression=zstd"]) == 0
     assert invoke(["append", "packed", "lines", "--jsonl", "--batch", "20"]) == 0
     assert invoke(["-q", "run", "--once"]) == 0

@@ -216,7 +216,7 @@ def test_rate_of_a_compacted_topic_counts_all_appended_records(tmp_path):
         for now in (end, end + HOUR, end + 2 * HOUR, end + 3 * HOUR):
             while manager.tick(now):
                 pass
-        rows = manager.partition(NAME).head().segments
+        rows = manager.partition(NAME).manifest().segments
         left = max(row.max_timestamp_ms for row in rows) - min(row.min_timestamp_ms for row in rows)
         assert left < 4 * DAY, "compaction must remove the older records"
         (found,) = measured_streams(manager, end + 4 * HOUR)
@@ -239,7 +239,7 @@ def test_simulation_of_the_current_settings_equals_stored_bytes_and_metered_requ
     with opened(lived) as manager:
         simulation = simulate_costs(manager, START + 21 * DAY)
         sent = manager.request_history().total()
-    assert simulation.today.stored_bytes == pytest.approx(done.head.size_bytes, rel=0.05)
+    assert simulation.today.stored_bytes == pytest.approx(done.manifest.size_bytes, rel=0.05)
     assert simulation.today.counts.data_puts == pytest.approx(sent.data_puts * 30 / 21, rel=0.05)
     assert len(simulation.found) > 5
     assert all(sum(value is not None for value in each.variant.changes.values()) == 1 for each in simulation.found)

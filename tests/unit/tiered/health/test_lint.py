@@ -109,7 +109,7 @@ def written(home: Path, text: str) -> list[LintFinding]:
     return lint_place("tiered.toml")
 
 
-HEAD = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.storage.enable" = true\n'  # four lines
+MANIFEST = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.storage.enable" = true\n'  # four lines
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ HEAD = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.storag
 def test_lint_finding_names_file_line_key_and_next_step(
     home: Path, text: str, where: int, key: str, what: str, step: str
 ) -> None:
-    found = written(home, f"{HEAD}{text}\n")
+    found = written(home, f"{MANIFEST}{text}\n")
     hits = [each for each in found if each.key == key and what in each.what]
     assert hits, found
     assert step in hits[0].next_step
@@ -161,22 +161,24 @@ def test_invalid_url_is_reported_without_opening_it(home: Path, url: str, what: 
 
 
 def test_all_mistakes_are_reported_at_once_and_each_once_for_many_topics(home: Path) -> None:
-    found = written(home, f'{HEAD}"retenton.ms" = 1\n"segmnt.bytes" = 1\n[defalts]\n[topics."*"]\n"x" = 1\n')
+    found = written(home, f'{MANIFEST}"retenton.ms" = 1\n"segmnt.bytes" = 1\n[defalts]\n[topics."*"]\n"x" = 1\n')
     assert [each.where.rpartition(":")[2] for each in found] == ["5", "6", "7", "9"]
-    (one,) = written(home, f'{HEAD}[topics."*"]\n"remote.log.delete.grace.ms" = "1m"\n')
+    (one,) = written(home, f'{MANIFEST}[topics."*"]\n"remote.log.delete.grace.ms" = "1m"\n')
     assert (one.topics, one.where) == ((), "tiered.toml:6")
-    (one,) = written(home, f'{HEAD}[topics."?*"]\n"remote.log.delete.grace.ms" = "1m"\n')
+    (one,) = written(home, f'{MANIFEST}[topics."?*"]\n"remote.log.delete.grace.ms" = "1m"\n')
     assert (one.topics, one.where) == (("bills", "orders"), "tiered.toml:6")
 
 
 def test_topic_section_is_reported_when_the_topic_overrides_it(home: Path) -> None:
     assert invoke(["topic", "alter", "orders", "-X", "retention.ms=90d"]) == 0
-    (found,) = written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "10d"\n')
+    (found,) = written(home, f'{MANIFEST}[topics.orders]\n"retention.ms" = "10d"\n')
     assert (found.severity, found.where, found.key) == (Severity.WARNING, "tiered.toml:6", "retention.ms")
     assert "binds nothing: the topic has retention.ms=90d of its own" in found.what
     assert found.topics == ("orders",)
-    assert not written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "2160h"\n'), "the same value in another unit"
-    assert not written(home, f'{HEAD}[topics."order*"]\n"retention.ms" = "10d"\n'), "the pattern matches several topics"
+    assert not written(home, f'{MANIFEST}[topics.orders]\n"retention.ms" = "2160h"\n'), "the same value in another unit"
+    assert not written(home, f'{MANIFEST}[topics."order*"]\n"retention.ms" = "10d"\n'), (
+        "the pattern matches several topics"
+    )
 
 
 def test_lint_checks_topic_settings_environment_and_command_line(home: Path) -> None:
@@ -199,7 +201,7 @@ def test_lint_command_exits_3_with_findings_in_every_output_format(
     capfd.readouterr()
     assert invoke(["config", "lint"]) == 0
     assert "nothing is wrong" in capfd.readouterr().err
-    (home / "tiered.toml").write_text(f'{HEAD}"retenton.ms" = 1\n')
+    (home / "tiered.toml").write_text(f'{MANIFEST}"retenton.ms" = 1\n')
     assert invoke(["config", "lint", "-o", "json"]) == 3
     body = json.loads(capfd.readouterr().out)
     assert body["schema_version"] == 1

@@ -10,7 +10,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle, values
 from local.errors import Corrupt, NotFound
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store import MISSING_TRIES, read_named
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
@@ -65,9 +65,9 @@ def world(monkeypatch):
         send(manager, 400)
         settle(manager, NOW + DAY)
     (name,) = list_partitions(world.store)
-    head = MetadataLog(world.store, name.prefix).refresh()
-    assert head.spills
-    assert head.segment_count >= 5
+    manifest = MetadataLog(world.store, name.prefix).refresh()
+    assert manifest.pages
+    assert manifest.segment_count >= 5
     return world
 
 

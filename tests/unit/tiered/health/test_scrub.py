@@ -14,7 +14,7 @@ from local.errors import InvalidRequest
 from remote.keys import manifest_key
 from remote.manifest.catalog import chosen_partitions, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
@@ -95,9 +95,9 @@ def test_damage_is_reported_for_every_topic_of_the_object_and_a_wrong_entry_for_
     log = source.logs["raw"]
     sound = log.refresh(exact=True).segments[0]
 
-    def lie(head: Head) -> Head:
-        wrong = replace(head.segments[0], record_count=head.segments[0].record_count + 1)
-        return replace(head, segments=(wrong, *head.segments[1:]))
+    def lie(manifest: Manifest) -> Manifest:
+        wrong = replace(manifest.segments[0], record_count=manifest.segments[0].record_count + 1)
+        return replace(manifest, segments=(wrong, *manifest.segments[1:]))
 
     log.commit(lie, NOW)
     state = ScrubState(ModelDisk(), "./state", store.url, now_ms=NOW, resume=False)
@@ -183,9 +183,9 @@ def test_contradiction_between_an_entry_and_its_object_is_reported(
     """Without `deep`, names and manifests alone show the contradiction."""
     prefix = named("raw").prefix
     log = MetadataLog(world.store, prefix)
-    head = log.refresh()
-    rows = (*head.segments[:-1], replace(head.segments[-1], **changes))  # type: ignore[arg-type]
-    world.store.put(prefix + manifest_key(head.sequence), forged(replace(head, segments=rows)))
+    manifest = log.refresh()
+    rows = (*manifest.segments[:-1], replace(manifest.segments[-1], **changes))  # type: ignore[arg-type]
+    world.store.put(prefix + manifest_key(manifest.sequence), forged(replace(manifest, segments=rows)))
     plan = plan_scrub(world.store, [named("raw")], deep=deep)
     results = run_scrub(world.store, plan, keys=KEYS, threads=1)
     assert results is not None

@@ -1,4 +1,5 @@
-"""One damaged entry, page, manifest or object is a finding. The rest of the bucket is processed as usual.
+"""One damaged entry, page, manifest or object is a finding.
+The rest of the bucket is processed as usual.
 Proven for scrub, verify, listing and restore."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from manager_world import NOW, World, send, settle
 from remote_samples import forged
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
-from remote.keys import HEADS, manifest_key
+from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import PendingDelete
@@ -48,8 +49,8 @@ def forge(tmp_path: Path, topic: str, change) -> None:
     """Replaces the newest manifest by a forged one."""
     store = open_store(f"file://{tmp_path}/bucket")
     (name,) = [each for each in list_partitions(store) if each.topic == topic]
-    head = MetadataLog(store, name.prefix).refresh()
-    store.put(name.prefix + manifest_key(head.sequence), forged(change(head)))
+    manifest = MetadataLog(store, name.prefix).refresh()
+    store.put(name.prefix + manifest_key(manifest.sequence), forged(change(manifest)))
     store.close()
 
 
@@ -65,8 +66,10 @@ def flip(tmp_path: Path, topic: str, number: int) -> str:
 def entry(**changes):
     """A forgery that changes fields of the second entry."""
 
-    def change(head):
-        return replace(head, segments=(head.segments[0], replace(head.segments[1], **changes), *head.segments[2:]))
+    def change(manifest):
+        return replace(
+            manifest, segments=(manifest.segments[0], replace(manifest.segments[1], **changes), *manifest.segments[2:])
+        )
 
     return change
 
@@ -77,11 +80,11 @@ FORGERIES = {
     "leader epoch": entry(epochs=((2**40, 0),)),
     "checksum": entry(data_crc32c=2**40),
     "overlap": entry(base_offset=0),
-    "pending delete of a head": lambda head: replace(
-        head, unlinked=(PendingDelete(key=manifest_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
+    "pending delete of a head": lambda manifest: replace(
+        manifest, unlinked=(PendingDelete(key=manifest_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
     ),
-    "another topic": lambda head: replace(head, topic="zzz"),
-    "sequence": lambda head: replace(head, sequence=10**20),
+    "another topic": lambda manifest: replace(manifest, topic="zzz"),
+    "sequence": lambda manifest: replace(manifest, sequence=10**20),
 }
 
 
@@ -167,13 +170,13 @@ def scrubbed(store, names):
 @pytest.mark.parametrize("kind", ["data", "indexes", "first head", "newest head"])
 def test_unreadable_object_is_a_finding_and_the_rest_is_scrubbed(bucket, error, kind):
     names = list_partitions(bucket)
-    head = MetadataLog(bucket, names[0].prefix).refresh()
-    row = head.segments[1]
+    manifest = MetadataLog(bucket, names[0].prefix).refresh()
+    row = manifest.segments[1]
     refused = {
         "data": row.data_key,
         "indexes": row.indexes_key,
         "first head": manifest_key(1),
-        "newest head": manifest_key(head.sequence),
+        "newest head": manifest_key(manifest.sequence),
     }[kind]
     wrong = MetadataLog(bucket, names[2].prefix).refresh().segments[0].data_key
     body = bytearray(bucket.get(names[2].prefix + wrong))
@@ -203,10 +206,10 @@ def test_unreadable_partition_is_a_finding(bucket, error):
 @pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Corrupt])
 def test_topic_with_an_unreadable_manifest_is_still_listed(bucket, error):
     names = list_partitions(bucket)
-    assert RemoteLog(Refusing(bucket, error, names[1].prefix + HEADS)).topics() == list(TOPICS)
+    assert RemoteLog(Refusing(bucket, error, names[1].prefix + MANIFESTS)).topics() == list(TOPICS)
 
 
 def test_partition_without_a_manifest_is_a_finding(bucket):
     names = list_partitions(bucket)
-    bucket.delete([info.key for info in bucket.list(names[1].prefix) if HEADS in info.key])
+    bucket.delete([info.key for info in bucket.list(names[1].prefix) if MANIFESTS in info.key])
     assert any("no head" in each.what for each in scrubbed(bucket, names).findings)

@@ -485,7 +485,7 @@ def test_other_files_of_a_log_directory_are_dumped_as_rows(home: Path, capfd) ->
         ("a-0/00000000000000000001.log.swap", Kind.LOG),
         ("a-0/00000000000000000001.index.deleted", Kind.OFFSET_INDEX),
         ("00000000000000000000-0000000000.checkpoint", Kind.LOG),
-        ("s3://b/p/t-x/0/meta/head/00000000000000000007", Kind.HEAD),
+        ("s3://b/p/t-x/0/meta/head/00000000000000000007", Kind.MANIFEST),
         ("data/00-1-2-Z.indexes", Kind.INDEXES),
         ("orders", None),
         ("readme.md", None),
@@ -582,8 +582,8 @@ def test_committed_offsets_are_decoded_in_every_version() -> None:
         value += struct.pack(">q", T0)
         value += struct.pack(">q", T0 + 1) if version == 1 else b""
         value += b"\x01\x00\x01!" if version == 4 else b""  # one tagged field: tag 0, one byte
-        head, body = decode_offsets_record(key, value)
-        assert head == {"type": 1, "data": {"group": "group", "topic": "topic", "partition": 5}}
+        manifest, body = decode_offsets_record(key, value)
+        assert manifest == {"type": 1, "data": {"group": "group", "topic": "topic", "partition": 5}}
         assert body is not None
         assert body["version"] == version
         expected = {"offset": 77, "metadata": "meta", "commitTimestamp": T0}
@@ -604,8 +604,8 @@ def test_groups_are_decoded_in_every_version() -> None:
         value += text("client") + text("/host")
         value += struct.pack(">i", 60) if version >= 1 else b""
         value += struct.pack(">i", 30) + struct.pack(">i", 2) + b"ab" + struct.pack(">i", 0)
-        head, body = decode_offsets_record(key, value)
-        assert head == {"type": 2, "data": {"group": "group"}}
+        manifest, body = decode_offsets_record(key, value)
+        assert manifest == {"type": 2, "data": {"group": "group"}}
         assert body is not None
         (member,) = body["data"]["members"]  # type: ignore[index,call-overload]
         assert (member["memberId"], member["subscription"], member["assignment"]) == ("m", "YWI=", "")

@@ -1,4 +1,4 @@
-"""``tiered dump --hex``: every byte of a batch is in one field, with Kafka's name and the decoder's value."""
+"""``tiered dump --hex``: one field for every byte of a batch, with Kafka's name and the decoder's value."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import early_deletion, monthly_storage
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.cost.topic_cost import all_rows
 from tiered.inspect.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
 from tiered.jobs.view_jobs import build_views, plan_views
@@ -48,7 +48,7 @@ def test_every_object_of_a_partition_except_manifests_is_in_the_table_once(world
         settle(manager, until)
         rows = table(world)
         keys = [row[column] for row in rows for column in ("data_key", "indexes_key") if row[column]]
-        there = {info.key: info.size_bytes for info in world.store.list("") if HEADS not in info.key}
+        there = {info.key: info.size_bytes for info in world.store.list("") if MANIFESTS not in info.key}
         assert len(keys) == len(set(keys)), name
         assert set(keys) == set(there), name
         for row in rows:

@@ -49,9 +49,9 @@ def test_bucket_copy_has_the_same_records_entries_and_log_start_offset(mode: str
     outcome = _copy(world.store, target)
     assert (outcome.differences, outcome.behind, outcome.is_complete, outcome.rows) == ((), 0, True, 6)
     assert records(target) == records(world.store)
-    heads = [MetadataLog(store, named("t").prefix).refresh() for store in (world.store, target)]
-    assert heads[0].log_start_offset == heads[1].log_start_offset
-    assert heads[0].properties == heads[1].properties
+    manifests = [MetadataLog(store, named("t").prefix).refresh() for store in (world.store, target)]
+    assert manifests[0].log_start_offset == manifests[1].log_start_offset
+    assert manifests[0].properties == manifests[1].properties
     assert damage(check_bucket(target, keys=KEYS)) == []
 
 
@@ -168,7 +168,7 @@ def test_copy_of_one_entry_works_with_a_pickled_plan() -> None:
 
 def test_bucket_copy_reads_pages_of_the_source_and_writes_its_own() -> None:
     world, target = small_segments("raw", 9, paged=True), _target()
-    assert world.logs["t"].refresh().spills
+    assert world.logs["t"].refresh().pages
     assert SMALL_PAGES.page_rows_max < 9
     assert _copy(world.store, target).differences == ()
     assert records(target) == records(world.store)

@@ -1,4 +1,4 @@
-"""Rewrite, scrub and garbage collection of a bucket while a manager works on it: neither undoes the other."""
+"""Rewrite, scrub and GC of a bucket while a manager works on it: neither undoes the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _rows(world: World) -> int:
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED], ids=["deleted", "compacted"])
 def test_maintenance_and_rewrites_in_turn_lose_no_record(settings: dict[str, str]) -> None:
-    """Copies, cleaning and retention alternate with merges and recodes. All expected records stay readable."""
+    """Copies, cleaning and retention alternate with merges and recodes.
+    All expected records stay readable."""
     world = World()
     sent: dict[bytes | None, bytes | None] = {}
     with world.open() as manager:
@@ -74,9 +75,9 @@ def test_retention_and_deletion_work_on_merged_segments() -> None:
         manager.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + DAY)
-        head = manager.partitions()[0].head()
-        assert head is not None
-        assert head.unlinked == ()
+        manifest = manager.partitions()[0].manifest()
+        assert manifest is not None
+        assert manifest.unlinked == ()
         start, end = RemoteLog(world.store).reader().offsets(NAME)
         assert start == 150
         found = [record.offset for record in RemoteLog(world.store).reader().records(NAME, start)]

@@ -1,4 +1,4 @@
-"""A compaction of a bucket with more entries than one plan takes: several passes, each with its own manifest."""
+"""Compaction of more entries than one plan takes: several passes, each with its own manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local.cleaner.offset_map import Buffer
 from local.records.batch import encode_batch
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, commit_compaction, plan_compaction
 from tiered.jobs.compaction_passes import GroupWork, compact_partition, newest_by_group
@@ -36,7 +36,7 @@ class Topic:
     def name(self) -> RemotePartitionName:
         return list_partitions(self.store)[0]
 
-    def head(self) -> Head:
+    def manifest(self) -> Manifest:
         return MetadataLog(self.store, self.name.prefix).refresh(exact=True)
 
     def plan(self, **more: object) -> CompactionPlan:
@@ -60,7 +60,7 @@ class Topic:
         return made
 
     def records(self) -> list[tuple[int, bytes | None]]:
-        start = self.head().log_start_offset
+        start = self.manifest().log_start_offset
         with RemoteLog(self.store) as log:
             return [(r.offset, r.value) for r in log.reader().records(self.name.topic_partition, start)]
 
@@ -70,7 +70,7 @@ NEWEST = [(at, b"v%d" % at) for at in range(ROWS * 20 - KEYS, ROWS * 20)]
 
 def test_compaction_plan_takes_a_limited_number_of_entries_and_is_marked_as_cut() -> None:
     topic = Topic()
-    rows = topic.head().segments
+    rows = topic.manifest().segments
     first = topic.plan(rows_max=2)
     assert first.is_cut
     assert [row.ulid for group in first.groups for row in group.rows] == [row.ulid for row in rows[:2]]
@@ -86,8 +86,8 @@ def test_compaction_job_with_more_entries_than_a_plan_compares_all_of_them(rows_
     done = topic.compact(job_id="j", rows_max=rows_max)
     assert (done.is_cut, done.was_done) == (False, False)
     assert topic.records() == NEWEST
-    head = topic.head()
-    assert {row.cleaned_through for row in head.segments} == {ROWS * 20}
+    manifest = topic.manifest()
+    assert {row.cleaned_through for row in manifest.segments} == {ROWS * 20}
     assert topic.compact(job_id="j", rows_max=ROWS).was_done
     assert_sound(topic.store)
 
@@ -106,10 +106,10 @@ def test_compaction_job_of_several_passes_has_one_note_and_is_done_once() -> Non
     done = topic.compact(job_id="j", rows_max=5)
     assert (done.is_cut, done.was_done, done.upto_offset) == (False, False, ROWS * 20)
     assert done.rows_before > ROWS, "merged entries of the first passes must be compared again"
-    assert [(note.job_id, note.turn) for note in topic.head().jobs] == [("j", 0)]
-    before = topic.head()
+    assert [(note.job_id, note.turn) for note in topic.manifest().jobs] == [("j", 0)]
+    before = topic.manifest()
     assert topic.compact(job_id="j", rows_max=5).was_done
-    assert topic.head() == before
+    assert topic.manifest() == before
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -130,7 +130,7 @@ def test_compaction_without_merges_cleans_each_entry_through_the_end_of_its_pass
     topic = Topic()
     done = topic.compact(rows_max=4, group_bytes=1)
     assert (done.is_cut, done.upto_offset) == (True, ROWS * 20)
-    assert [row.cleaned_through for row in topic.head().segments] == [80] * 4 + [160] * 4 + [240] * 4
+    assert [row.cleaned_through for row in topic.manifest().segments] == [80] * 4 + [160] * 4 + [240] * 4
     assert len(topic.records()) == 3 * KEYS
     assert_sound(topic.store)
 
@@ -140,8 +140,8 @@ def test_compaction_stops_when_too_many_pending_deletes_wait() -> None:
     The next job continues after the grace period."""
     topic = Topic()
     done = topic.compact(rows_max=1, group_bytes=1)
-    head = topic.head()
-    assert (done.is_cut, len(head.unlinked)) == (True, 4 * 2)
+    manifest = topic.manifest()
+    assert (done.is_cut, len(manifest.unlinked)) == (True, 4 * 2)
     assert done.upto_offset == 4 * 20
     assert not topic.compact().is_cut
     assert topic.records() == NEWEST

@@ -1,4 +1,4 @@
-"""Thousands of entries expire: no manifest exceeds its size limit, and all objects are deleted in the end."""
+"""Thousands of entries expire: no manifest exceeds its limit, and all objects are deleted in the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 from local.errors import Unavailable
 from policies.remote_retention import UNLINKED_MAX
 from remote.gc.pins import pin_newest, release
-from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_manifest_key
+from remote.keys import MANIFESTS, data_key, indexes_key, new_ulid, parse_manifest_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import PAGE_RULE, MetadataLog
-from remote.manifest.manifest import Head, decode_manifest
+from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle, encode_bundle
@@ -87,8 +87,8 @@ def filled(count: int, *, step_ms: int = 0) -> World:
     return _copy_of(_filled(count, step_ms))
 
 
-def heads(store: ObjectStore) -> dict[str, bytes]:
-    return {info.key: bytes(store.get(info.key)) for info in store.list("") if HEADS in info.key}
+def manifests(store: ObjectStore) -> dict[str, bytes]:
+    return {info.key: bytes(store.get(info.key)) for info in store.list("") if MANIFESTS in info.key}
 
 
 def data_objects(store: ObjectStore) -> int:
@@ -101,10 +101,10 @@ def others(store: ObjectStore) -> set[str]:
     return {key for key in keys if parse_manifest_key(key) is None and not key.startswith("meta/probe")}
 
 
-def head_of(manager: LogManager) -> Head:
-    head = manager.partitions()[0].head()
-    assert head is not None
-    return head
+def head_of(manager: LogManager) -> Manifest:
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    return manifest
 
 
 def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str], *, rounds_max: int = 200) -> int:
@@ -113,7 +113,7 @@ def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str
     for count in range(rounds_max):
         more = manager.tick(now_ms)
         assert manager.problems == {}
-        for key, body in heads(world.store).items():
+        for key, body in manifests(world.store).items():
             if key not in seen:
                 seen.add(key)
                 assert len(body) <= LIMIT, f"{key} has {len(body)} bytes: {_parts(body)}"
@@ -123,8 +123,8 @@ def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str
 
 
 def _parts(body: bytes) -> str:
-    head = decode_manifest(body)
-    return f"segments={len(head.segments)} unlinked={len(head.unlinked)} spills={len(head.spills)}"
+    manifest = decode_manifest(body)
+    return f"segments={len(manifest.segments)} unlinked={len(manifest.unlinked)} spills={len(manifest.pages)}"
 
 
 @pytest.mark.parametrize("how", ["time", "size", "delete-records"])
@@ -147,10 +147,10 @@ def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: s
         for hours in range(1, 30):
             if run_to_the_end(world, manager, NOW + 2 * hours * HOUR, seen) == 0:
                 break
-        head = head_of(manager)
-        assert list(head.parts) == kept
-        assert not head.unlinked
-        assert not head.unlinked_pages
+        manifest = head_of(manager)
+        assert list(manifest.parts) == kept
+        assert not manifest.unlinked
+        assert not manifest.unlinked_pages
     assert others(world.store) == {key for row in kept for key in (row.data_key, row.indexes_key)}
 
 
@@ -185,30 +185,30 @@ def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() 
         for due in range(700, SOME_ROWS, 700):
             run_to_the_end(world, manager, NOW + 1000 * (due - 1), seen)
             assert manager.reader().offsets(NAME)[0] == bases[due]
-            head = head_of(manager)
-            assert len(head.unlinked) <= UNLINKED_MAX + 64, (
+            manifest = head_of(manager)
+            assert len(manifest.unlinked) <= UNLINKED_MAX + 64, (
                 "pending deletes of entries and of opened pages must be limited"
             )
-            assert len(_rows(manager)) + len(head.unlinked) // 2 + _waiting_in_pages(head) >= SOME_ROWS
+            assert len(_rows(manager)) + len(manifest.unlinked) // 2 + _waiting_in_pages(manifest) >= SOME_ROWS
         run_to_the_end(world, manager, NOW + 1000 * SOME_ROWS, seen)
         for days in (3, 6, 9, 12):
             run_to_the_end(world, manager, NOW + days * DAY, seen)
-        head = head_of(manager)
-        assert not head.has_entries
-        assert not head.unlinked
-        assert not head.unlinked_pages
+        manifest = head_of(manager)
+        assert not manifest.has_entries
+        assert not manifest.unlinked
+        assert not manifest.unlinked_pages
     assert others(world.store) == set()
 
 
 def _rows(manager: LogManager) -> list[SegmentEntry]:
     metadata = manager.partitions()[0].metadata
     assert metadata is not None
-    head = head_of(manager)
-    return list(metadata.index(head).entries_with_dead(0, head.next_offset))
+    manifest = head_of(manager)
+    return list(metadata.index(manifest).entries_with_dead(0, manifest.next_offset))
 
 
-def _waiting_in_pages(head: Head) -> int:
-    return sum(each.spill.segment_count for each in head.unlinked_pages)
+def _waiting_in_pages(manifest: Manifest) -> int:
+    return sum(each.page.segment_count for each in manifest.unlinked_pages)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Tasks of a job write records to the bucket as segments: offsets, order, exactly once, and a later manager."""
+"""Tasks of a job ingest records into the bucket in order and exactly once. A manager continues later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remote.gc.orphans import find_orphans
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import append_entries
-from remote.manifest.manifest import AppliedJob, Head
+from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store.memory_store import MemoryStore
@@ -62,8 +62,8 @@ def read(store, partition: int = 0) -> list[tuple[int, bytes]]:
     return [(r.offset, r.value) for r in log.reader().records(name, start)] if start < end else []
 
 
-def head(store, partition: int = 0) -> Head:
-    return RemoteLog(store).head(TopicPartition("t", partition))
+def manifest(store, partition: int = 0) -> Manifest:
+    return RemoteLog(store).manifest(TopicPartition("t", partition))
 
 
 def plan(store, **more) -> IngestPlan:
@@ -82,14 +82,14 @@ def test_ingest_commits_the_records_of_all_tasks_in_order_and_segment_size() -> 
         offsets = [offset for offset, _ in found]
         assert offsets == sorted(set(offsets))
         assert outcomes[partition].record_count == 3 * count
-    segments = head(store).segments
+    segments = manifest(store).segments
     assert len(segments) > 6
     assert all(row.size_bytes <= 4096 for row in segments)
     assert all(one.next_offset == other.base_offset for one, other in pairwise(segments))
     assert {row.made_by for row in segments} == {"job"}
     (report, *_) = assert_sound(store)
     assert not [each for each in report.findings if each.severity.value == "warning"]
-    assert head(store).properties == SETTINGS
+    assert manifest(store).properties == SETTINGS
 
 
 def test_ingest_without_a_span_has_no_offset_gaps_and_one_task_per_partition() -> None:
@@ -138,7 +138,7 @@ def test_streaming_ingest_commits_each_turn_once() -> None:
     made = plan(store, is_stream=True)
     for turn in (0, 1, 1, 2, 0):
         outcomes = commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW, turn=turn)
-        assert head(store).jobs[-1].turn >= turn
+        assert manifest(store).jobs[-1].turn >= turn
     assert all(each.was_done for each in outcomes)
     assert len(read(store)) == 30
     resumed = plan(store, is_stream=True)
@@ -167,7 +167,7 @@ def test_one_of_two_concurrent_runs_of_an_ingest_job_is_committed() -> None:
     commit_ingest(store, one, [parts[0]], now_ms=NOW)
     assert commit_ingest(store, other, [parts[1]], now_ms=NOW)[0].was_done
     assert len(read(store)) == 30
-    assert len(head(store).unlinked) == 2
+    assert len(manifest(store).unlinked) == 2
     assert_sound(store)
 
 
@@ -193,7 +193,7 @@ def test_aborted_ingest_unlinks_its_objects_and_can_never_be_committed() -> None
     part = write(store, made, 0, {0: 30, 1: 5})
     abort_ingest(store, made, [part], now_ms=NOW)
     keys = {key for row in part.rows[0] for key in (row.data_key, row.indexes_key)}
-    assert keys == {each.key for each in head(store).unlinked}
+    assert keys == {each.key for each in manifest(store).unlinked}
     with pytest.raises(Conflict, match="given up"):
         commit_ingest(store, made, [part], now_ms=NOW)
     commit_ingest(store, made, [write(store, made, 0, {0: 30, 1: 5})], now_ms=NOW)
@@ -208,7 +208,7 @@ def test_abort_of_an_ingest_that_is_committed_changes_nothing() -> None:
     part = write(store, made, 0, {0: 30})
     commit_ingest(store, made, [part], now_ms=NOW)
     abort_ingest(store, made, [part], now_ms=NOW)
-    assert head(store).unlinked == ()
+    assert manifest(store).unlinked == ()
     assert len(read(store)) == 30
 
 
@@ -235,7 +235,7 @@ def test_manager_continues_after_the_ingested_records() -> None:
     assert made.targets[0].start_offset == 50
     parts = [write(world.store, made, task, {0: 100}) for task in range(2)]
     commit_ingest(world.store, made, parts, now_ms=NOW)
-    end = head(world.store).next_offset
+    end = manifest(world.store).next_offset
     manager = world.open(now_ms=NOW + HOUR)
     assert manager.reader().offsets(NAME) == (0, end)
     manager.append("t", [Record(b"last", b"value", NOW)], 0, now_ms=NOW + HOUR)
@@ -276,15 +276,15 @@ def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
         given_up = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
         manager.alter_topic("t", given_up, now_ms=NOW)
         manager.tick(NOW)
-        before = head(world.store)
+        before = manifest(world.store)
         assert before.given_up
         with pytest.raises(InvalidRequest, match="given up"):
             plan(world.store, create_partitions=None, settings={})
-        assert head(world.store) == before, "the writer must not be fenced either"
+        assert manifest(world.store) == before, "the writer must not be fenced either"
         with pytest.raises(InvalidRequest, match="given up"):
             append_entries([], start_offset=50, note=AppliedJob(job_id="job"))(before)
         settle(manager)
-        assert not head(world.store).given_up
+        assert not manifest(world.store).given_up
     assert plan(world.store, create_partitions=None, settings={}).targets[0].start_offset == 50
 
 
@@ -292,10 +292,10 @@ def test_ingest_that_must_not_take_leadership_leaves_the_writer_epoch() -> None:
     world = World()
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
-    epoch = head(world.store).epoch
+    epoch = manifest(world.store).epoch
     with pytest.raises(Conflict, match="takeLeadership"):
         plan(world.store, create_partitions=1, takes_leadership=False)
-    assert head(world.store).epoch == epoch
+    assert manifest(world.store).epoch == epoch
     manager.close()
     store = MemoryStore()
     plan(store, takes_leadership=False)
@@ -316,13 +316,13 @@ def test_ingest_and_compaction_use_the_object_encoding_of_the_topic(object_encod
     made = plan(store, settings={**SETTINGS, **object_encoding, "cleanup.policy": "compact"}, keys=keys)
     part = write(store, made, 0, {0: 400}, keys=keys)
     commit_ingest(store, made, [part], now_ms=NOW)
-    before = head(store).segments
+    before = manifest(store).segments
     disk = ModelDisk()
     disk.make_directory("./job")
     name = list_partitions(store)[0]
     outcome = compact_partition(store, name, now_ms=NOW, storage=disk, directory="./job", keys=keys)
     assert (outcome.records_before, outcome.records_after) == (400, 5)
-    for row in (*before, *head(store).segments):
+    for row in (*before, *manifest(store).segments):
         assert (row.key_id, row.codec) == (
             object_encoding.get("remote.encryption.key.id"),
             object_encoding.get("remote.compression", "none"),
@@ -343,7 +343,7 @@ def test_ingest_into_a_compacted_topic_needs_keys_and_is_not_yet_cleaned() -> No
     with pytest.raises(InvalidRequest):
         work.end()
     commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW)
-    assert {row.cleaned_through for row in head(store).segments} == {None}
+    assert {row.cleaned_through for row in manifest(store).segments} == {None}
 
 
 def test_ingest_refuses_a_missing_or_ambiguous_topic_and_invalid_arguments() -> None:
@@ -366,9 +366,9 @@ def test_ingest_refuses_a_missing_or_ambiguous_topic_and_invalid_arguments() -> 
 def test_compaction_of_a_partition_without_entries_does_nothing() -> None:
     store = MemoryStore()
     plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
-    before = head(store)
+    before = manifest(store)
     disk = ModelDisk()
     disk.make_directory("./job")
     outcome = compact_partition(store, list_partitions(store)[0], now_ms=NOW, storage=disk, directory="./job")
     assert (outcome.rows_before, outcome.rows_after, outcome.upto_offset, outcome.was_done) == (0, 0, 0, False)
-    assert head(store) == before
+    assert manifest(store) == before

@@ -1,4 +1,4 @@
-"""The key exchange finds the newest record of each key in parts of bounded size, as a dictionary would."""
+"""The key exchange finds the newest record of each key, as a dictionary would, in bounded memory."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_small_buffer_compares_few_records_at_a_time():
 
 
 def peak_bytes(directory, keys, buffer_bytes):
-    """Peak memory of finding the newest of `keys` keys, each of which appears twice. Encoded runs are on the disk."""
+    """Peak memory of finding the newest of `keys` keys, each of which appears twice.
+    Encoded runs are on the disk."""
     buckets, found = bucket_count(2 * keys, buffer_bytes), 0
     places = [directory / str(number) for number in range(buckets)]
     tracemalloc.start()
@@ -181,8 +182,8 @@ def append(places, strings):
 
 def strings_in(place):
     with place.open("rb") as file:
-        while head := file.read(4):
-            yield file.read(*struct.unpack("<I", head))
+        while manifest := file.read(4):
+            yield file.read(*struct.unpack("<I", manifest))
 
 
 def test_memory_is_bounded_by_the_buffer_for_any_number_of_keys(tmp_path):

@@ -16,7 +16,7 @@ from policies.decisions import CopySegment
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segments.encryption import NO_KEYS
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
@@ -92,10 +92,10 @@ def _backlog(world: World, properties: dict[str, str], keys: int = SEGMENTS) -> 
     return manager
 
 
-def _head(manager: LogManager) -> Head:
-    head = manager.partition(NAME).head()
-    assert head is not None
-    return head
+def _manifest(manager: LogManager) -> Manifest:
+    manifest = manager.partition(NAME).manifest()
+    assert manifest is not None
+    return manifest
 
 
 def _check(store: ObjectStore, topic: str = "t") -> None:
@@ -116,7 +116,7 @@ def test_backlog_of_several_commits_is_copied_completely(path: str) -> None:
         copy(manager)
         assert manager.problems == {}
         assert not [each for each in manager.plan(NOW).decisions.get(NAME, ()) if isinstance(each, CopySegment)]
-        assert _head(manager).next_offset == SEGMENTS
+        assert _manifest(manager).next_offset == SEGMENTS
     _check(world.store)
 
 

@@ -1,4 +1,4 @@
-"""Jobs while other processes expire or replace their segments: commits, work that stays due, and messages."""
+"""Jobs whose segments expire or are replaced meanwhile: commits, remaining work and messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Job:
     def __init__(self, topic: Topic) -> None:
         self.topic, self.disk = topic, ModelDisk()
         self.disk.make_directory("./job")
-        sizes = [row.size_bytes for row in topic.head().segments]
+        sizes = [row.size_bytes for row in topic.manifest().segments]
         size = max(sum(sizes[at : at + GROUP]) for at in range(0, ROWS, GROUP))
         self.plan: CompactionPlan = topic.plan(job_id="j", group_bytes=size)
         assert {len(group.rows) for group in self.plan.groups} == {GROUP}
@@ -59,22 +59,22 @@ def expire(topic: Topic, count: int, *, deletes: bool = False) -> None:
     log = CoWriterLog(topic.store, topic.name.prefix)
     rows = log.join().segments[:count]
     start = rows[-1].next_offset
-    head = log.commit(expire_segments([row.ulid for row in rows], now_ms=NOW_MS, log_start_offset=start), NOW_MS)
+    manifest = log.commit(expire_segments([row.ulid for row in rows], now_ms=NOW_MS, log_start_offset=start), NOW_MS)
     if deletes:
-        topic.store.delete([topic.name.prefix + each.key for each in head.unlinked])
-        log.commit(remove_pending_deletes([each.key for each in head.unlinked]), NOW_MS)
+        topic.store.delete([topic.name.prefix + each.key for each in manifest.unlinked])
+        log.commit(remove_pending_deletes([each.key for each in manifest.unlinked]), NOW_MS)
 
 
 def merge_first_group(topic: Topic) -> None:
     """Merges the segments of the first group, as another job would."""
-    size = sum(row.size_bytes for row in topic.head().segments[:GROUP])
+    size = sum(row.size_bytes for row in topic.manifest().segments[:GROUP])
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS, target_bytes=size)
     done = [rewrite_group(plan, plan.groups[0], topic.store)]
     assert commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS).rows_after == 1
 
 
 def unlinked(topic: Topic) -> set[str]:
-    return {each.key for each in topic.head().unlinked}
+    return {each.key for each in topic.manifest().unlinked}
 
 
 @pytest.mark.parametrize("count", range(1, ROWS + 1))
@@ -89,13 +89,13 @@ def test_compaction_commits_the_entries_that_have_not_expired(count: int, when: 
         expire(topic, count)
     outcome = job.commit(results)
     assert (outcome.given_up, outcome.was_done) == (0, False)
-    head = topic.head()
+    manifest = topic.manifest()
     start = count * 20
-    assert head.log_start_offset == start
+    assert manifest.log_start_offset == start
     left = [record for record in NEWEST if record[0] >= start]
     assert topic.records() == left
-    assert {row.cleaned_through for row in head.segments} <= {ROWS * 20}
-    assert (count == ROWS) == (not head.segments)
+    assert {row.cleaned_through for row in manifest.segments} <= {ROWS * 20}
+    assert (count == ROWS) == (not manifest.segments)
     assert job.commit(results).given_up == 0, "the repeated commit after a lost reply must report no lost group"
     assert topic.records() == left
     assert_sound(topic.store)
@@ -120,8 +120,8 @@ def test_compaction_of_expired_entries_never_lowers_the_log_start_offset() -> No
     results = job.rewritten()
     expire(topic, GROUP + 1)
     job.commit(results)
-    first = topic.head().segments[0]
-    assert first.base_offset < topic.head().log_start_offset < first.next_offset
+    first = topic.manifest().segments[0]
+    assert first.base_offset < topic.manifest().log_start_offset < first.next_offset
     assert [offset for offset, _ in topic.records()] == [offset for offset, _ in NEWEST]
 
 
@@ -136,7 +136,7 @@ def test_compaction_reports_a_replaced_group_and_stays_due() -> None:
     assert not outcome.was_done
     assert outcome.records_before == (ROWS - GROUP) * 20
     assert before - len(topic.records()) == outcome.records_before - outcome.records_after
-    assert [note.job_id for note in topic.head().jobs if note.job_id == "j"] == []
+    assert [note.job_id for note in topic.manifest().jobs if note.job_id == "j"] == []
     made = [row for each in results[0].replaced for row in each.rows]
     assert {row.data_key for row in made} <= unlinked(topic)
     again = topic.compact(job_id="j")
@@ -153,11 +153,11 @@ def test_compaction_stays_due_when_a_vouched_segment_was_replaced() -> None:
     fresh.topic, fresh.disk = topic, ModelDisk()
     fresh.disk.make_directory("./job")
     fresh.plan = topic.plan(job_id="j")
-    (row,) = topic.head().segments
+    (row,) = topic.manifest().segments
     result = GroupResult(number=0, vouched=(row.ulid,))
     _replace_by_a_copy(topic, row)
     assert fresh.commit([result]).given_up == 1
-    assert "j" not in {note.job_id for note in topic.head().jobs}
+    assert "j" not in {note.job_id for note in topic.manifest().jobs}
 
 
 def _replace_by_a_copy(topic: Topic, row: SegmentEntry) -> None:
@@ -171,7 +171,7 @@ def test_compaction_stays_due_without_the_result_of_a_group() -> None:
     job = Job(topic)
     outcome = job.commit(job.rewritten()[1:])
     assert outcome.given_up == 1
-    assert "j" not in {note.job_id for note in topic.head().jobs}
+    assert "j" not in {note.job_id for note in topic.manifest().jobs}
     topic.compact(job_id="j")
     assert topic.records() == NEWEST
 
@@ -205,7 +205,7 @@ def test_merge_commits_the_entries_that_have_not_expired() -> None:
         outcome = commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
         assert (outcome.given_up, outcome.expired, outcome.rows_after) == (0, 0, 1)
         assert topic.records() == before
-        assert len(topic.head().segments) == 1
+        assert len(topic.manifest().segments) == 1
         assert_sound(topic.store)
 
 
@@ -216,7 +216,7 @@ def test_merge_whose_entries_all_expired_is_not_due_any_more() -> None:
     expire(topic, ROWS)
     outcome = commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
     assert (outcome.given_up, outcome.expired, outcome.rows_after) == (0, 1, 0)
-    assert topic.head().segments == ()
+    assert topic.manifest().segments == ()
 
 
 def test_merge_figures_count_only_committed_groups() -> None:
@@ -329,6 +329,6 @@ def test_pipeline_plan_gives_a_reason_for_every_unit(node, monkeypatch, capfd) -
 
 def test_samples_have_the_sizes_that_the_tests_assume() -> None:
     topic = Topic()
-    assert len(topic.head().segments) == ROWS == 3 * GROUP
+    assert len(topic.manifest().segments) == ROWS == 3 * GROUP
     assert len(NEWEST) == KEYS
     assert SETTINGS["cleanup.policy"] == "compact"

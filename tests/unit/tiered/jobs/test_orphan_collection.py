@@ -88,7 +88,7 @@ def test_gc_keeps_orphans_within_the_grace_period(world: CareWorld, now_ms: int,
 
 
 def test_gc_with_a_list_of_every_object_deletes_only_orphans(world: CareWorld) -> None:
-    """The list names everything in the bucket: live segments, manifests, pages and objects of other programs."""
+    """The list names every object: live segments, manifests, pages and objects of other programs."""
     world.store.put(f"{named('t').prefix}data/notes.txt", b"mine")
     entry, before = listed(world).entries[0], objects(world)
     orphans = {each.key for each in listed(world).entries}
@@ -132,7 +132,7 @@ def test_gc_skips_a_listed_object_that_does_not_exist_any_more(world: CareWorld)
 
 def test_gc_skips_and_reports_a_partition_with_a_damaged_page(world: CareWorld) -> None:
     found, newest = listed(world), MetadataLog(world.store, named("t").prefix).refresh()
-    page = named("t").prefix + newest.spills[0].key
+    page = named("t").prefix + newest.pages[0].key
     body = world.store.get(page)
     for damage in (lambda: world.store.put(page, body[:-1] + b"x"), lambda: world.store.delete([page])):
         damage()

@@ -44,13 +44,13 @@ CASES = {
     "a view is dropped": Case(
         deed=lambda manager: drop_views(manager, "t", now_ms=NOW),
         verb="put_if_absent",
-        is_done=lambda manager: manager.partition(NAME).head().views == (),  # type: ignore[union-attr]
+        is_done=lambda manager: manager.partition(NAME).manifest().views == (),  # type: ignore[union-attr]
     ),
     "keys are rotated": Case(
         deed=lambda manager: rotate_keys(manager, ["t"], now_ms=NOW),
         verb="put_if_absent",
         settings={KEY: "k1"},
-        is_done=lambda manager: {row.key_id for row in manager.partition(NAME).head().segments} == {"k2"},  # type: ignore[union-attr]
+        is_done=lambda manager: {row.key_id for row in manager.partition(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
     ),
     "records are deleted": Case(
         deed=lambda manager: manager.delete_records({NAME: 25}, now_ms=NOW),

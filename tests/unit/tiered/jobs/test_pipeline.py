@@ -1,4 +1,4 @@
-"""The pipeline over several nodes in one process: its stages, its exemptions, and safe repetition of any part.
+"""The pipeline over several nodes in one process: stages, exemptions, safe repetition.
 The same on Spark: tests/spark/test_spark_pipeline.py."""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_pipeline_cleans_copies_expires_compacts_and_merges(world):
 
 
 def test_pipeline_stages_of_the_bucket_need_no_node(world):
-    """The nodes copy their segments themselves. Later only the bucket is maintained, with the settings of the
-    topics."""
+    """The nodes copy their segments themselves.
+    Later only the bucket is maintained, with the settings of the topics."""
     for number in range(2):
         with world.manager(number, NOW - 20 * DAY) as manager:
             while manager.tick(NOW - 20 * DAY):
@@ -92,8 +92,8 @@ def test_pipeline_leaves_alone_a_locked_node_and_a_partition_of_another_writer(w
     prefix = next(iter(store.list_prefixes("")))
     assert prefix.startswith("events-0-")
     log = MetadataLog(store, f"{prefix}0/" if prefix.endswith("/") else f"{prefix}/0/")
-    head = log.load()
-    log.become_writer("elsewhere", NOW, topic=head.topic, topic_id=head.topic_id, partition=0)
+    manifest = log.load()
+    log.become_writer("elsewhere", NOW, topic=manifest.topic, topic_id=manifest.topic_id, partition=0)
     store.close()
     result = _run(world)
     (left,) = [unit for unit in result.units if unit.state is State.LEFT_ALONE]
@@ -105,8 +105,8 @@ def test_pipeline_leaves_alone_a_locked_node_and_a_partition_of_another_writer(w
 
 
 def test_node_with_an_interrupted_swap_is_due(world):
-    """A read-only open cannot finish the swap and sees nothing else of the partition. Maintenance of the node finishes
-    it."""
+    """A read-only open cannot finish the swap and sees nothing else of the partition.
+    Maintenance of the node finishes it."""
     _run(world)
     assert _states(plan_pipeline(world.fleet(), Here(), now_ms=NOW), Stage.CLEAN_AND_TIER) == [State.NOTHING] * 2
     log = min(path for path in Path(world.nodes[0]).rglob("*.log") if path.parent.name.startswith("events-0"))
@@ -163,7 +163,8 @@ def test_cancelled_pipeline_resumes_with_the_units_that_are_not_done(world, tmp_
 
 
 def test_pipeline_job_id_gets_a_new_run_id_after_its_end(tmp_path):
-    """Otherwise a job named nightly would compact only once, because its own note in the manifests marks it as done."""
+    """Otherwise a job named nightly would compact only once.
+    Its own note in the manifests would mark every later run as done."""
     path, ids = str(tmp_path / "state.jsonl"), []
     for number in range(3):
         state = PipelineState(DiskStorage(), path, "file:///bucket", "nightly", now_ms=NOW + number)
@@ -240,15 +241,15 @@ def test_pipeline_retention_uses_only_known_settings(known, left):
     plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
     commit_retention(world.store, plan, now_ms=NOW)
     commit_retention(world.store, plan, now_ms=NOW)
-    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
     if left is None:
-        assert sum(row.size_bytes for row in head.segments) >= 900
-        assert 0 < len(head.segments) < 6
+        assert sum(row.size_bytes for row in manifest.segments) >= 900
+        assert 0 < len(manifest.segments) < 6
     else:
-        assert len(head.segments) == left
-        assert head.log_start_offset == (6 - left) * 10
-    assert plan.rows == 6 - len(head.segments)
-    assert len(head.unlinked) == 2 * plan.rows, "the objects must be pending deletes of the writer"
+        assert len(manifest.segments) == left
+        assert manifest.log_start_offset == (6 - left) * 10
+    assert plan.rows == 6 - len(manifest.segments)
+    assert len(manifest.unlinked) == 2 * plan.rows, "the objects must be pending deletes of the writer"
     assert_sound(world.store)
 
 
@@ -256,8 +257,8 @@ def test_pipeline_retention_uses_only_known_settings(known, left):
 def test_retention_unlinks_whole_expired_pages_and_single_entries(kept):
     """Repeats the retention until nothing is due. The entries and the log start offset agree each time."""
     world = _aged(24, days=1, paged=True)
-    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
-    assert len(head.spills) > 3
+    manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    assert len(manifest.pages) > 3
     known, rows, pages = {**POLICY, "retention.ms": str(kept * DAY)}, 0, 0
     for _ in range(24):
         plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
@@ -266,10 +267,10 @@ def test_retention_unlinks_whole_expired_pages_and_single_entries(kept):
         if not plan.log_start_offset:
             break
     log = MetadataLog(world.store, named("t").prefix)
-    head = log.refresh(exact=True)
-    left = list(log.index(head).rows())
+    manifest = log.refresh(exact=True)
+    left = list(log.index(manifest).rows())
     assert [row.base_offset for row in left] == [number * 10 for number in range(24 - kept, 24)]
-    assert (head.log_start_offset, rows) == ((24 - kept) * 10, 24 - kept)
+    assert (manifest.log_start_offset, rows) == ((24 - kept) * 10, 24 - kept)
     assert (pages > 0) == (kept <= 20)
     assert_sound(world.store)
 
@@ -297,8 +298,8 @@ def test_retention_interrupted_at_any_call_is_finished_by_the_next_run():
             faults.heal()
             assert {record.offset for record in _records(world.store)} >= young
             _retained(world.store)
-            head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
-            assert head.log_start_offset == 70
+            manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+            assert manifest.log_start_offset == 70
             assert {record.offset for record in _records(world.store)} == young
             if cases % 5 == 0:
                 assert_sound(world.store)
@@ -331,9 +332,9 @@ def test_retention_skips_an_entry_that_was_replaced_after_the_plan():
     merged = plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=100_000)
     run_rewrite(world.store, merged, now_ms=lambda: NOW)
     commit_retention(world.store, plan, now_ms=NOW)
-    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
-    assert head.log_start_offset == 30
-    assert [(row.base_offset, row.next_offset) for row in head.segments] == [(0, 60)]
+    manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    assert manifest.log_start_offset == 30
+    assert [(row.base_offset, row.next_offset) for row in manifest.segments] == [(0, 60)]
     assert_sound(world.store)
 
 

@@ -14,7 +14,7 @@ from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
 from local.index import offset_index
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
@@ -37,7 +37,7 @@ def _merge_plan(world: CareWorld, target_bytes: int = 10_000) -> RewritePlan:
     return plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=target_bytes)
 
 
-def _head(world: CareWorld) -> Head:
+def _manifest(world: CareWorld) -> Manifest:
     return MetadataLog(world.store, named("t").prefix).refresh()
 
 
@@ -215,8 +215,8 @@ def test_group_whose_oldest_entry_expired_is_committed_without_it() -> None:
     assert records(world.store) == before
     made = done[0].replacement
     assert made is not None
-    first = _head(world).segments[0]
-    assert (first.data_key, _head(world).log_start_offset) == (made.rows[0].data_key, gone.next_offset)
+    first = _manifest(world).segments[0]
+    assert (first.data_key, _manifest(world).log_start_offset) == (made.rows[0].data_key, gone.next_offset)
 
 
 def test_group_with_deleted_objects_is_rewritten_from_the_remaining_entries() -> None:
@@ -269,10 +269,10 @@ def test_rewrite_plan_of_an_older_epoch_is_fenced() -> None:
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
     world.logs.clear()
     world.writer("t")
-    before = _head(world)
+    before = _manifest(world)
     with pytest.raises(Fenced):
         commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
-    assert _head(world) == before
+    assert _manifest(world) == before
 
 
 def test_repeated_commit_with_the_same_turn_changes_nothing() -> None:
@@ -280,9 +280,9 @@ def test_repeated_commit_with_the_same_turn_changes_nothing() -> None:
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
     commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
-    after = _head(world)
+    after = _manifest(world)
     commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
-    assert _head(world) == after
+    assert _manifest(world) == after
 
 
 def test_cancelled_rewrite_commits_finished_groups_and_the_rest_is_planned_again() -> None:
@@ -309,10 +309,10 @@ def test_rewrite_of_a_damaged_segment_raises_corrupt_and_commits_nothing() -> No
     body = bytearray(world.store.get(key))
     body[100] ^= 1
     world.store.put(key, bytes(body))
-    before = _head(world).segments
+    before = _manifest(world).segments
     with pytest.raises(Corrupt):
         _run(world, _merge_plan(world))
-    assert _head(world).segments == before
+    assert _manifest(world).segments == before
 
 
 def test_rewrite_of_an_entry_that_contradicts_its_bytes_raises_corrupt() -> None:
@@ -345,8 +345,8 @@ def test_rewrite_plan_can_be_pickled_and_predicts_its_requests_and_bytes() -> No
     metered = MeteredStore(world.store)
     done = [rewrite_group(plan, group, metered, keys=KEYS) for group in plan.groups]
     told = metered.counts()
-    heads = 1
-    assert plan.cost.puts == told.puts + heads
+    manifests = 1
+    assert plan.cost.puts == told.puts + manifests
     assert plan.cost.gets >= told.gets
     assert plan.cost.write_bytes == sum(group.size_bytes for group in plan.groups)
     assert plan.cost.dollars > 0
@@ -379,5 +379,5 @@ def test_rewrite_stops_when_the_manifest_lists_the_maximum_of_pending_deletes(mo
     before = records(world.store)
     outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd"), groups_a_manifest=1)
     assert (outcome.groups, outcome.is_complete) == (2, False)
-    assert len(_head(world).unlinked) == 4
+    assert len(_manifest(world).unlinked) == 4
     assert records(world.store) == before

@@ -1,4 +1,4 @@
-"""A compacted view of a topic: built from both tiers, readable with the log after it, replaced atomically."""
+"""A compacted view of a topic: built from both tiers, read with the log after it, replaced atomically."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_view_has_the_newest_value_of_each_key_and_the_log_is_unchanged(world):
     manager = ready(world)
     before = list(manager.reader().records(NAME, 0))
     build(manager)
-    view = find_view(manager.partitions()[0].head().views, "compacted")
+    view = find_view(manager.partitions()[0].manifest().views, "compacted")
     assert view.horizon_offset == 120
-    assert view.state(manager.partitions()[0].head().epoch) is ViewState.SUCCESS
+    assert view.state(manager.partitions()[0].manifest().epoch) is ViewState.SUCCESS
     assert compacted(manager) == newest(before, 120)
     assert list(manager.reader().records(NAME, 0)) == before
     assert (view.record_count, view.key_count) == (9, 9)
@@ -82,7 +82,7 @@ def test_second_view_build_reads_only_new_records(world):
     settle(manager)
     log = list(manager.reader().records(NAME, 0))
     build(manager)
-    view = find_view(manager.partitions()[0].head().views, "compacted")
+    view = find_view(manager.partitions()[0].manifest().views, "compacted")
     assert (view.last_run.from_offset, view.last_run.upto_offset) == (120, 150)
     assert view.last_run.records_in == 9 + 30
     assert compacted(manager) == newest(log, 150)
@@ -91,10 +91,10 @@ def test_second_view_build_reads_only_new_records(world):
 def test_view_build_without_new_copied_records_commits_nothing(world):
     manager = ready(world)
     build(manager)
-    sequence = manager.partitions()[0].head().sequence
+    sequence = manager.partitions()[0].manifest().sequence
     assert plan_views(manager, "t", now_ms=NOW).is_empty
     assert build(manager).is_empty
-    assert manager.partitions()[0].head().sequence == sequence
+    assert manager.partitions()[0].manifest().sequence == sequence
 
 
 def test_read_of_a_missing_view_names_the_command_that_builds_it(world):
@@ -132,7 +132,7 @@ def add(manager, *records, roll=True):
 
 
 def view_of(manager, name="compacted"):
-    return find_view(manager.partitions()[0].head().views, name)
+    return find_view(manager.partitions()[0].manifest().views, name)
 
 
 def test_tombstone_removes_its_key_from_the_view(world):
@@ -216,12 +216,13 @@ def test_view_build_keeps_parts_without_replaced_records(world):
     assert after.rows[:4] == before.rows[:4]
     assert {row.ulid for row in after.rows} != {row.ulid for row in before.rows}
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 401)
-    listed = {each.key for each in manager.partitions()[0].head().unlinked}
+    listed = {each.key for each in manager.partitions()[0].manifest().unlinked}
     assert listed == {key for row in before.rows if row not in after.rows for key in (row.data_key, row.indexes_key)}
 
 
 def test_horizon_of_a_view_is_limited_by_the_copied_transaction_markers(world):
-    """A marker that is only on this disk may be lost with the disk. The view would then show uncommitted records."""
+    """A marker that is only on this disk may be lost with the disk.
+    The view would then show uncommitted records."""
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"before"), roll=False)
@@ -231,7 +232,7 @@ def test_horizon_of_a_view_is_limited_by_the_copied_transaction_markers(world):
     log.roll(now_ms=NOW)
     log.append_marker(7, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
     settle(manager)
-    assert manager.partitions()[0].head().next_offset == 2
+    assert manager.partitions()[0].manifest().next_offset == 2
     build(manager)
     assert view_of(manager).horizon_offset == 1
     assert [each.value for each in compacted(manager)] == [b"before", b"undecided"]
@@ -259,7 +260,7 @@ def test_view_buffer_too_small_for_one_key_is_an_error_that_names_the_setting(wo
     held.rules = replace(held.rules, view_buffer_bytes=24)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     assert "raise log.cleaner.dedupe.buffer.size" in str(manager.problems[NAME])
-    assert view_of(manager).state(held.head().epoch) is ViewState.ERROR
+    assert view_of(manager).state(held.manifest().epoch) is ViewState.ERROR
     assert "raise log.cleaner.dedupe.buffer.size" in view_of(manager).failure.error
     held.rules = replace(held.rules, view_buffer_bytes=1 << 20)
     build(manager)
@@ -366,14 +367,14 @@ def test_reader_finishes_the_replaced_view_within_the_grace_period(world):
 def gone(world, manager):
     """Deletes the objects of the old view: advances the time past their grace period."""
     settle(manager, NOW + DAY + HOUR)
-    assert manager.partitions()[0].head().unlinked == ()
+    assert manager.partitions()[0].manifest().unlinked == ()
 
 
 def test_reader_whose_view_was_deleted_before_its_first_batch_reads_the_newest(world):
     manager = ready(world)
     build(manager)
     with RemoteLog(world.store) as bucket:
-        assert bucket.head(NAME).views
+        assert bucket.manifest(NAME).views
         add(manager, *((b"k%d" % at, b"new") for at in range(9)))
         build(manager)
         gone(world, manager)
@@ -406,7 +407,7 @@ def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypat
     manager = ready(world)
     build(manager)
     with RemoteLog(world.store) as bucket:
-        slept_at = bucket.head(NAME).sequence
+        slept_at = bucket.manifest(NAME).sequence
         for _ in range(4):
             add(manager, *((b"k%d" % at, b"new") for at in range(9)))
             build(manager)
@@ -475,7 +476,9 @@ def test_view_parts_have_the_object_encoding_of_the_topic(world):
     manager = ready(world, count=400, **{"remote.compression": "zstd"})
     build(manager)
     (row,) = view_of(manager).rows
-    assert row.data_key.endswith(".log.zst") == manager.partitions()[0].head().segments[0].data_key.endswith(".log.zst")
+    assert row.data_key.endswith(".log.zst") == manager.partitions()[0].manifest().segments[0].data_key.endswith(
+        ".log.zst"
+    )
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 400)
 
 
@@ -503,14 +506,15 @@ def test_view_with_too_many_parts_is_an_error_and_leaves_no_object(world, monkey
 
 
 def test_view_has_copied_records_that_the_local_cleaner_has_removed(world):
-    """The local cleaner removed them because of newer records that are not copied yet. The view must keep them."""
+    """The local cleaner removed them because of newer records that are not copied yet.
+    The view must keep them."""
     manager = ready(world, **{"cleanup.policy": "compact", "local.retention.ms": "-1"})
     held = manager.partitions()[0]
     add(manager, *((b"k%d" % at, b"newer") for at in range(9)), roll=False)
     manager.roll("t", now_ms=NOW)
     held.rules = replace(held.rules, copy_disabled=True)
     settle(manager)
-    assert held.head().next_offset == 120
+    assert held.manifest().next_offset == 120
     build(manager)
     manager.abandon()
     with RemoteLog(world.store) as bucket:

@@ -1,4 +1,4 @@
-"""Copies of a backlog share commits: few manifests, entries in offset order, no loss after any interruption."""
+"""Copies of a backlog share commits: few manifests, entries in order, no loss after an interruption."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from policies.cost.plan_cost import plan_cost
 from policies.cost.prices import BUILT_IN
 from policies.decisions import CopySegment
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX, commits_of
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.key_rotation import rotate_keys
@@ -50,27 +50,27 @@ def _copies(manager: LogManager) -> list[CopySegment]:
     return [each for each in manager.plan(NOW).decisions[NAME] if isinstance(each, CopySegment)]
 
 
-def _head(manager: LogManager) -> Head:
-    head = manager.partition(NAME).head()
-    assert head is not None
-    return head
+def _manifest(manager: LogManager) -> Manifest:
+    manifest = manager.partition(NAME).manifest()
+    assert manifest is not None
+    return manifest
 
 
 def test_backlog_of_a_hundred_segments_needs_at_most_two_commits(world: World) -> None:
     with _backlog(world, 105) as manager:
-        copies, before = _copies(manager), _head(manager).sequence
+        copies, before = _copies(manager), _manifest(manager).sequence
         assert len(copies) == 105
         was = manager.request_counts()
         manager.tick(NOW)
         counts = manager.request_counts()
         assert counts is not None
         assert was is not None
-        heads = _head(manager).sequence - before
-        assert heads == commits_of(each.size_bytes for each in copies) <= 2
-        assert (counts - was).puts == 2 * len(copies) + heads, (
+        manifests = _manifest(manager).sequence - before
+        assert manifests == commits_of(each.size_bytes for each in copies) <= 2
+        assert (counts - was).puts == 2 * len(copies) + manifests, (
             "one data and one index object per segment, and the manifests"
         )
-        rows = _head(manager).segments
+        rows = _manifest(manager).segments
         assert [row.base_offset for row in rows] == [each.base_offset for each in copies]
         assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
         assert len(values(RemoteLog(world.store).reader(), 0, rows[-1].next_offset)) == rows[-1].next_offset
@@ -120,11 +120,11 @@ def test_upload_waits_at_most_a_second_for_a_shared_commit(world: World) -> None
 
 def test_uploaded_segments_are_committed_when_the_copy_is_cancelled(world: World) -> None:
     with _backlog(world, 10) as manager:
-        before, copies = _head(manager).sequence, _copies(manager)
+        before, copies = _manifest(manager).sequence, _copies(manager)
         asked = iter(range(1 << 30))
         manager.apply(manager.plan(NOW), should_stop=lambda: next(asked) > 5)
-        assert _head(manager).sequence == before + 1
-        assert 2 <= len(_head(manager).segments) < len(copies)
+        assert _manifest(manager).sequence == before + 1
+        assert 2 <= len(_manifest(manager).segments) < len(copies)
         settle(manager)
         assert len(values(manager.reader())) == 100
 
@@ -151,10 +151,10 @@ def test_failed_upload_does_not_delay_the_commit_of_earlier_uploads(world: World
     with _backlog(world, 10, store=store) as manager:
         manager.tick(NOW)
         assert isinstance(manager.problems[NAME], Unavailable)
-        assert len(_head(manager).segments) == 3
+        assert len(_manifest(manager).segments) == 3
         store.is_failing, done = False, store.uploads
         settle(manager)
-        assert store.uploads - done == len(_head(manager).segments) - 3, "no segment may be uploaded twice"
+        assert store.uploads - done == len(_manifest(manager).segments) - 3, "no segment may be uploaded twice"
 
 
 class _Uncommitting:
@@ -189,7 +189,7 @@ def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
         (rotated,) = rotate_keys(manager, now_ms=NOW)
         assert rotated.rewrapped == 3
         settle(manager)
-        assert [row.key_id for row in _head(manager).segments] == ["k2"] * 3
+        assert [row.key_id for row in _manifest(manager).segments] == ["k2"] * 3
         assert len(values(manager.reader())) == 30
 
 
@@ -226,11 +226,11 @@ def test_commit_in_doubt_is_repeated_with_the_same_objects(world: World) -> None
         store.is_armed = True
         manager.tick(NOW)
         assert isinstance(manager.problems.get(NAME), Unavailable)
-        assert not _head(manager).segments, "the writer does not know that its commit has succeeded"
+        assert not _manifest(manager).segments, "the writer does not know that its commit has succeeded"
         store.is_armed = store.is_mute = False
         settle(manager)
-        assert store.uploads == len(_head(manager).segments) == 10
-        assert not _head(manager).unlinked
+        assert store.uploads == len(_manifest(manager).segments) == 10
+        assert not _manifest(manager).unlinked
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
@@ -283,10 +283,10 @@ def test_crash_at_any_call_of_a_group_commit_leaves_at_most_orphans(world: World
                 settle(manager)
             manager.abandon()
             once.disk.locks.clear()
-            named = [info.key for info in once.store.list("") if HEADS in info.key]
+            named = [info.key for info in once.store.list("") if MANIFESTS in info.key]
             assert named
             with once.open() as again:
                 settle(again)
                 assert len(values(again.reader())) == 30
-                rows = _head(again).segments
+                rows = _manifest(again).segments
                 assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))

@@ -17,7 +17,7 @@ from local.storage import Space
 from policies.decisions import CleanLog
 from remote.check.partition_check import ObjectKind
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket
@@ -108,10 +108,10 @@ def _finish(manager: LogManager, store: HangingStore, now_ms: int = NOW) -> None
             break
 
 
-def _head(manager: LogManager, name: TopicPartition = NAME) -> Head:
-    head = manager.partition(name).head()
-    assert head is not None
-    return head
+def _manifest(manager: LogManager, name: TopicPartition = NAME) -> Manifest:
+    manifest = manager.partition(name).manifest()
+    assert manifest is not None
+    return manifest
 
 
 def _segments(manager: LogManager, name: TopicPartition = NAME) -> int:
@@ -144,16 +144,16 @@ def test_everything_else_continues_while_an_upload_hangs(world: World, store: Ha
             assert held.recovery_point == held.next_offset, "the flush after flush.ms must be done"
         assert _offsets(manager, plain) == [], "retention must be done"
         assert _segments(manager, compacted) < before, "cleaning must be done"
-        assert (_segments(manager, OTHER), len(_head(manager, OTHER).segments)) == (1, 3), (
+        assert (_segments(manager, OTHER), len(_manifest(manager, OTHER).segments)) == (1, 3), (
             "the segments of the other topic must be copied and dropped"
         )
         done = manager.delete_records({OTHER: 25, NAME: 5}, now_ms=NOW)
         assert {name: each.low_watermark for name, each in done.items()} == {OTHER: 25, NAME: 5}
         assert manager.roll("t", now_ms=NOW) == 1
         manager.create_topic("new", 1, GRACE, now_ms=NOW)
-        assert _head(manager).segments == ()
+        assert _manifest(manager).segments == ()
         _finish(manager, store)
-        assert len(_head(manager).segments) == 4
+        assert len(_manifest(manager).segments) == 4
         assert _offsets(manager) == list(range(5, 70))
         assert manager.problems == {}
 
@@ -187,8 +187,8 @@ def test_full_disk_is_relieved_while_an_upload_hangs(world: World, store: Hangin
 def test_maintenance_continues_while_apply_waits_for_a_hanging_upload(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller of `LogManager.apply` runs at the same time as a daemon's maintenance. Its whole plan is applied in
-    the end."""
+    """The caller of `LogManager.apply` runs at the same time as a daemon's maintenance.
+    Its whole plan is applied in the end."""
     waits, real = threading.Event(), Maintenance._wait_for_task
 
     def wait_for_task(*given: Any) -> bool:
@@ -225,7 +225,8 @@ def test_maintenance_continues_while_apply_waits_for_a_hanging_upload(
 def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any exception counts. Otherwise an unexpected error in a thread would end all copies of a partition silently."""
+    """Any exception counts.
+    Otherwise an unexpected error in a thread would end all copies of a partition silently."""
     with _started(world, store) as manager:
         with monkeypatch.context() as broken:
             broken.setattr(MemoryStore, "upload", lambda *_: 1 // 0)
@@ -235,7 +236,7 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
         assert manager.partition(NAME).stopped is None
         _finish(manager, store)
         assert manager.problems == {}
-        assert len(_head(manager).segments) == 3
+        assert len(_manifest(manager).segments) == 3
 
 
 def test_resolved_problem_is_removed_by_a_task_without_work(world: World) -> None:
@@ -252,12 +253,13 @@ def test_copied_segments_are_dropped_in_the_same_task(world: World, store: Hangi
         assert _segments(manager) == 4
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
-        assert (len(_head(manager).segments), _segments(manager)) == (3, 1)
+        assert (len(_manifest(manager).segments), _segments(manager)) == (3, 1)
         assert _offsets(manager) == list(range(60))
 
 
 def test_expiry_after_a_hanging_upload_uses_the_newest_settings(world: World, store: HangingStore) -> None:
-    """The task decides before the upload. Retention that is raised during the upload must keep the records."""
+    """The task decides before the upload.
+    Retention that is raised during the upload must keep the records."""
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
         for at in range(3):
@@ -274,7 +276,7 @@ def test_expiry_after_a_hanging_upload_uses_the_newest_settings(world: World, st
         manager.alter_topic("t", {"retention.ms": "-1"}, now_ms=NOW)
         _finish(manager, store)
         assert manager.problems == {}
-        assert len(_head(manager).segments) == 4
+        assert len(_manifest(manager).segments) == 4
         assert _offsets(manager) == list(range(80))
         manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
         _finish(manager, store)
@@ -287,7 +289,7 @@ def test_maintenance_that_waits_drops_copied_segments(world: World) -> None:
         send(manager, 40)
         manager.roll("t", now_ms=NOW)
         manager.tick(NOW)
-        assert (len(_head(manager).segments), _segments(manager)) == (1, 1)
+        assert (len(_manifest(manager).segments), _segments(manager)) == (1, 1)
 
 
 def test_partition_has_only_one_task_at_a_time(world: World, store: HangingStore) -> None:
@@ -297,7 +299,7 @@ def test_partition_has_only_one_task_at_a_time(world: World, store: HangingStore
         assert len(store.uploads) == 1
         assert set(manager._rounds.tasks.copiers.states) == {NAME}
         _finish(manager, store)
-        assert len(store.uploads) == len(_head(manager).segments) == 3, "no segment may be uploaded twice"
+        assert len(store.uploads) == len(_manifest(manager).segments) == 3, "no segment may be uploaded twice"
 
 
 def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, store: HangingStore) -> None:
@@ -313,7 +315,7 @@ def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, 
         assert len(manager._rounds.tasks.copiers.states) >= 6
         _finish(manager, store)
         assert store.at_once_max == 3
-        assert all(len(_head(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
+        assert all(len(_manifest(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
 
 
 def test_topic_deleted_during_its_copy_leaves_no_objects(world: World, store: HangingStore) -> None:
@@ -323,7 +325,7 @@ def test_topic_deleted_during_its_copy_leaves_no_objects(world: World, store: Ha
         _finish(manager, store, NOW + 2 * HOUR)
         assert manager.problems == {}
         kinds = {kind for report in check_bucket(world.store) for kind in report.counts()}
-        assert kinds <= {ObjectKind.HEAD, ObjectKind.BOUNDARY}, kinds
+        assert kinds <= {ObjectKind.MANIFEST, ObjectKind.BOUNDARY}, kinds
         assert manager._registry.deleted() == ()
 
 
@@ -333,7 +335,7 @@ def test_takeover_during_a_copy_fences_the_copy(world: World, store: HangingStor
             send(second, 20)
             second.roll("t", now_ms=NOW)
             second.tick(NOW)
-            theirs = _head(second)
+            theirs = _manifest(second)
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
         assert isinstance(manager.problems[NAME], Fenced)
@@ -382,10 +384,10 @@ def test_records_deleted_during_their_upload_are_never_committed(world: World, s
             "a segment that is being copied stays on the disk"
         )
         _finish(manager, store)
-        assert [row.base_offset for row in _head(manager).segments] == [40]
+        assert [row.base_offset for row in _manifest(manager).segments] == [40]
         assert _offsets(manager) == list(range(45, 60))
         _finish(manager, store, NOW + 2 * HOUR)
-        assert not _head(manager).unlinked
+        assert not _manifest(manager).unlinked
         assert sum(1 for info in world.store.list("") if "/data/" in info.key) == 2, (
             "only the data and the indexes of one entry remain"
         )
@@ -398,7 +400,7 @@ def test_tier_disabled_with_deletion_during_a_copy_is_emptied(world: World, stor
         manager.tick(NOW, waits=False)
         _finish(manager, store)
         _finish(manager, store, NOW + 2 * HOUR)
-        assert not _head(manager).has_entries
+        assert not _manifest(manager).has_entries
         assert sorted(info.key for info in world.store.list("") if "/data/" in info.key) == []
         assert _offsets(manager) == list(range(60))
         assert manager.problems == {}
@@ -410,7 +412,7 @@ def test_copying_disabled_during_a_copy_ends_after_the_started_copies(world: Wor
         send(manager, 20, start=60)
         manager.roll("t", now_ms=NOW)
         _finish(manager, store)
-        assert len(_head(manager).segments) == 3
+        assert len(_manifest(manager).segments) == 3
         assert _offsets(manager) == list(range(80))
 
 
@@ -432,7 +434,7 @@ def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: Ha
         found = {record.key: record.value for record in manager.reader().records(NAME, 0)}
         assert len(found) == 9
         assert found[b"k%d" % (119 % 9)] == b"value 119"
-        rows = _head(manager).segments
+        rows = _manifest(manager).segments
         assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
 
 
@@ -465,7 +467,7 @@ def test_directory_that_becomes_offline_during_a_copy_keeps_its_uncopied_segment
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
         assert isinstance(manager.problems[NAME], DiskFailed)
-        assert [row.base_offset for row in _head(manager).segments] == [0], "the first segment was read completely"
+        assert [row.base_offset for row in _manifest(manager).segments] == [0], "the first segment was read completely"
         assert held.log.segments()[-1].next_offset == 60
 
 
@@ -489,7 +491,7 @@ def test_directory_that_becomes_offline_in_maintenance_does_not_affect_the_other
         monkeypatch.setattr(manager._directory, "check_online", check)
         manager.tick(NOW, waits=waits)
         assert manager.wait_for_tasks(LIMIT_S)
-        assert len(_head(manager, OTHER).segments) == 1
+        assert len(_manifest(manager, OTHER).segments) == 1
         assert set(manager.problems) <= {NAME}
 
 
@@ -503,8 +505,8 @@ def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: 
     store.let_go()
     closing.join(LIMIT_S)
     assert not closing.is_alive()
-    head = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
-    assert [row.base_offset for row in head.segments] == [0], "no other upload may begin"
+    manifest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
+    assert [row.base_offset for row in manifest.segments] == [0], "no other upload may begin"
     with world.open() as again:
         assert _offsets(again) == list(range(60))
 
@@ -515,7 +517,7 @@ def test_upload_that_ends_after_a_close_with_deadline_changes_nothing(world: Wor
     with world.open() as again:
         for _ in range(3):
             again.tick(NOW)
-        theirs = _head(again)
+        theirs = _manifest(again)
         assert len(theirs.segments) == 3
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
@@ -546,7 +548,7 @@ def test_expiry_and_deletion_run_as_tasks(world: World, store: HangingStore) -> 
             manager.tick(NOW + hours * HOUR, waits=False)
             store.wait_for(1)
             _drain(manager, {NAME})
-        assert _head(manager, OTHER).segments == ()
+        assert _manifest(manager, OTHER).segments == ()
         assert deletes, "the objects of expired entries must be deleted"
         assert all(name.startswith("remote-log-expiration") for (name,) in deletes)
         assert manager.problems == {}
@@ -608,7 +610,7 @@ def test_partitions_opened_without_the_bucket_are_acquired_by_tasks(world: World
         away.is_down = False
         _finish(manager, HangingStore(world.store))
         assert manager.problems == {}
-        assert len(_head(manager).segments) == 3
+        assert len(_manifest(manager).segments) == 3
 
 
 def test_failed_copy_stays_a_problem_while_its_log_must_be_cleaned_first(
@@ -629,4 +631,4 @@ def test_failed_copy_stays_a_problem_while_its_log_must_be_cleaned_first(
         monkeypatch.undo()
         _finish(manager, store)
         assert not manager.problems
-        assert _head(manager).allocated_end_offset == 160
+        assert _manifest(manager).allocated_end_offset == 160

@@ -45,17 +45,17 @@ def test_deleted_records_are_unreadable_at_once_and_after_a_restart(world: World
 def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world: World) -> None:
     with world.open() as manager:
         before = len(manager._partition(NAME).log.segments())
-        head = manager._partition(NAME).head()
-        rows = len(head.segments) if head is not None else 0
+        manifest = manager._partition(NAME).manifest()
+        rows = len(manifest.segments) if manifest is not None else 0
         manager.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager, NOW + 1)
         settle(manager, NOW + 2 * DAY)
         held = manager._partition(NAME)
         assert held.log.segments()[0].next_offset > 150
-        if held.head() is not None:
-            assert 0 < len(held.head().segments) < rows
-            assert held.head().segments[0].next_offset > 150
-            assert held.head().unlinked == ()
+        if held.manifest() is not None:
+            assert 0 < len(held.manifest().segments) < rows
+            assert held.manifest().segments[0].next_offset > 150
+            assert held.manifest().unlinked == ()
         else:
             assert len(held.log.segments()) < before
         assert [offset for offset, _ in values(manager.reader(), 150)] == list(range(150, 200))
@@ -104,8 +104,8 @@ def test_raised_log_start_offset_is_durable_before_readers_see_it(
 
         def raise_log_start(offset: int) -> None:
             told.append(start_on_disk(world))
-            head = manager._partition(NAME).head()
-            assert head is None or head.log_start_offset == offset
+            manifest = manager._partition(NAME).manifest()
+            assert manifest is None or manifest.log_start_offset == offset
             real(offset)
 
         monkeypatch.setattr(log, "raise_log_start", raise_log_start)

@@ -50,7 +50,7 @@ def _log_files(disk: ModelDisk) -> dict[str, bytes]:
     return {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")}
 
 
-def _heads(world: World) -> list[str]:
+def _manifests(world: World) -> list[str]:
     return [info.key for info in world.store.list("") if "/head/" in info.key]
 
 
@@ -78,7 +78,7 @@ def test_log_below_the_remote_log_start_offset_keeps_its_uncopied_records(world:
     with world.open(disk=other) as second:
         send(second, written, start=5000)
         _raise_log_start(second, how, COPIED + written)
-    files, heads = _log_files(world.disk), _heads(world)
+    files, manifests = _log_files(world.disk), _manifests(world)
     with world.open() as manager:
         problem = manager.problems[NAME]
         assert isinstance(problem, Diverged)
@@ -88,7 +88,7 @@ def test_log_below_the_remote_log_start_offset_keeps_its_uncopied_records(world:
         manager.tick(NOW)
         assert [record.value for record in manager.partition(NAME).log.records(99)] == [b"value 99"]
     assert _log_files(world.disk) == files
-    assert _heads(world) == heads, "the refused log must not become the writer"
+    assert _manifests(world) == manifests, "the refused log must not become the writer"
     with world.open(disk=other) as second:
         assert second.problems == {}
 
@@ -96,11 +96,11 @@ def test_log_below_the_remote_log_start_offset_keeps_its_uncopied_records(world:
 def test_log_with_uncopied_records_does_not_become_the_writer_again(world: World) -> None:
     """The other writer has committed only its epoch. No offset contradicts this log yet."""
     other = _fork_history(world)
-    heads = _heads(world)
+    manifests = _manifests(world)
     with world.open() as manager:
         assert isinstance(manager.problems[NAME], Diverged)
         settle_quietly(manager)
-    assert _heads(world) == heads
+    assert _manifests(world) == manifests
     with world.open(disk=other) as second:
         assert second.problems == {}
         send(second, 10, start=7000)
@@ -146,7 +146,7 @@ def test_writer_that_took_over_while_a_log_is_opened_stays_the_writer(
     monkeypatch.setattr(StoreCheck, "ensure", overtaken)
     with world.open() as manager:
         assert manager.problems[NAME].facts["relation"] == "fenced"
-    assert len(_heads(world)) == 2, "the refused log must not become the writer"
+    assert len(_manifests(world)) == 2, "the refused log must not become the writer"
 
 
 @pytest.mark.parametrize("stopped", [Diverged("another history"), Fenced("another writer")])
@@ -194,10 +194,10 @@ def test_takeover_of_a_diverged_log_is_refused(world: World, how: str) -> None:
     with world.open(disk=other) as second:
         send(second, 200, start=5000)
         _raise_log_start(second, how, 220)
-    files, heads = _log_files(world.disk), _heads(world)
+    files, manifests = _log_files(world.disk), _manifests(world)
     with world.open(takes_over=True) as manager:
         assert isinstance(manager.problems[NAME], Diverged)
-    assert (_log_files(world.disk), _heads(world)) == (files, heads)
+    assert (_log_files(world.disk), _manifests(world)) == (files, manifests)
 
 
 def test_completely_copied_log_starts_over_above_the_remote_log_start_offset(world: World) -> None:
@@ -221,11 +221,11 @@ def test_old_copy_of_a_disk_below_the_remote_log_start_offset_is_kept(world: Wor
         send(manager, 300, start=20)
         _raise_log_start(manager, "retention", 320)
     old.locks.clear()
-    files, heads = _log_files(old), _heads(world)
+    files, manifests = _log_files(old), _manifests(world)
     with world.open(disk=old) as manager:
         assert isinstance(manager.problems[NAME], Diverged)
         settle_quietly(manager)
-    assert (_log_files(old), _heads(world)) == (files, heads)
+    assert (_log_files(old), _manifests(world)) == (files, manifests)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -262,9 +262,9 @@ def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, 
         send(manager, 300, start=20)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        assert manager.partition(NAME).head().allocated_end_offset == 320  # type: ignore[union-attr]
+        assert manager.partition(NAME).manifest().allocated_end_offset == 320  # type: ignore[union-attr]
     old.locks.clear()
-    heads = _heads(world)
+    manifests = _manifests(world)
     away = SwitchableStore(world.store)
     manager = world.open(disk=old, store=away)  # type: ignore[arg-type]
     send(manager, taken, start=1000, keys=1000)
@@ -277,7 +277,7 @@ def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, 
         found = [record.value for record in manager.partition(NAME).log.records(20)]
         assert found == [b"value %d" % (1000 + at) for at in range(taken)]
         assert isinstance(manager.problems[NAME], Diverged)
-    assert _heads(world) == heads
+    assert _manifests(world) == manifests
 
 
 def test_compacted_log_of_the_writer_continues_after_offline_appends(world: World) -> None:
@@ -366,7 +366,8 @@ NOTE = "./data/t-0/fenced-by"
 
 
 def _fenced_at_work(world: World) -> ModelDisk:
-    """A manager is fenced while it works, and its disk has one uncopied record. Returns the other writer's disk."""
+    """A manager is fenced while it works, and its disk has one uncopied record.
+    Returns the other writer's disk."""
     with world.open() as first:
         first.create_topic("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
@@ -464,7 +465,7 @@ def test_log_after_a_power_cut_in_a_takeover_refuses_appends_or_is_the_writer(wo
     2. Remove the fencing note.
     A power cut between the two leaves a log that refuses appends although it is the writer. That is safe."""
     _fenced_at_work(world)
-    (topic,) = {key.partition("/0/")[0] for key in _heads(world)}
+    (topic,) = {key.partition("/0/")[0] for key in _manifests(world)}
     seen = set()
     for survived in _survivors(world, takes_over=True):
         is_ours, is_noted = MetadataLog(world.store, f"{topic}/0/").refresh().epoch == 3, NOTE in survived.names
@@ -542,7 +543,7 @@ def test_deletion_that_took_the_epoch_leaves_no_fencing_note(world: World) -> No
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
-        (topic,) = {key.partition("/0/")[0] for key in _heads(world)}
+        (topic,) = {key.partition("/0/")[0] for key in _manifests(world)}
         other = MetadataLog(world.store, f"{topic}/0/")
         held = manager.partition(NAME)
         other.become_writer(

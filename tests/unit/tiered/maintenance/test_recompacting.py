@@ -1,4 +1,4 @@
-"""A compacted topic in both tiers with the real manager: which segments are copied, replaced and unlinked."""
+"""A compacted topic in both tiers: which segments the manager copies, replaces and unlinks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.errors import Corrupt
 from local.format.record import Record
 from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
 from policies.tiering import copies
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.reader import TieredReader
@@ -39,14 +39,14 @@ def put(manager: LogManager, now_ms: int, **newest: str | None) -> None:
     manager.roll("t", now_ms=now_ms)
 
 
-def head_of(manager: LogManager) -> Head:
-    found = manager.partitions()[0].head()
+def head_of(manager: LogManager) -> Manifest:
+    found = manager.partitions()[0].manifest()
     assert found is not None
     return found
 
 
-def ranges(head: Head) -> list[tuple[int, int]]:
-    return [(row.base_offset, row.next_offset) for row in head.segments]
+def ranges(manifest: Manifest) -> list[tuple[int, int]]:
+    return [(row.base_offset, row.next_offset) for row in manifest.segments]
 
 
 def table(records: Iterator[tuple[int, bytes | None, bytes]]) -> dict[bytes, bytes]:
@@ -98,12 +98,12 @@ def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(
         (old,) = head_of(manager).segments
         put(manager, NOW, a="2", b="2")
         settle(manager)
-        head = head_of(manager)
-        assert old.ulid not in {row.ulid for row in head.segments}
-        assert ranges(head) == [(0, 2), (2, 4)]
-        assert {row.cleaned_through for row in head.segments} == {4}
-        assert {each.key for each in head.unlinked} == {old.data_key, old.indexes_key}
-        assert head.segments[0].size_bytes < old.size_bytes / 2
+        manifest = head_of(manager)
+        assert old.ulid not in {row.ulid for row in manifest.segments}
+        assert ranges(manifest) == [(0, 2), (2, 4)]
+        assert {row.cleaned_through for row in manifest.segments} == {4}
+        assert {each.key for each in manifest.unlinked} == {old.data_key, old.indexes_key}
+        assert manifest.segments[0].size_bytes < old.size_bytes / 2
         prefix = manager.partitions()[0].prefix
         assert prefix + old.data_key in {each.key for each in world.store.list("")}
         settle(manager, NOW + HOUR)
@@ -121,9 +121,9 @@ def test_merged_segment_replaces_all_entries_of_its_offsets(world: World) -> Non
         assert len(ranges(head_of(manager))) > 1
         put(manager, NOW, **dict.fromkeys("abcdefghijk", "2"))
         settle(manager)
-        head = head_of(manager)
-        assert ranges(head)[0] == (0, 12), "the remaining records of both segments fit one segment"
-        assert head.segments[0].record_count == 1
+        manifest = head_of(manager)
+        assert ranges(manifest)[0] == (0, 12), "the remaining records of both segments fit one segment"
+        assert manifest.segments[0].record_count == 1
         assert read(RemoteLog(world.store).reader()) == {key.encode(): b"2" for key in "abcdefghijk"} | {b"l": b"1"}
 
 
@@ -133,9 +133,9 @@ def test_copied_and_uncopied_segments_are_never_merged(world: World) -> None:
         for at in range(8):
             put(manager, NOW, a=str(at), **{f"once{at}": "v"})
             settle(manager)
-            head = head_of(manager)
+            manifest = head_of(manager)
             bounds = {0, *(segment.next_offset for segment in manager.snapshots(NOW)[0].segments)}
-            assert head.next_offset in bounds
+            assert manifest.next_offset in bounds
             assert read(RemoteLog(world.store).reader()) == read(manager.reader())
 
 
@@ -230,7 +230,7 @@ def test_tombstones_are_removed_over_time_and_the_bucket_stays_small(world: Worl
                 settle(manager, now + later)
             bucket = RemoteLog(world.store)
             records = list(bucket.reader().records(NAME, 0))
-            sizes.append(bucket.head(NAME).size_bytes)
+            sizes.append(bucket.manifest(NAME).size_bytes)
             tombstones.append(sum(record.value is None for record in records))
             assert read(bucket.reader()) == read(manager.reader())
             assert read(manager.reader()).keys() == {b"left", b"clock"}
@@ -244,13 +244,13 @@ def test_reader_of_an_old_manifest_continues_in_the_new_entry(world: World) -> N
         put(manager, NOW, a="1", b="1", c="1")
         settle(manager)
         bucket = RemoteLog(world.store)
-        before = bucket.head(NAME)
+        before = bucket.manifest(NAME)
         put(manager, NOW, a="2", b="2")
         settle(manager)
         settle(manager, NOW + HOUR)  # deletes the old object
-        assert bucket.head(NAME) == before
+        assert bucket.manifest(NAME) == before
         assert [offset for offset, _ in values(bucket.reader())] == [2]
-        assert bucket.head(NAME).segments[0].ulid != before.segments[0].ulid
+        assert bucket.manifest(NAME).segments[0].ulid != before.segments[0].ulid
         # A later read starts with the manifest that was loaded in between, and gets the whole log.
         assert read(bucket.reader()) == {b"a": b"2", b"b": b"2", b"c": b"1"}
 
@@ -261,14 +261,14 @@ def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: Wor
         put(manager, NOW, a="1", b="1", c="1")
         settle(manager)
         bucket = RemoteLog(world.store)
-        old = bucket.head(NAME)
+        old = bucket.manifest(NAME)
         put(manager, NOW, a="2", b="2")
         settle(manager)
         settle(manager, NOW + HOUR)
         lost = manager.partitions()[0].prefix + head_of(manager).segments[0].data_key
         data = bytes(world.store.get(lost))
         world.store.delete([lost])
-        assert bucket.head(NAME) == old
+        assert bucket.manifest(NAME) == old
         with pytest.raises(Corrupt, match="object is missing"):
             values(bucket.reader())
         world.store.put_if_absent(lost, data)
@@ -287,8 +287,8 @@ def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> 
         up = {each.key for each in world.store.list("") if "/data/" in each.key}
         assert up, "some segments must be uploaded before the cancel"
         settle(manager)
-        head, prefix = head_of(manager), manager.partitions()[0].prefix
-        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        manifest, prefix = head_of(manager), manager.partitions()[0].prefix
+        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
         assert up <= named, "uploaded segments must not be uploaded again"
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
@@ -308,8 +308,8 @@ def test_uploads_of_segments_cleaned_again_before_the_commit_are_deleted(world: 
         prefix = manager.partitions()[0].prefix
         assert {prefix + each.key for each in head_of(manager).unlinked} >= up
         settle(manager, NOW + HOUR)
-        head = head_of(manager)
-        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        manifest = head_of(manager)
+        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
 

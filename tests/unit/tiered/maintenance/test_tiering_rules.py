@@ -18,7 +18,7 @@ from log_world import open_log, read_all
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from policy_samples import KEEP, LOCAL, local, planned, snapshot
 from policy_samples import row as policy_row
-from remote_samples import head, row
+from remote_samples import manifest, row
 
 from local.errors import Conflict, InvalidRequest, LogError
 from local.format.record import Record
@@ -27,7 +27,7 @@ from policies.decisions import AdvanceLogStart, CopySegment, ExpireRemote
 from policies.remote_retention import expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.tier_relation import first_contradiction
-from remote.manifest.manifest import Head, contradiction
+from remote.manifest.manifest import Manifest, contradiction
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes, replace_segments
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry, SegmentState
@@ -49,13 +49,13 @@ def log_of(epochs: dict[int, int], end: int) -> Log:
     return log
 
 
-def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> Head:
+def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> Manifest:
     """A manifest with one entry, from `first` to `last` inclusive, as Kafka writes it."""
     pairs = tuple((epoch, start) for epoch, start in epochs.items())
-    return head(row("S", first, last + 1, epochs=pairs), **more)
+    return manifest(row("S", first, last + 1, epochs=pairs), **more)
 
 
-def first_foreign_offset(log: Log, tier: Head) -> int | None:
+def first_foreign_offset(log: Log, tier: Manifest) -> int | None:
     return first_contradiction(local_tier(log), remote_tier(log, tier, None).history)
 
 
@@ -180,8 +180,8 @@ def test_case_13_expired_overlapping_entries_both_expire_and_the_log_starts_at_1
 def test_case_13_manifest_refuses_overlapping_entries() -> None:
     first, second = row("S0", 0, 100), row("S1", 0, 105)
     with pytest.raises(InvalidRequest, match="its offsets are taken"):
-        add_segments([second])(head(first))
-    assert contradiction(head(first, second)) is not None
+        add_segments([second])(manifest(first))
+    assert contradiction(manifest(first, second)) is not None
 
 
 def finished(count: int, first: int = 0) -> tuple[SegmentEntry, ...]:
@@ -209,14 +209,14 @@ def test_case_14_unfinished_copy_in_the_bucket_is_not_counted_by_size_retention(
         send(manager, 300)
         settle(manager)
         held = manager.partitions()[0]
-        rows = held.head().segments  # type: ignore[union-attr]
+        rows = held.manifest().segments  # type: ignore[union-attr]
         kept = sum(each.size_bytes for each in rows[1:])
         stray = rows[-1].data_key.replace(rows[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
         world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload has ended without a commit
         local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > rows[-1].next_offset)
         manager.alter_topic("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
         settle(manager)
-        assert held.head().segments == rows[1:]  # type: ignore[union-attr]
+        assert held.manifest().segments == rows[1:]  # type: ignore[union-attr]
         assert world.store.get(held.prefix + stray)
 
 
@@ -239,7 +239,7 @@ def test_case_15_segment_that_is_copied_and_all_after_it_do_not_expire() -> None
 def test_case_16_objects_of_a_failed_copy_are_deleted_in_the_same_attempt(
     monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Kafka's other half, custom metadata above its limit, does not apply: an entry has no custom metadata."""
+    """Kafka's other half, the limit of custom metadata, does not apply: an entry has no custom metadata."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -271,13 +271,13 @@ def test_case_16_objects_of_a_failed_copy_are_deleted_in_the_same_attempt(
 # --- 17 and 18: replaced segments, late copies ----------------------------------------------------------------------
 
 
-def lookup(tier: Head, offset: int) -> str | None:
-    found = MetadataIndex(tier, lambda spill: ()).find_by_offset(offset)
+def lookup(tier: Manifest, offset: int) -> str | None:
+    found = MetadataIndex(tier, lambda page: ()).find_by_offset(offset)
     return found.ulid if found is not None else None
 
 
 def test_case_17_replaced_segment_is_found_and_the_old_one_is_a_pending_delete() -> None:
-    tier = head(row("S0", 0, 101), row("S2", 101, 201))
+    tier = manifest(row("S0", 0, 101), row("S2", 101, 201))
     with pytest.raises(InvalidRequest, match="its offsets are taken"):
         add_segments([row("S1", 0, 201)])(tier)  # an overlapping entry cannot be added
     after = replace_segments(row("S1", 0, 201), ["S0", "S2"])(tier)  # it can only replace the old entries
@@ -286,7 +286,7 @@ def test_case_17_replaced_segment_is_found_and_the_old_one_is_a_pending_delete()
 
 
 def test_case_17_lookup_of_partly_overlapping_offsets_finds_the_replacement() -> None:
-    tier = head(row("old", 10, 91))
+    tier = manifest(row("old", 10, 91))
     for other in (row("S1", 5, 101), row("S2", 50, 101)):
         with pytest.raises(InvalidRequest, match="its offsets are taken"):
             add_segments([other])(tier)
@@ -297,7 +297,7 @@ def test_case_17_lookup_of_partly_overlapping_offsets_finds_the_replacement() ->
 
 def test_case_18_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
     late = row("S0", 0, 10)
-    tier = head(late, row("S1", 10, 20))
+    tier = manifest(late, row("S1", 10, 20))
     tier = expire_segments(["S0"], now_ms=NOW, log_start_offset=10)(tier)
     assert add_segments([late])(tier) is tier, "its objects are pending deletes"
     tier = remove_pending_deletes([each.key for each in tier.unlinked])(tier)

@@ -53,7 +53,8 @@ def world() -> World:
 
 
 def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -> None:
-    """Writes one segment per count with one batch per record, of value ``k<offset>``. The last one stays active."""
+    """Writes one segment per count with one batch per record, of value ``k<offset>``.
+    The last one stays active."""
     offset = start
     for at, count in enumerate(counts):
         for _ in range(count):
@@ -65,9 +66,9 @@ def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -
 
 
 def bases(manager: LogManager) -> list[int]:
-    head = manager.partitions()[0].head()
-    assert head is not None
-    return [row.base_offset for row in head.segments]
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    return [row.base_offset for row in manifest.segments]
 
 
 def ask(manager: LogManager, spec: int) -> object:
@@ -385,7 +386,7 @@ def test_subtle_d_epoch_without_records_is_in_no_lineage(world: World) -> None:
         manager.roll("t", now_ms=NOW)
         write(manager, 1, 1, start=2)
         settle(manager)
-        rows = manager.partitions()[0].head().segments  # type: ignore[union-attr]
+        rows = manager.partitions()[0].manifest().segments  # type: ignore[union-attr]
         assert [row.epochs for row in rows] == [((1, 0),), ((1, 1),), ((5, 2),)]
     with world.open() as manager:
         assert not manager.problems

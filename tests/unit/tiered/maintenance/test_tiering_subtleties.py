@@ -1,4 +1,4 @@
-"""The subtle cases e to h of Kafka's tiering: the meaning of swap files and the fields of cleaned batches.
+"""The subtle cases e to h of Kafka's tiering: swap files, and the fields of cleaned batches.
 Cases a to d, i and j need a whole manager and are in `test_tiering_scenarios`."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from policies.remote_retention import log_bytes
 from policies.snapshot import PartitionSnapshot
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.maintenance.apply import apply_in_task
 
 LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
@@ -168,14 +168,15 @@ def test_first_manifest_after_the_deletion_of_its_topic_marks_the_deletion(world
         finally:
             gate.opened.set()
         assert manager.wait_for_tasks(LIMIT_S)
-        head = commit_protocol.MetadataLog(world.store, held.prefix).load()
-        assert head is not None
-        assert head.deleted_ms == NOW
+        manifest = commit_protocol.MetadataLog(world.store, held.prefix).load()
+        assert manifest is not None
+        assert manifest.deleted_ms == NOW
         assert manager.problems == {}
 
 
 def test_planned_expiry_is_skipped_when_retention_was_raised_before_it(world: World) -> None:
-    """Maintenance plans all topics first. The retention of one topic is raised during the uploads of another."""
+    """Maintenance plans all topics first.
+    The retention of one topic is raised during the uploads of another."""
     store = Hooked(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         for topic, properties in (("t", TIERED), ("u", {"retention.ms": "1h"})):

@@ -1,4 +1,5 @@
-"""Two task pools wait for the store. A hanging upload does not delay deletions, and a hanging deletion no uploads."""
+"""Two task pools wait for the store.
+A hanging upload does not delay deletions, and a hanging deletion no uploads."""
 
 from __future__ import annotations
 
@@ -111,15 +112,15 @@ def add(manager: LogManager, topic: str, segments: int) -> None:
 
 
 def rows(manager: LogManager, name: TopicPartition) -> int:
-    head = manager.partition(name).head()
-    assert head is not None
-    return len(head.segments)
+    manifest = manager.partition(name).manifest()
+    assert manifest is not None
+    return len(manifest.segments)
 
 
 def unlinked(manager: LogManager, name: TopicPartition) -> int:
-    head = manager.partition(name).head()
-    assert head is not None
-    return len(head.unlinked)
+    manifest = manager.partition(name).manifest()
+    assert manifest is not None
+    return len(manifest.unlinked)
 
 
 @pytest.mark.parametrize("has_copies", [False, True])

@@ -14,12 +14,12 @@ from policies.invariants import violations
 from remote.gc import pin_watch
 from remote.gc.old_manifests import collect_manifests
 from remote.gc.pins import list_pins, pin_newest, release
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import manifest_disk_cache
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.read.bucket_reader import RemoteLog
 
 DAY = 24 * HOUR
@@ -32,8 +32,8 @@ def few_heads(monkeypatch):
     monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 3)
 
 
-def heads(world):
-    return [info.key[-20:] for info in world.store.list("") if HEADS in info.key]
+def manifests(world):
+    return [info.key[-20:] for info in world.store.list("") if MANIFESTS in info.key]
 
 
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED])
@@ -45,9 +45,9 @@ def test_maintenance_keeps_few_manifests_and_all_records(settings):
             send(manager, 300, start=turn * 300)
             manager.roll("t", now_ms=NOW)
             settle(manager)
-        newest = manager._partition(NAME).head()
+        newest = manager._partition(NAME).manifest()
         assert newest.sequence > 3 + 2
-        assert len(heads(world)) <= 3 + 2
+        assert len(manifests(world)) <= 3 + 2
         expected = values(manager.reader())
     with world.open() as again, RemoteLog(world.store) as bucket:
         assert values(again.reader()) == expected
@@ -77,8 +77,8 @@ def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
         settle(manager)
         prefix = manager._partition(NAME).prefix
         log = MetadataLog(world.store, prefix)
-        pin, head = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
-        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
+        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
         settle(manager, NOW + 2 * DAY)
         settle(manager, NOW + 2 * DAY + HOUR)
         assert manager.reader().offsets(NAME) == (300, 300)
@@ -94,7 +94,7 @@ def test_closed_bucket_reader_releases_its_pins():
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        prefix, newest = manager._partition(NAME).prefix, manager._partition(NAME).head()
+        prefix, newest = manager._partition(NAME).prefix, manager._partition(NAME).manifest()
     with RemoteLog(world.store) as bucket:
         assert bucket.pin(NAME, now_ms=NOW, expires_ms=NOW + DAY, holder="a job") == newest
         assert [pin.sequence for pin in list_pins(world.store, prefix)] == [newest.sequence]
@@ -107,8 +107,8 @@ def test_cache_directory_keeps_the_manifest_over_a_restart(tmp_path):
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        newest = manager._partition(NAME).head()
-    kept = manifest_disk_cache(str(tmp_path)).head(manager._partition(NAME).prefix)
+        newest = manager._partition(NAME).manifest()
+    kept = manifest_disk_cache(str(tmp_path)).manifest(manager._partition(NAME).prefix)
     assert kept is not None
     assert kept[0] == newest
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:
@@ -133,7 +133,7 @@ def test_reader_with_a_collected_manifest_gets_out_of_range(monkeypatch: pytest.
         settle(manager)
         held = manager.partitions()[0]
         assert held.metadata is not None
-        head = held.metadata.commit(set_properties({"some": "news"}), NOW)
-        collect_manifests(world.store, held.prefix, held.metadata, head.sequence - 1, now_ms=NOW)
+        manifest = held.metadata.commit(set_properties({"some": "news"}), NOW)
+        collect_manifests(world.store, held.prefix, held.metadata, manifest.sequence - 1, now_ms=NOW)
         with pytest.raises(OffsetOutOfRange):
             values(asleep.reader(), 100, 200)

@@ -1,5 +1,5 @@
-"""Appends of columns: partitioned as tuples are, all or none. Segments of old formats are not copied before
-cleaning."""
+"""Appends of columns: partitioned as tuples are, all or none.
+Segments of old formats are not copied before cleaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager with several disks: the topic list survives the loss of a disk, and only its partitions stop."""
+"""A manager with several disks: a lost disk stops only its partitions and never loses the topic list."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_unreadable_topic_list_is_an_error_and_not_an_empty_list() -> None:
 
 
 def test_incomplete_topic_change_is_overruled_by_a_later_change(disks: Disks) -> None:
-    """A crash leaves a topic change on disk A only. Disk A is offline during a later change, and then returns."""
+    """A crash leaves a topic change on disk A only.
+    Disk A is offline during a later change, and then returns."""
     disk = disks.disk
     before = {root: disk.inner.read(f"{root}/topics.json") for root in (A, B)}
     with disks.open() as manager:

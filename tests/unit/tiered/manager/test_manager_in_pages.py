@@ -8,7 +8,7 @@ from test_manager import *  # noqa: F403
 
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def test_manifest_pages_exist_and_have_the_counted_entries(world):
         manager.create_topic("t", 1, TIERED, now_ms=NOW)  # noqa: F405
         send(manager, 1500)  # noqa: F405
         settle(manager)  # noqa: F405
-        head = manager._partition(NAME).head()  # noqa: F405
-        assert len(head.segments) < 3 < len(head.spills)
-        assert len([info for info in world.store.list("") if PAGES in info.key]) == len(head.spills)
+        manifest = manager._partition(NAME).manifest()  # noqa: F405
+        assert len(manifest.segments) < 3 < len(manifest.pages)
+        assert len([info for info in world.store.list("") if PAGES in info.key]) == len(manifest.pages)
         snapshot = manager.snapshots(NOW)[0]  # noqa: F405
-        assert snapshot.committed_count == head.segment_count > 9
-        assert snapshot.remote_next_offset == head.next_offset
+        assert snapshot.committed_count == manifest.segment_count > 9
+        assert snapshot.remote_next_offset == manifest.next_offset

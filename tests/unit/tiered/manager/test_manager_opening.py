@@ -45,7 +45,8 @@ def test_manager_on_an_empty_disk_continues_at_the_end_of_the_bucket(world: Worl
 def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
     world: World, taken: int, *, restarts: bool
 ) -> None:
-    """It appends while the bucket is away, in an epoch in which the bucket has other records at these offsets."""
+    """It appends while the bucket is away.
+    In the same epoch the bucket has other records at these offsets."""
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
@@ -55,7 +56,7 @@ def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
         settle(manager)
     old.locks.clear()
     away = SwitchableStore(world.store)
-    heads = [info.key for info in world.store.list("") if "/head/" in info.key]
+    manifests = [info.key for info in world.store.list("") if "/head/" in info.key]
     manager = world.open(disk=old, store=away)  # type: ignore[arg-type]
     send(manager, taken, start=1000)
     if restarts:
@@ -68,7 +69,7 @@ def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
         if taken:
             assert isinstance(manager.problems[NAME], Conflict)
             assert [record.value for record in log.records(20)] == [b"value %d" % (1000 + at) for at in range(taken)]
-            assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, (
+            assert [info.key for info in world.store.list("") if "/head/" in info.key] == manifests, (
                 "no writer may be fenced"
             )
         else:
@@ -94,9 +95,9 @@ def test_old_copy_of_a_disk_is_not_compared_where_the_cleaner_has_been(world: Wo
         send(manager, 300, start=20)
         manager.roll("t", now_ms=NOW)
         settle(manager, NOW + HOUR)
-        head = held.head()
-        assert head is not None
-        assert head.segments[0].cleaned_through is None
+        manifest = held.manifest()
+        assert manifest is not None
+        assert manifest.segments[0].cleaned_through is None
     old.locks.clear()
     with world.open(disk=old) as manager:
         assert manager.problems == {}
@@ -141,21 +142,22 @@ def test_returning_writer_with_contradicting_records_is_refused_and_keeps_them(w
     with world.open(disk=other) as second:
         send(second, 200, start=5000)
         settle(second)
-    heads = [info.key for info in world.store.list("") if "/head/" in info.key]
+    manifests = [info.key for info in world.store.list("") if "/head/" in info.key]
     with world.open() as manager:
         assert isinstance(manager.problems[NAME], Conflict)
         for use in (lambda: send(manager, 1), lambda: values(manager.reader())):
             with pytest.raises(Conflict, match="another writer committed other records"):
                 use()
         manager.tick(NOW)
-    assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, (
+    assert [info.key for info in world.store.list("") if "/head/" in info.key] == manifests, (
         "the other writer must not be fenced"
     )
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == mine
 
 
 def test_older_epoch_in_the_bucket_contradicts_a_newer_local_epoch(world: World) -> None:
-    """A takeover makes the first writer the writer again, after the second one appended at the same offsets."""
+    """A takeover makes the first writer the writer again.
+    The second one has appended at the same offsets before."""
     first = world.open()
     first.create_topic("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
@@ -260,8 +262,8 @@ def test_damaged_manifest_affects_only_its_partition(world: World) -> None:
             manager.create_topic(topic, 1, TIERED, now_ms=NOW)
             send(manager, 100, topic=topic)
         settle(manager)
-    head = max(info.key for info in world.store.list("") if info.key.startswith("t-") and "/head/" in info.key)
-    world.store.put(head, b"rubbish")
+    manifest = max(info.key for info in world.store.list("") if info.key.startswith("t-") and "/head/" in info.key)
+    world.store.put(manifest, b"rubbish")
     with world.open() as manager:
         assert list(manager.problems) == [NAME]
         for use in (lambda: send(manager, 1), lambda: values(manager.reader())):
@@ -366,7 +368,8 @@ def test_log_start_offset_of_a_newly_tiered_topic_is_in_its_manifest(world: Worl
 
 
 def test_local_records_that_no_entry_covers_are_kept_and_a_conflict(world: World) -> None:
-    """The bucket of an older version has an offset gap. This disk lost its tail but has the missing records."""
+    """The bucket of an older version has an offset gap.
+    This disk lost its tail but has the missing records."""
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
@@ -381,12 +384,12 @@ def test_local_records_that_no_entry_covers_are_kept_and_a_conflict(world: World
         for suffix in (".log", ".index", ".timeindex"):
             world.disk.names.pop(f"./data/t-0/{base:020d}{suffix}", None)
     before = {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")}
-    heads = len([info for info in world.store.list("") if "/head/" in info.key])
+    manifests = len([info for info in world.store.list("") if "/head/" in info.key])
     with world.open() as manager:
         assert isinstance(manager.problems[NAME], Conflict)
         assert f"[0, {ends[0]})" in str(manager.problems[NAME])
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == before
-    assert len([info for info in world.store.list("") if "/head/" in info.key]) == heads
+    assert len([info for info in world.store.list("") if "/head/" in info.key]) == manifests
 
 
 def test_leader_epochs_never_decrease_after_tiering_a_log_with_many_epochs(world: World) -> None:
@@ -399,16 +402,16 @@ def test_leader_epochs_never_decrease_after_tiering_a_log_with_many_epochs(world
         first.alter_topic("t", {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         settle(first)
         send(first, 10, start=40)
-        head = first.partition(NAME).head()
-        assert head is not None
-        assert head.epoch > 37
+        manifest = first.partition(NAME).manifest()
+        assert manifest is not None
+        assert manifest.epoch > 37
     with world.open(disk=world.other_disk()) as second:
         send(second, 10, start=900)
         second.roll("t", now_ms=NOW)
         settle(second)
-        head = second.partition(NAME).head()
-        assert head is not None
-        epochs = [epoch for epoch, _ in head.lineage]
+        manifest = second.partition(NAME).manifest()
+        assert manifest is not None
+        epochs = [epoch for epoch, _ in manifest.lineage]
         assert epochs == sorted(epochs)
     with world.open() as first:
         assert isinstance(first.problems[NAME], Conflict), "its last records must contradict the bucket"
@@ -428,7 +431,7 @@ def test_read_only_open_of_a_disk_that_ends_before_the_bucket_reads_the_bucket(c
         send(manager, 70 - count, start=count)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        assert manager.partition(NAME).head().next_offset == 70
+        assert manager.partition(NAME).manifest().next_offset == 70
     expected = [(at, b"value %d" % at) for at in range(70)]
     with world.open(disk=old, read_only=True) as looker:
         assert looker.partition(NAME).log.next_offset == count

@@ -119,7 +119,8 @@ def test_log_without_records_refuses_appends_until_the_bucket_was_read(
 
 
 def test_log_below_the_bucket_refuses_appends_until_it_is_reconciled(world: World, store: SwitchableStore) -> None:
-    """The manifest is readable, but the acquire fails. So the log has not started over at the end of the bucket."""
+    """The manifest is readable, but the acquire fails.
+    So the log has not started over at the end of the bucket."""
     store.is_readable = True
     with world.open(store=store, disk=world.other_disk()) as manager:
         assert isinstance(manager.problems[NAME], Unavailable)
@@ -154,9 +155,9 @@ def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
         monkeypatch.setattr(Log, "restart_at", restart)
         store.is_down = False
         settle(manager)
-        head = held.head()
-        assert head is not None
-        assert held.log.epochs.epoch_at(400) == head.epoch
+        manifest = held.manifest()
+        assert manifest is not None
+        assert held.log.epochs.epoch_at(400) == manifest.epoch
         manager.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(disk=older) as manager:
@@ -197,7 +198,8 @@ def test_store_is_closed_after_close_abandon_and_a_failed_open(world: World, sto
 
 
 def test_log_without_records_refuses_appends_until_it_is_the_writer() -> None:
-    """Otherwise two machines could append records in the same leader epoch, which cannot be distinguished later."""
+    """Otherwise two machines could append records in the same leader epoch.
+    Such records cannot be distinguished later."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -205,7 +207,7 @@ def test_log_without_records_refuses_appends_until_it_is_the_writer() -> None:
     store.is_readable = True
     for disk in (world.disk, world.other_disk()):
         with world.open(disk=disk, store=store) as manager:
-            assert manager.partitions()[0].head() is not None
+            assert manager.partitions()[0].manifest() is not None
             with pytest.raises(Unavailable, match="it is not ours in the bucket"):
                 send(manager, 1)
     store.is_down = False

@@ -1,4 +1,4 @@
-"""Maintenance that is cancelled, stores that do not answer, wrong buckets, and appends that fail in part."""
+"""Cancelled maintenance, stores that do not answer, wrong buckets, and appends that fail in part."""
 
 from __future__ import annotations
 
@@ -309,6 +309,6 @@ def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
         while worker.round(NOW + 2 * HOUR):
             pass
         assert (worker.trouble, worker.troubles(), worker.failures) == (None, [], 2)
-        head = manager.partition(NAME).head()
-        assert head is not None
-        assert head.has_entries, "uploads must continue"
+        manifest = manager.partition(NAME).manifest()
+        assert manifest is not None
+        assert manifest.has_entries, "uploads must continue"

@@ -234,12 +234,12 @@ def test_altered_setting_is_in_the_manifest_after_the_next_maintenance(world: Wo
         settle(manager)
         for held in manager.partitions():
             assert MetadataLog(world.store, held.prefix).refresh().properties["retention.ms"] == "1h"
-        head = other.refresh()
-        assert head.properties == {**TIERED, "retention.ms": "1h"}, (
+        manifest = other.refresh()
+        assert manifest.properties == {**TIERED, "retention.ms": "1h"}, (
             "a reader with the previous manifest must see the change"
         )
         settle(manager, NOW + HOUR)
-        assert other.refresh() == head, "the change must be committed once"
+        assert other.refresh() == manifest, "the change must be committed once"
         manager.alter_topic("t", {"retention.ms": "2h"}, now_ms=NOW)
     with world.open():
         assert other.refresh().properties["retention.ms"] == "2h"

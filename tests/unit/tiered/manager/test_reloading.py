@@ -1,4 +1,4 @@
-"""Reload of settings by a running manager: at once for topics, reported if a restart is needed, all or none."""
+"""Reload of settings by a running manager: all or none, at once or reported to need a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteRecords at a live broker: mirrored to the bucket, distinguished from retention, without loss of later records.
+"""DeleteRecords at a live broker is mirrored to the bucket, retention is not. Later records are kept.
 The tests write the broker's log start offset, epoch checkpoint and files as Kafka does."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _delete_records(broker: Broker, before: int, *, deletes_files: bool = True) 
 
 
 def _log_start(side: Side) -> int:
-    return RemoteLog(side.store).head(NAME).log_start_offset
+    return RemoteLog(side.store).manifest(NAME).log_start_offset
 
 
 def _broker(tmp_path: Path) -> Broker:
@@ -88,7 +88,7 @@ def test_records_after_a_deletion_reach_the_bucket(
     assert (found.tiered_upto or 0) > 400
     with pytest.raises(OffsetOutOfRange):
         next(iter(RemoteLog(side.store).reader().records(NAME, at - 1)))
-    for row in RemoteLog(side.store).head(NAME).segments:
+    for row in RemoteLog(side.store).manifest(NAME).segments:
         told = LeaderEpochs(row.epochs)
         assert all(told.epoch_at(n) == (3 if n < 150 else 5) for n in range(row.base_offset, row.next_offset))
 
@@ -143,7 +143,8 @@ def test_raised_log_start_offset_is_a_deletion_only_if_retention_cannot_explain_
 
 
 def test_retention_of_the_leader_seen_by_a_follower_does_not_change_the_bucket(tmp_path: Path) -> None:
-    """The leader's segments have other ends: its retention puts the follower's log start offset inside a segment."""
+    """The segments of leader and follower have different ends.
+    So the leader's retention puts the follower's log start offset inside a segment."""
     broker = _broker(tmp_path)
     side = Side(broker)
     side.tick()

@@ -1,4 +1,4 @@
-"""Metrics of an adoption: copy lag and bytes at risk under the manager's names, lost offsets, unclean elections."""
+"""Metrics of an adoption: copy lag, bytes at risk, lost offsets and unclean elections."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def _elected_uncleanly(broker: Broker, at: int, epoch: int) -> None:
 
 @pytest.mark.parametrize("at", [200, 390])
 def test_unclean_election_is_a_conflict_and_the_copied_branch_stays_readable(tmp_path: Path, at: int) -> None:
-    """At first the bucket is ahead of the broker. The epoch of the new leader then distinguishes the two branches."""
+    """At first the bucket is ahead of the broker.
+    The epoch of the new leader then distinguishes the two branches."""
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.log.begin_epoch(3)

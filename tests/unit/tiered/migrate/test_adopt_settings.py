@@ -1,4 +1,4 @@
-"""Topic settings of a broker, read from the metadata log in its log directory, and the operator's overrides."""
+"""Topic settings of a broker, read from its metadata log, and the operator's overrides."""
 
 from __future__ import annotations
 
@@ -214,7 +214,8 @@ def test_retention_of_a_partition_is_that_of_the_broker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [[], ["--dry-run"], ["--once"]])
 def test_adoption_without_metadata_or_cleanup_policy_is_refused(form: list[str], tmp_path: Path, capfd) -> None:
-    """A second directory of log.dirs has no metadata log. Its compacted topics would be treated as plain ones."""
+    """A second directory of log.dirs has no metadata log.
+    Its compacted topics would be treated as plain ones."""
     from test_adopting import Broker
 
     broker, bucket = Broker(tmp_path), tmp_path / "bucket"

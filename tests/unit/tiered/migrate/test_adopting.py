@@ -1,4 +1,5 @@
-"""Adoption of a log directory that a broker writes. The broker is a log of this project, in Kafka's format."""
+"""Adoption of a log directory that a broker writes.
+The broker is a log of this project, in Kafka's format."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ SETTINGS = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_bytes
 
 
 class Broker:
-    """The broker that owns the directory. `settle` writes the high watermark, as a broker does every few seconds."""
+    """The broker that owns the directory.
+    `settle` writes the high watermark, as a broker does every few seconds."""
 
     def __init__(self, home: Path, *, is_compacted: bool = False) -> None:
         self.home, self.disk = home, DiskStorage()
@@ -99,9 +101,9 @@ def test_closed_segments_are_copied_and_the_active_one_is_reported_at_risk(tmp_p
         assert found.at_risk_bytes == broker.log.segments()[-1].size_bytes
         assert found.tiered_upto == broker.log.segments()[-1].base_offset
     assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][: found.tiered_upto]
-    head = RemoteLog(side.store).head(NAME)
-    assert head.topic_id == broker.topic_id
-    assert head.epoch >= EPOCHS_APART
+    manifest = RemoteLog(side.store).manifest(NAME)
+    assert manifest.topic_id == broker.topic_id
+    assert manifest.epoch >= EPOCHS_APART
 
 
 def test_records_above_the_high_watermark_are_not_copied(tmp_path: Path) -> None:
@@ -242,7 +244,7 @@ def test_compacted_topic_is_copied_cleaned_while_the_brokers_cleaner_merges(tmp_
     assert len(values) < len(broker.sent) / 3
     newest = {each.key: at for at, each in enumerate(broker.sent) if at < found.tiered_upto}
     assert set(newest.values()) <= {offset for offset, _ in values}
-    rows = RemoteLog(side.store).head(NAME).segments
+    rows = RemoteLog(side.store).manifest(NAME).segments
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
 
 
@@ -261,7 +263,7 @@ def test_every_commit_of_a_compacted_topic_has_a_record_of_each_key(tmp_path: Pa
 
         def put(key: str, body: bytes, real=real, seen=seen) -> None:  # type: ignore[no-untyped-def]
             real(key, body)
-            if "/meta/head/" in key and RemoteLog(side.store).head(NAME).has_entries:
+            if "/meta/head/" in key and RemoteLog(side.store).manifest(NAME).has_entries:
                 reader = RemoteLog(side.store).reader()
                 seen.append({each.key for each in reader.records(NAME, 0)})
 
@@ -273,7 +275,7 @@ def test_every_commit_of_a_compacted_topic_has_a_record_of_each_key(tmp_path: Pa
         newest = {each.key: at for at, each in enumerate(broker.sent)}
         assert set(newest.values()) <= {offset for offset, _ in side.values()}
         assert all(set(newest) <= keys or turn == 0 for keys in seen[1:])
-    assert len(RemoteLog(side.store).head(NAME).segments) >= 6
+    assert len(RemoteLog(side.store).manifest(NAME).segments) >= 6
 
 
 def test_large_compacted_topic_is_copied_in_several_parts(tmp_path: Path, monkeypatch) -> None:
@@ -291,7 +293,8 @@ def test_large_compacted_topic_is_copied_in_several_parts(tmp_path: Path, monkey
 
 
 def test_transaction_of_a_compacted_topic_is_copied_together_with_its_marker(tmp_path: Path) -> None:
-    """A cleaning without the marker would keep aborted records for ever, or treat a marker as one of no transaction."""
+    """A cleaning without the marker would keep aborted records for ever.
+    Or it would treat a marker as one of no transaction."""
     broker = Broker(tmp_path, is_compacted=True)
     side = Side(broker)
     broker.send(30, keys=30)
@@ -362,16 +365,17 @@ def test_store_that_overwrites_is_refused_before_any_write(tmp_path: Path) -> No
 
 
 def test_segments_that_expired_in_the_bucket_are_not_copied_again(tmp_path: Path) -> None:
-    """The broker's retention is longer. Its segments below the log start offset of the bucket are not needed."""
+    """The broker's retention is longer.
+    Its segments below the log start offset of the bucket are not needed."""
     broker = Broker(tmp_path)
     side = Side(broker)
     broker.send(300)
     broker.settle()
     upto = side.tick().tiered_upto
     prefix = list_partitions(side.store)[0].prefix
-    guest = CoWriterLog(side.store, prefix)
-    rows = guest.join().segments
-    guest.commit(expire_segments([row.ulid for row in rows], now_ms=NOW, log_start_offset=upto), NOW)
+    co_writer = CoWriterLog(side.store, prefix)
+    rows = co_writer.join().segments
+    co_writer.commit(expire_segments([row.ulid for row in rows], now_ms=NOW, log_start_offset=upto), NOW)
     before = dict(side.store._objects)
     found = side.tick()
     assert (found.copied, found.tiered_upto, found.lost) == (0, upto, ())
@@ -395,8 +399,8 @@ def test_adoption_collects_old_manifests(tmp_path: Path, monkeypatch) -> None:
     broker.settle()
     assert side.tick().problem is None
     assert side.tick().problem is None
-    heads = [key for key in side.store._objects if "/meta/head/" in key]
-    assert len(heads) < 12
+    manifests = [key for key in side.store._objects if "/meta/head/" in key]
+    assert len(manifests) < 12
     assert len(side.values()) == 30
 
 
@@ -410,16 +414,16 @@ def test_fenced_sidecar_never_takes_the_partition_over_again(tmp_path: Path) -> 
         broker.send(100)
         broker.settle()
         assert side.tick().problem is None
-    head = RemoteLog(one.store).head(NAME)
+    manifest = RemoteLog(one.store).manifest(NAME)
     for _ in range(2):
         broker.send(100)
         broker.settle()
         assert isinstance(one.tick().problem, Fenced)
-    assert RemoteLog(one.store).head(NAME) == head
+    assert RemoteLog(one.store).manifest(NAME) == manifest
     assert other.tick().problem is None
     plan = plan_restore(one.store, list_partitions(one.store), RestoreWish(takes_over=True), now_ms=NOW)
     run_restore(one.store, plan, ModelDisk(), "./restored", now_ms=lambda: NOW)
-    head = RemoteLog(one.store).head(NAME)
+    manifest = RemoteLog(one.store).manifest(NAME)
     broker.send(100)
     broker.settle()
     assert isinstance(other.tick().problem, Fenced)
@@ -427,7 +431,7 @@ def test_fenced_sidecar_never_takes_the_partition_over_again(tmp_path: Path) -> 
     (found,) = anew.tick(NOW)
     assert isinstance(found.problem, Conflict)
     assert "somebody else" in str(found.problem)
-    assert RemoteLog(one.store).head(NAME) == head
+    assert RemoteLog(one.store).manifest(NAME) == manifest
 
 
 def test_topic_created_again_under_its_name_is_a_different_topic(tmp_path: Path) -> None:
@@ -500,7 +504,7 @@ def test_segment_is_not_copied_before_its_producer_snapshot_is_complete(tmp_path
     broker.settle()
     assert side.tick().tiered_upto == broker.log.next_offset
     bucket = RemoteLog(side.store)
-    rows = bucket.head(NAME).segments
+    rows = bucket.manifest(NAME).segments
     assert all(row.indexes["producers"].length >= 10 for row in rows)
 
 

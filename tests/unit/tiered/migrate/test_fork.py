@@ -1,4 +1,5 @@
-"""Forks: the same records without copied objects. Neither topic deletes an object that the other needs."""
+"""Forks: the same records without copied objects.
+Neither topic deletes an object that the other needs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import ManifestChain
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.cost.topic_cost import cost_report
@@ -136,10 +137,10 @@ def test_objects_unlinked_by_the_source_are_kept_for_the_fork(goes: Callable[[Wo
     assert _data(world.store) == before
     source = _names(world.store, "t")
     for name in source:
-        head = MetadataLog(world.store, name.prefix).refresh(exact=True)
-        assert not head.has_entries
-        assert not head.unlinked
-        assert not head.unlinked_pages
+        manifest = MetadataLog(world.store, name.prefix).refresh(exact=True)
+        assert not manifest.has_entries
+        assert not manifest.unlinked
+        assert not manifest.unlinked_pages
         assert find_orphans(world.store, name.prefix, MetadataLog(world.store, name.prefix), now_ms=LATER) == []
     assert list_garbage(world.store, source, now_ms=LATER + 90 * DAY).entries == []
     assert damage(check_bucket(world.store)) == []
@@ -189,13 +190,13 @@ def test_objects_unlinked_by_a_fork_are_kept_for_its_grace_period() -> None:
     with _manager_of_the_fork(world) as manager:
         manager.delete_records({FORK: -1}, now_ms=LATER)
         settle(manager, LATER)
-        head = manager.partition(FORK).head()
-        assert head is not None
-        assert not head.has_entries
-        assert head.unlinked
+        manifest = manager.partition(FORK).manifest()
+        assert manifest is not None
+        assert not manifest.has_entries
+        assert manifest.unlinked
     with world.open(now_ms=LATER + 2 * HOUR) as manager:
         settle(manager, LATER + 2 * HOUR)
-        home = manager.partition(NAME).head()
+        home = manager.partition(NAME).manifest()
         assert home is not None
         assert not home.unlinked, "the objects must not be pending deletes of the source any more"
     assert _data(world.store) == before
@@ -357,8 +358,8 @@ def test_removal_of_a_late_fork_interrupted_at_any_call_is_finished_by_the_next_
             with pytest.raises((Cut, Conflict)) as ended:
                 run_fork(stepping, plan, now_ms=lambda: NOW)  # type: ignore[arg-type]
         _fork(other.store)
-        heads = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
-        living = [head for head in heads if head.deleted_ms is None]
+        manifests = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
+        living = [manifest for manifest in manifests if manifest.deleted_ms is None]
         assert len(living) == 1, at
         gone = [name.prefix for name in _names(other.store, "f") if name.topic_id != living[0].topic_id]
         assert all(is_over(other.store, prefix) for prefix in gone), at
@@ -372,7 +373,8 @@ def test_removal_of_a_late_fork_interrupted_at_any_call_is_finished_by_the_next_
 
 
 def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int], None]) -> tuple[World, bool]:
-    """Runs `deed` and advances the time between two calls of a fork. The second value is whether the fork was made."""
+    """Runs `deed` and advances the time between two calls of a fork.
+    The second value is whether the fork was made."""
     other, clock = _copied(world), [NOW]
 
     def act() -> None:
@@ -396,7 +398,8 @@ def _empties(world: World, now_ms: int) -> None:
 
 
 def test_fork_is_complete_or_absent_when_the_source_deletes_between_any_two_calls() -> None:
-    """A fork that reports success keeps every record for ever. A fork that reports a failure leaves nothing."""
+    """A fork that reports success keeps every record for ever.
+    A fork that reports a failure leaves nothing."""
     world = _world(150)
     truth = _read(world.store, NAME)
     made = 0
@@ -410,16 +413,16 @@ def test_fork_is_complete_or_absent_when_the_source_deletes_between_any_two_call
                 assert found in (truth, []), at  # all records, or none if the source was empty before the fork
             else:
                 assert not any(
-                    head.has_entries
+                    manifest.has_entries
                     for name in _names(other.store, "f")
-                    if (head := MetadataLog(other.store, name.prefix).load(exact=True)) is not None
+                    if (manifest := MetadataLog(other.store, name.prefix).load(exact=True)) is not None
                 ), at
             assert damage(check_bucket(other.store)) == [], at
     assert made > 8
 
 
 def test_late_release_of_a_lapsed_pin_leaves_every_fork_known_to_its_source() -> None:
-    """While the forking process sleeps, the collector finds that its pin has lapsed and that no fork exists yet.
+    """The forking process sleeps. The collector finds its pin lapsed and no fork yet.
     It releases the pin after the fork has reported success."""
     world, judged = _world(150), 0
     for at in range(1, _calls(world) + 1):
@@ -458,7 +461,8 @@ def _begun(count: int) -> World:
 
 
 def test_two_concurrent_forks_of_one_name_keep_every_record_of_a_successful_one() -> None:
-    """A second run begins and ends between any two calls of the first one. Then the source expires everything.
+    """A second run begins and ends between any two calls of the first one.
+    Then the source expires everything.
     Both runs continue a fork that was begun, so they make the same fork."""
     world = _begun(100)
     truth = _read(world.store, NAME)
@@ -483,8 +487,12 @@ def test_two_concurrent_forks_of_one_name_keep_every_record_of_a_successful_one(
             continue
         assert made, at
         _empty_the_topic(other, LATER + 30 * DAY)
-        heads = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
-        living = [RemotePartitionName(head.topic, head.topic_id, 0) for head in heads if head.deleted_ms is None]
+        manifests = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
+        living = [
+            RemotePartitionName(manifest.topic, manifest.topic_id, 0)
+            for manifest in manifests
+            if manifest.deleted_ms is None
+        ]
         ids = [name.topic_id for name in living]
         assert ids, (at, made)
         reads = [RemoteLog(other.store, topic_ids={"f": each}).reader() for each in ids]
@@ -529,14 +537,14 @@ def test_lapsed_pin_of_a_fork_with_a_deleted_page_blocks_no_deletion(monkeypatch
     home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
     log = MetadataLog(world.store, fork)
     _, pinned = pin_newest(world.store, fork, log, now_ms=LATER, expires_ms=LATER + HOUR, holder="reader")
-    assert pinned.spills
+    assert pinned.pages
     with _manager_of_the_fork(world) as manager:
         manager.delete_records({FORK: -1}, now_ms=LATER)
         for at in range(3):
             settle(manager, LATER + at * 2 * DAY)
     assert ManifestChain(world.store, fork).read(pinned.sequence) == pinned
-    assert not any(fork + spill.key in world.store._objects for spill in pinned.spills)
-    paged_upto = max(spill.next_offset for spill in pinned.spills)
+    assert not any(fork + page.key in world.store._objects for page in pinned.pages)
+    paged_upto = max(page.next_offset for page in pinned.pages)
     kept = [parse_data_key(key) for key in kept_by_forks(world.store, home)]
     assert all(each is not None and each.base_offset >= paged_upto for each in kept)
     _empty_the_topic(world, LATER + 7 * DAY)
@@ -547,7 +555,8 @@ def test_lapsed_pin_of_a_fork_with_a_deleted_page_blocks_no_deletion(monkeypatch
 def test_lost_page_of_a_pinned_manifest_of_a_fork_prevents_deletions_by_its_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another program deleted the page while the fork lists it as a pending delete. Its entries are unknown."""
+    """Another program deleted the page while the fork lists it as a pending delete.
+    Its entries are unknown."""
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", SMALL_PAGES)
     world = _world()
     _fork(world.store)
@@ -558,7 +567,7 @@ def test_lost_page_of_a_pinned_manifest_of_a_fork_prevents_deletions_by_its_sour
         manager.delete_records({FORK: -1}, now_ms=LATER)
         settle(manager, LATER)
     kept_by_forks(world.store, home)
-    world.store.delete([fork + pinned.spills[0].key])
+    world.store.delete([fork + pinned.pages[0].key])
     with pytest.raises(NotFound):
         kept_by_forks(world.store, home)
 

@@ -92,12 +92,12 @@ def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, 
     assert outcome.is_complete
     with RemoteLog(target, keys=RING) as bucket:
         assert_reads(bucket, sample)
-        head = bucket.head(NAME)
-    assert head.topic_id == TOPIC_ID
-    assert head.properties == {"retention.ms": "1000"}
-    assert [row.record_count for row in head.segments] == _counts(sample)
-    assert {epoch for row in head.segments for epoch, _ in row.epochs} == {0, 2}
-    assert all((row.codec == "zstd") <= (keeping.codec == "zstd") for row in head.segments)
+        manifest = bucket.manifest(NAME)
+    assert manifest.topic_id == TOPIC_ID
+    assert manifest.properties == {"retention.ms": "1000"}
+    assert [row.record_count for row in manifest.segments] == _counts(sample)
+    assert {epoch for row in manifest.segments for epoch, _ in row.epochs} == {0, 2}
+    assert all((row.codec == "zstd") <= (keeping.codec == "zstd") for row in manifest.segments)
     assert_sound(target, keys=RING)
     assert {info.key: info.size_bytes for info in source.list("")} == before
 
@@ -171,7 +171,7 @@ def test_import_interrupted_at_any_write_is_completed_by_a_second_run(sample, ke
             _run(source, theirs, target, _plan(source, theirs, target))
             with RemoteLog(target) as bucket:
                 assert list(bucket.reader().records(NAME, 0)) == sample.records, (nth, after)
-                assert bucket.head(NAME).next_offset == sample.end
+                assert bucket.manifest(NAME).next_offset == sample.end
             assert_sound(target)
             if nth % 5 == 0:
                 with RemoteLog(target) as bucket:
@@ -218,7 +218,7 @@ def test_damaged_segment_ends_the_import_before_it_and_is_named(sample, key) -> 
     with pytest.raises(Corrupt, match=f"{victim.base:020d}.log"):
         _run(source, theirs, target, plan)
     with RemoteLog(target) as bucket:
-        assert bucket.head(NAME).next_offset == victim.base
+        assert bucket.manifest(NAME).next_offset == victim.base
     assert_sound(target)
     source.put(name, victim.log)
     _run(source, theirs, target, _plan(source, theirs, target))
@@ -255,7 +255,7 @@ def test_segment_that_has_grown_is_imported_from_its_previous_end(sample, key) -
             _run(source, theirs, target, _plan(source, theirs, target))
     with RemoteLog(target) as bucket:
         assert_reads(bucket, sample)
-        assert len(bucket.head(NAME).segments) > 2 * len(sample.segments)
+        assert len(bucket.manifest(NAME).segments) > 2 * len(sample.segments)
     assert_sound(target)
 
 
@@ -319,6 +319,6 @@ def test_manager_continues_after_an_import_with_a_higher_leader_epoch(tmp_path) 
             for _ in range(5):
                 manager.tick(NOW)
             assert manager.problems == {}
-            epochs = [epoch for epoch, _ in manager.partition(NAME).head().lineage]  # type: ignore[union-attr]
+            epochs = [epoch for epoch, _ in manager.partition(NAME).manifest().lineage]  # type: ignore[union-attr]
             assert epochs == sorted(epochs)
             assert log.epochs.entries[-1][0] > 57

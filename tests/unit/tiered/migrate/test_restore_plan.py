@@ -21,7 +21,7 @@ from local.settings import LogSettings
 from local.verify.directories import verify
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
@@ -48,7 +48,7 @@ def _world(kind: str = "plain", count: int = 500) -> World:
             send(manager, 60, start=count, keys=5)
             manager.roll("t", now_ms=NOW)
             settle(manager)
-        assert manager.partition(NAME).head().has_entries
+        assert manager.partition(NAME).manifest().has_entries
     return world
 
 
@@ -94,7 +94,7 @@ def _manager(world: World, disk: ModelDisk) -> LogManager:
     return LogManager.open(replace(world.config, data_dir=ROOT), now_ms=NOW, storage=disk, store=world.store)
 
 
-def _head(world: World) -> Head:
+def _manifest(world: World) -> Manifest:
     return MetadataLog(world.store, list_partitions(world.store)[0].prefix).refresh(exact=True)
 
 
@@ -106,7 +106,7 @@ def test_restored_log_has_every_record_of_its_source(kind: str) -> None:
     assert _on_disk(disk) == _in_bucket(world.store)
     assert _on_disk(disk, COMMITTED) == _in_bucket(world.store, COMMITTED)
     assert disk.exists(f"{ROOT}/.kafka_cleanshutdown")
-    assert outcome.partitions[0].next_offset == _head(world).allocated_end_offset
+    assert outcome.partitions[0].next_offset == _manifest(world).allocated_end_offset
     assert [each for each in verify(disk, ROOT) if not each.path.endswith("topics.json")] == []
 
 
@@ -129,7 +129,7 @@ def test_restored_files_equal_those_of_the_source() -> None:
 def test_restore_to_an_offset_ends_at_exactly_this_record(kind: str) -> None:
     world = _world(kind)
     whole = _in_bucket(world.store)
-    end = _head(world).allocated_end_offset
+    end = _manifest(world).allocated_end_offset
     for cut in range(1, end, 17):
         disk = ModelDisk()
         (done,) = _restore(world.store, disk, to_offset=cut).partitions
@@ -197,7 +197,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
     world, disk = _world(kind), ModelDisk()
     before = _in_bucket(world.store)
     with world.open() as former:
-        rows = _head(world).segments
+        rows = _manifest(world).segments
         (done,) = _restore(world.store, disk, kept=kept, takes_over=True).partitions
         assert (done.size_bytes > 0) == (kept is Kept.ALL)
         held = former.partition(NAME)
@@ -215,7 +215,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
         assert again == [b"value %d" % at for at in range(500, 540)][-len(again) :]
         assert len(again) == (40 if kind != "compacted" else len(again)) > 0
         if kind != "compacted":
-            assert _head(world).segments[: len(rows)] == rows  # no segment was copied again
+            assert _manifest(world).segments[: len(rows)] == rows  # no segment was copied again
 
 
 def test_restore_of_recent_segments_keeps_those_of_local_retention() -> None:
@@ -340,11 +340,11 @@ def test_restore_never_replaces_records_that_only_the_disk_has() -> None:
     disk.unlink("./data/topics.json")
     before = {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")}
     plan = _plan(world.store, takes_over=True)
-    epoch = _head(world).epoch
+    epoch = _manifest(world).epoch
     with pytest.raises(Conflict, match="other files are there"):
         run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
     assert {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")} == before
-    assert _head(world).epoch == epoch, "no writer may be fenced by a refused restore"
+    assert _manifest(world).epoch == epoch, "no writer may be fenced by a refused restore"
 
 
 def test_files_of_an_unfinished_restore_are_replaced_with_other_options() -> None:
@@ -411,7 +411,7 @@ def test_topic_created_again_is_restored_instead_of_the_deleted_one() -> None:
     world, disk = _world(), ModelDisk()
     _recreated(world)
     (found,) = plan_restore(world.store, list_partitions(world.store), RestoreWish(), now_ms=NOW)
-    assert {each.head.deleted_ms for each in found.partitions} == {None}
+    assert {each.manifest.deleted_ms for each in found.partitions} == {None}
     run_restore(world.store, [found], disk, ROOT, now_ms=lambda: NOW)
     assert len(_on_disk(disk)) == 40
 

@@ -15,7 +15,7 @@ from tiered.cli.main import invoke
 
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
-    """A bucket with two orphans of an older epoch, four days old and new, and an object of another program."""
+    """A bucket with an old and a new orphan of an older epoch, and an object of another program."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
     (tmp_path / "bucket").mkdir()

@@ -40,7 +40,8 @@ def _read(at: list[str], tmp_path: Path, capfd) -> str:
 
 
 def test_repair_of_a_scrub_report_makes_the_bucket_sound(at: list[str], tmp_path: Path, capfd) -> None:
-    """Data is restored from the disk, indexes are built from the data. A reader of the bucket then sees all records."""
+    """Data is restored from the disk, indexes are built from the data.
+    A reader of the bucket then sees all records."""
     before = _read(at, tmp_path, capfd)
     data = sorted((tmp_path / "bucket").glob("t-*/0/data/*.log"))
     _flip(data[1], 1000)

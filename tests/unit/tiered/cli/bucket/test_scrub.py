@@ -129,10 +129,10 @@ def encrypted(sealed: list[str], tmp_path: Path) -> list[str]:
     """The same bucket as older versions wrote it: the segments are encrypted, the manifests are not."""
     ring = KeyRing({"k1": bytes(range(32))})
     for path in (tmp_path / "bucket").glob("secret-*/*/meta/head/*"):
-        head = decode_manifest(
+        manifest = decode_manifest(
             path.read_bytes(), sealer=Sealer(f"{path.parents[3].name}/{path.parents[2].name}/", ring)
         )
-        path.write_bytes(encode_manifest(replace(head, seal_key_id=None)))
+        path.write_bytes(encode_manifest(replace(manifest, seal_key_id=None)))
     return sealed
 
 
@@ -184,7 +184,7 @@ def test_resumed_scrub_keeps_the_findings_about_unread_segments(encrypted, tmp_p
 
 
 def _without_a_middle_partition(at: list[str], tmp_path: Path, capfd) -> str:
-    """Creates a topic with three partitions, deletes all objects of partition 1, and returns the url of the bucket."""
+    """The url of a bucket with a topic of three partitions, of which partition 1 has no objects."""
     settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
     assert invoke([*at, "topic", "create", "three", "-p", "3", *settings]) == 0
     assert invoke([*at, "append", "three", "lines", "-K", ":"]) == 0
