@@ -147,7 +147,7 @@ def test_a_store_that_ignores_if_absent_fails_the_probe():
 
 
 def test_a_store_that_raises_already_exists_but_overwrites_fails_the_probe():
-    class StorageUsage(MemoryStore):
+    class Overwriting(MemoryStore):
         def put_if_absent(self, key, body):
             try:
                 super().put_if_absent(key, body)
@@ -155,7 +155,7 @@ def test_a_store_that_raises_already_exists_but_overwrites_fails_the_probe():
                 self.put(key, body)
                 raise
 
-    assert not probe_store(StorageUsage()).create_if_absent
+    assert not probe_store(Overwriting()).create_if_absent
 
 
 def test_a_store_that_checks_first_and_then_writes_fails_the_racing_probe():
