@@ -1,6 +1,6 @@
-"""Whatever is handed to a command: no traceback, one line of error, an exit code of the table, nothing changed.
+"""Invalid arguments of every command: no traceback, one line of error, a documented exit code, nothing changed.
 
-The values and the commands are those of `bad_arguments`; here some of each option are drawn, by a seed. All of them, or
+The values and commands come from `bad_arguments`. The test draws some values of each option by a seed. To run all, or
 those of some commands: ``python tests/unit/project/test_bad_arguments.py [COMMAND ...]``.
 """
 
@@ -21,10 +21,10 @@ from bad_arguments import Case, cases, leaves, right_words, some_cases
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 
-_SILENT = {Exit.DONE, Exit.FINDINGS, Exit.UNHEALTHY}  # what was handed over was taken
+_SILENT = {Exit.DONE, Exit.FINDINGS, Exit.UNHEALTHY}  # the argument was accepted
 _NO_NUMBERS = ("", " ", "nan", "inf", "-inf", "1e400", "..", "nosuch")
 _MAKES_A_PLACE = {"init", "demo"}
-_IN_TABLE = {"pipeline plan"}  # what is wrong with one of several nodes stands in its row
+_IN_TABLE = {"pipeline plan"}  # a problem of one of several nodes is reported in its row
 _FOREIGN = re.compile(
     r"Traceback|internal error|\[errno|<(class|function|built-in)|0x[0-9a-f]{8}|NoneType", re.IGNORECASE
 )
@@ -32,14 +32,14 @@ _FOREIGN = re.compile(
 
 @contextmanager
 def node(home: Path) -> Iterator[tuple[int, str]]:
-    """A small node in `home`, which becomes the working directory; a port that is taken, and the bucket's address."""
+    """Create a small node in `home` and change to it. Yields a port in use and the address of the bucket."""
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as taken:
         patch.chdir(home)
         for variable in [each for each in os.environ if each.startswith(("TIERED_", "AWS_"))]:
             patch.delenv(variable)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         for module in ("pyspark", "pyspark.sql", "pyspark.sql.datasource"):
-            patch.setitem(sys.modules, module, None)  # a session of Spark takes seconds
+            patch.setitem(sys.modules, module, None)  # a Spark session takes seconds
         Path("lines").write_text("".join(f"k{at}:value {at}\n" for at in range(30)))
         Path("nothing").touch()
         Path("directory").mkdir()
@@ -57,7 +57,7 @@ def node(home: Path) -> Iterator[tuple[int, str]]:
 
 
 def kept(home: Path) -> dict[str, bytes | None]:
-    """Every file and directory, but for what a manager writes whenever it opens."""
+    """Every file and directory, without the files that a manager writes at each open."""
     found: dict[str, bytes | None] = {}
     for path in sorted(home.rglob("*")):
         inside = path.relative_to(home).as_posix()
@@ -67,16 +67,16 @@ def kept(home: Path) -> dict[str, bytes | None]:
     return found
 
 
-# Side files of a log that is closed in order, and the marks of who opened it.
+# Side files of a log that is closed cleanly, and lock files.
 _REWRITTEN = (".snapshot", "checkpoint", ".index", ".timeindex", ".txnindex", ".lock")
 
 
 def wrongs(case: Case, home: Path, told: Callable[[], tuple[str, str]]) -> list[str]:
-    """What a command line does that it must not."""
+    """Violations by a command line, as texts."""
     before = kept(home)
     try:
         code = invoke(list(case.words))
-    except BaseException as error:  # noqa: BLE001 - that it came out at all is the finding
+    except BaseException as error:  # noqa: BLE001 - any exception that leaves the command is a finding
         return [f"{type(error).__name__} came out"]
     out, err = told()
     found = [f"speaks of {match[0]}" for match in _FOREIGN.finditer(out + err)]
@@ -93,7 +93,7 @@ def wrongs(case: Case, home: Path, told: Callable[[], tuple[str, str]]) -> list[
     return found + ([f"exit {code}, and changed {changed}"] if changed else [])
 
 
-def test_wrong_values_are_answered_in_a_line_and_change_nothing(
+def test_invalid_values_are_refused_in_one_line_and_change_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def told() -> tuple[str, str]:
@@ -109,7 +109,7 @@ def test_wrong_values_are_answered_in_a_line_and_change_nothing(
     assert {case.command for case in chosen} >= {name for name, command in leaves() if command.params} - {"bench"}
 
 
-# What is wrong with the place, and the least that the answers say of what to do. None: as it is.
+# Broken places: the hint that the answers must contain, and the change of the configuration. None: no change.
 _PLACES = {
     "no such directory": ("tiered init", None),
     "the bucket is gone": ("mend the url", ("/bucket", "/gone")),
@@ -119,7 +119,7 @@ _PLACES = {
 
 
 @pytest.mark.parametrize("what", _PLACES)
-def test_in_a_place_where_it_cannot_work_every_command_says_so_in_a_line_and_changes_nothing(
+def test_every_command_in_a_broken_place_fails_in_one_line_and_changes_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
     from tiered.config.config import Config

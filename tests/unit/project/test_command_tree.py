@@ -1,4 +1,4 @@
-"""The whole tree of commands and their options, as it was designed, held against what click has."""
+"""The designed tree of commands and options, compared with the commands of click."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from documented_commands import Written, complaint
 
 from tiered.cli.main import COMMANDS, invoke, main
 
-# Command: its options. `=` after one: it takes a value. Names in capitals are arguments.
+# Command: its options. `=` after an option: it takes a value. Names in capitals are arguments.
 TREE: Mapping[str, str] = {
     "demo": "",
     "init": "DIRECTORY --remote=",
@@ -51,7 +51,7 @@ TREE: Mapping[str, str] = {
     "generate systemd": "",
 }
 
-# What came to it while it was built, each of them in docs/reference/cli.md.
+# Commands added after the design. Each of them is in docs/reference/cli.md.
 BESIDE = {
     *("adopt", "fork", "import", "remote", "rewrite", "pipeline", "get-offsets", "delete-records", "transactions"),
     *("compact", "view", "compaction", "log-dirs", "placement", "pause", "resume", "web", "completion", "rotate-keys"),
@@ -87,7 +87,7 @@ LINES = (
 
 
 def leaves(command: click.Command = main, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by its words; groups that do something by themselves too."""
+    """Every command that can be run, by its words. Groups that can be run are included."""
     context = click.Context(command)
     if not isinstance(command, click.Group) or command.invoke_without_command:
         yield " ".join(words), command
@@ -109,7 +109,7 @@ def found(words: str) -> click.Command | None:
 
 
 def parameters_of(command: click.Command) -> set[str]:
-    """In the notation of the table."""
+    """The parameters in the notation of the table."""
     told = set()
     for each in command.params:
         if isinstance(each, click.Option):
@@ -120,24 +120,24 @@ def parameters_of(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize(("words", "wanted"), TREE.items())
-def test_every_command_of_the_design_is_there_with_its_options(words: str, wanted: str) -> None:
+def test_every_designed_command_exists_with_its_options(words: str, wanted: str) -> None:
     command = found(words)
     assert command is not None, f"no command: {words}"
     assert set(wanted.split()) <= parameters_of(command)
 
 
-def test_every_first_word_is_the_designs_or_known_to_have_come_beside() -> None:
+def test_every_top_level_command_is_designed_or_listed_as_added() -> None:
     designed = {words.split()[0] for words in TREE}
     assert designed | BESIDE == set(COMMANDS)
     assert not designed & BESIDE
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_the_design_writes_can_be_typed(line: str) -> None:
+def test_command_lines_of_the_design_parse(line: str) -> None:
     assert complaint(Written("design", 1, tuple(shlex.split(line)), is_prose=False)) is None
 
 
-def test_every_command_and_option_says_what_it_is_for() -> None:
+def test_every_command_and_option_has_a_help_text() -> None:
     silent = [words for words, command in leaves() if not command.help]
     silent += [
         f"{words} {each.opts[0]}"
@@ -148,7 +148,7 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
     assert not silent
 
 
-def test_every_table_can_have_exact_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_command_with_a_table_has_raw_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     forms = ("table", "json", "jsonl", "csv")
     for words, command in leaves():
         offered = [each for each in command.params if each.name == "output" and isinstance(each.type, click.Choice)]
@@ -168,7 +168,7 @@ def test_every_table_can_have_exact_numbers(tmp_path: Path, capfd: pytest.Captur
     assert not {"KiB", "B"} & set(exact)
 
 
-def test_a_second_name_does_the_same_and_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alias_prints_the_same_and_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     for first, second in (("grafana", "grafana-dashboard"), ("alerts", "prometheus-alerts")):
         assert invoke(["generate", first]) == 0
         printed = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_a_second_name_does_the_same_and_stands_in_the_help(capsys: pytest.Captu
     assert printed[: len(printed) // 2] == printed[len(printed) // 2 :]
 
 
-def test_apply_auto_does_what_run_once_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_apply_auto_has_the_effect_of_run_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     at = ["-q", "-C", str(tmp_path)]
     assert invoke([*at, "init"]) == 0
     assert invoke([*at, "topic", "create", "orders", "-X", "segment.bytes=1KiB"]) == 0
@@ -198,10 +198,10 @@ def test_apply_auto_does_what_run_once_does(tmp_path: Path, capfd: pytest.Captur
     assert capfd.readouterr().out == ""
 
 
-def test_run_ui_serves_the_pages_of_the_manager_at_work(
+def test_run_ui_serves_the_pages_of_the_running_manager(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a token where one is wanted, as `tiered web` does."""
+    """Requires the token where one is configured, like `tiered web`."""
     from tiered.cli.node import run
 
     seen: list[tuple[int, str]] = []
@@ -232,13 +232,13 @@ def test_run_ui_serves_the_pages_of_the_manager_at_work(
 
 
 @pytest.mark.parametrize("words", [["apply"], ["apply", "plan.json", "--auto"]])
-def test_apply_wants_either_a_plan_or_auto(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_apply_needs_either_a_plan_or_auto(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(words) == 2
     assert "PLAN.json, or --auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
-def test_backfill_refuses_a_number_of_tasks_that_is_none(text: str) -> None:
+def test_backfill_refuses_an_invalid_number_of_tasks(text: str) -> None:
     from local.errors import InvalidRequest
     from tiered.cli.data.backfill import parse_parallel
 

@@ -1,7 +1,7 @@
-"""What the documentation says about the code, held against it: settings, options, commands, modules, tests, links.
+"""Documentation compared with the code: settings, options, commands, modules, tests, links.
 
 ``settings.md``, ``exit-codes.md``, ``schemas.md`` and the schemas of ``docs/reference`` are generated. After a change
-to what they say:
+of their sources:
 
     python tests/unit/project/test_docs_generated.py
 """
@@ -33,7 +33,7 @@ SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
-_HEAD = """# Settings
+_MANIFEST = """# Settings
 
 Generated from `tiered/config/property_table.py` by `python
 tests/unit/project/test_docs_generated.py`; a test fails when the two differ.
@@ -83,7 +83,7 @@ _COLUMN_TITLES = "| property | default | value | what it does |\n|---|---|---|--
 
 def render_settings() -> str:
     """The page ``docs/reference/settings.md``."""
-    parts = [_HEAD]
+    parts = [_MANIFEST]
     for source, (title, text) in _INTRODUCTIONS.items():
         rows = [row for row in PROPERTIES.values() if row.source is source]
         table = "\n".join(_row(row) for row in rows)
@@ -141,31 +141,31 @@ def _told(name: str) -> str:
     return " ".join((SCHEMAS[name].__doc__ or "").partition("\n\n")[0].split())
 
 
-def test_the_list_of_schemas_is_what_the_types_say() -> None:
+def test_list_of_schemas_equals_the_generated_page() -> None:
     assert SCHEMA_LIST.read_text() == render_schema_list(), "run: python tests/unit/project/test_docs_generated.py"
 
 
-def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
+def test_page_of_exit_codes_equals_the_generated_page() -> None:
     assert list(MEANINGS) == list(Exit)
     assert EXIT_CODES.read_text() == render_exit_codes(), "run: python tests/unit/project/test_docs_generated.py"
 
 
-def test_the_settings_page_is_what_the_property_table_says() -> None:
+def test_settings_page_equals_the_generated_page() -> None:
     assert SETTINGS.read_text() == render_settings(), "run: python tests/unit/project/test_docs_generated.py"
 
 
-def test_every_schema_page_is_what_the_types_say() -> None:
+def test_every_schema_page_equals_the_generated_one() -> None:
     assert {page.stem for page in SCHEMA_PAGES.glob("*.json")} == set(SCHEMAS)
     for name in SCHEMAS:
         assert (SCHEMA_PAGES / f"{name}.json").read_text() == schema_text(name), "run: python " + __file__
 
 
-def test_every_command_has_its_place_on_the_page() -> None:
+def test_every_command_has_a_section_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert set(COMMANDS) == set(re.findall(r"^## `tiered ([\w-]+)", page, re.MULTILINE))
 
 
-def test_every_option_and_column_of_the_spark_source_has_its_place_on_the_page() -> None:
+def test_every_option_and_column_of_the_spark_source_is_documented() -> None:
     page = (ROOT / "docs" / "reference" / "spark.md").read_text()
     assert [name for name in (*spark_options.NAMES, *TYPES, *SEGMENT_COLUMNS) if f"`{name}`" not in page] == []
 
@@ -177,7 +177,7 @@ def test_every_folder_has_a_line_in_the_architecture_page() -> None:
 
 
 def folders() -> Iterator[str]:
-    """Every folder with Python files, as a path below the root; of the packages themselves only `policies`."""
+    """Every folder with Python files, as a path below the root. Of the packages, only `policies` is included."""
     for package in ("local", "remote", "policies", "tiered"):
         for path in {each.parent for each in (ROOT / package).rglob("*.py")}:
             if path != ROOT / package or package == "policies":
@@ -198,7 +198,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     broken = []
     for link in links_of(page.read_text()):
         path, _, anchor = link.partition("#")
@@ -210,19 +210,19 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def links_of(text: str) -> list[str]:
-    """Links to files of this repository, code blocks left out."""
+    """Links to files of this repository, without code blocks."""
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     found = re.findall(r"\]\(\s*([^)\s]+)\s*\)", prose)
     return [link for link in found if not link.startswith(("https://", "http://"))]
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors that a page's headings get."""
+    """The anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_on_the_map_and_every_runbook_on_theirs() -> None:
+def test_every_page_and_every_runbook_is_in_its_index() -> None:
     docs, runbooks = ROOT / "docs", ROOT / "docs" / "runbooks"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
     on_map = {path for path in pages if f"]({path})" in (docs / "index.md").read_text(encoding="utf-8")}

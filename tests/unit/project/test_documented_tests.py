@@ -1,4 +1,4 @@
-"""What the pages about tests and code name is there: scripts, options, markers, files. To run it all is the suite."""
+"""Scripts, options, markers and files named on the pages about tests and code exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_PYTEST = {"--deep", "--pdb", "--randomly-seed", "--hypothesis-profile"}
 
 
 def complaints(page: Path) -> list[str]:
-    """What a line names and is not there."""
+    """Names in command lines that do not exist."""
     told = []
     for _, body in blocks_of(page):
         for line in lines_of(body):
@@ -40,20 +40,20 @@ _PATHS = [path for room in ("tests", "local") for path in (ROOT / room).rglob("*
 _CODE = "".join(path.read_text() for path in _PATHS)
 
 
-def test_the_page_about_the_tests_names_what_is_there() -> None:
+def test_page_about_the_tests_names_only_existing_things() -> None:
     assert complaints(PAGE) == []
     table = re.findall(r"^\| `(\w+)` \|", PAGE.read_text().partition("## Markers")[2].partition("```")[0], re.MULTILINE)
     assert set(table) == _markers() - {"damages_bucket"}
 
 
-def test_the_page_about_the_code_names_files_that_are_there() -> None:
+def test_page_about_the_code_names_only_existing_files() -> None:
     assert complaints(CODE_PAGE) == []
     named = re.findall(r"`([a-z]+/[\w/.]+)`", CODE_PAGE.read_text())
     assert [each for each in named if not (ROOT / each).exists()] == []
     assert len(named) > 15
 
 
-def test_what_is_not_there_is_noticed(tmp_path: Path) -> None:
+def test_missing_script_marker_or_option_is_reported(tmp_path: Path) -> None:
     (tmp_path / "wrong.md").write_text(
         "```sh\n.ci/wth pytest\n.ci/with pytest -m sparkle\n.ci/with python tests/crash/campaign.py --stats 7\n"
         "TIERED_NO_SKIP=1 .ci/with pytest\n```\n"

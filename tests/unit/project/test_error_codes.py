@@ -1,4 +1,4 @@
-"""Errors carry codes: programs branch on codes and fields, never on the text of a message."""
+"""Error codes: programs branch on codes and fields, never on the text of a message."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TEXTS = frozenset({"reason", "attempt", "message", "why", "what", "text", "probl
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether an expression is the text of a message: a field for people, or an error as a string."""
+    """Whether an expression is the text of a message: a field for people, or an error converted to a string."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         return len(node.args) == 1 and isinstance(node.args[0], ast.Name) and node.args[0].id == "error"
     return isinstance(node, ast.Attribute) and node.attr in TEXTS
 
 
 def _branches_on_text(tree: ast.AST) -> list[int]:
-    """Lines that look for words in a message or ask how it begins or ends."""
+    """Lines that search for words in a message, or test its start or end."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
@@ -39,7 +39,7 @@ def _branches_on_text(tree: ast.AST) -> list[int]:
     return found
 
 
-FOREIGN = {"remote/store/hdfs_errors.py"}  # the one door of a client whose errors have no other sign
+FOREIGN = {"remote/store/hdfs_errors.py"}  # the only client whose errors have no code
 
 
 def test_no_module_branches_on_the_text_of_a_message() -> None:
@@ -61,11 +61,11 @@ def test_no_module_branches_on_the_text_of_a_message() -> None:
         "w = told.message.startswith(A)",
     ],
 )
-def test_the_search_finds_a_branch_on_text(line: str) -> None:
+def test_search_finds_a_branch_on_text(line: str) -> None:
     assert _branches_on_text(ast.parse(line)) == [1]
 
 
-def test_a_code_outlives_restating_and_pickling() -> None:
+def test_error_code_survives_restating_and_pickling() -> None:
     error = NotFound("a", key="k").with_code(ErrorCode.STORE_DIRECTORY_MISSING)
     for other in (error.restated("b", key="l"), pickle.loads(pickle.dumps(error))):
         assert (type(other), other.code) == (NotFound, ErrorCode.STORE_DIRECTORY_MISSING)
@@ -79,16 +79,16 @@ def test_a_code_outlives_restating_and_pickling() -> None:
         (AccessDenied("reworded").with_code(ErrorCode.CREDENTIALS_MISSING), "AWS_PROFILE"),
     ],
 )
-def test_the_hint_of_an_error_does_not_depend_on_its_text(error: LogError, hint: str) -> None:
+def test_hint_of_an_error_does_not_depend_on_its_text(error: LogError, hint: str) -> None:
     assert hint in one_line(error)
 
 
-def test_lint_knows_a_setting_of_the_manager_by_its_code() -> None:
+def test_lint_recognises_a_manager_setting_by_its_code() -> None:
     error = InvalidRequest("reworded", key="k").with_code(ErrorCode.SETTING_OF_MANAGER)
     assert _mistake("k", "1", error)[1] == "move it to [defaults] of tiered.toml"
 
 
-def test_the_step_for_a_clock_that_jumped_does_not_depend_on_its_text() -> None:
+def test_next_step_for_a_clock_jump_does_not_depend_on_the_message() -> None:
     journal = WorkJournal(lambda: (_ for _ in ()).throw(AssertionError), pid=1, started_ms=NOW, interval_ms=1000)
     journal.keep = lambda: None  # type: ignore[method-assign]
     error = Unavailable("reworded").with_code(ErrorCode.CLOCK_JUMPED)
@@ -98,7 +98,7 @@ def test_the_step_for_a_clock_that_jumped_does_not_depend_on_its_text() -> None:
         assert stuck.next_step == _SET_CLOCK
 
 
-def test_indivisible_copies_are_one_slice_whatever_their_reason_says() -> None:
+def test_indivisible_copies_are_one_slice_for_any_reason_text() -> None:
     def planned(*, is_indivisible: bool) -> list[CopySegment]:
         fields = {"size_bytes": 1 << 20, "reason": "reworded", "is_indivisible": is_indivisible}
         return [CopySegment(base_offset=at, next_offset=at + 1, **fields) for at in range(110)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Each exit code of the table is what some real command ends with."""
+"""Every documented exit code is returned by a real command."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ends_with(code: int, *words: str) -> None:
     SHOWN.add(code)
 
 
-def test_every_code_is_some_commands(
+def test_every_exit_code_is_returned_by_a_command(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends_with(0, "status")

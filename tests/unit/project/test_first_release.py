@@ -1,4 +1,4 @@
-"""The bucket of the first release opens, reads, checks and goes on; what a later format wrote is refused by name."""
+"""Bucket of the first release: it opens, reads, checks and is continued. A newer format is refused by version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from local.names import TopicPartition
 from local.records.isolation import Isolation
-from remote.manifest import manifest, manifest_page
+from remote.manifest import manifest as manifest_module
+from remote.manifest import manifest_page
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segments import chunk_table, index_bundle
@@ -44,20 +45,20 @@ def _read(store: MemoryStore, topic: str, isolation: Isolation) -> list[list[obj
 
 @pytest.mark.parametrize("topic", first_release.TOPICS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_record_is_there(world: World, topic: str, kind: str) -> None:
+def test_every_record_of_the_first_release_is_read(world: World, topic: str, kind: str) -> None:
     _, expected = first_release.load()
     assert expected[topic][kind]
     assert _read(world.store, topic, KINDS[kind]) == expected[topic][kind]
 
 
-def test_a_deep_check_finds_nothing_and_every_kind_of_object_is_in_it(world: World) -> None:
+def test_deep_check_finds_nothing_and_covers_every_kind_of_object(world: World) -> None:
     assert damage(check_bucket(world.store, keys=first_release.KEYS)) == []
     names = " ".join(world.store._objects)
     for kind in (".log ", ".log.zst ", ".log.zst.enc ", ".indexes ", "meta/head/", "meta/spill/"):
         assert kind in names, kind
 
 
-def test_a_manager_takes_it_over_and_goes_on(world: World) -> None:
+def test_manager_takes_over_the_bucket_and_continues_it(world: World) -> None:
     _, expected = first_release.load()
     disk = ModelDisk()
     wish = RestoreWish(kept=Kept.NONE, takes_over=True)
@@ -79,11 +80,11 @@ def test_a_manager_takes_it_over_and_goes_on(world: World) -> None:
         assert len(found) > 20
 
 
-def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: World, monkeypatch) -> None:
+def test_formats_of_a_later_version_are_refused_as_newer(world: World, monkeypatch) -> None:
     objects, _ = first_release.load()
-    heads = [body for key, body in objects.items() if "meta/head/" in key]
+    manifests = [body for key, body in objects.items() if "meta/head/" in key]
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
-        manifest.decode_manifest(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
+        manifest_module.decode_manifest(manifests[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
     body = next(body for key, body in objects.items() if key.endswith(".indexes") and key.startswith("plain"))
     before = body[:-14] + struct.pack(">H", 2)
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
@@ -93,9 +94,9 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
     with pytest.raises(Corrupt, match="newer format: version=3 known=2"):
         chunk_table.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
     name = next(name for name in list_partitions(world.store) if name.topic == "paged")
-    (spill, *_) = MetadataLog(world.store, name.prefix).refresh().spills
-    body = world.store.get(name.prefix + spill.key)
-    rows = tuple(manifest_page.decode_page(spill, body))
+    (page, *_) = MetadataLog(world.store, name.prefix).refresh().pages
+    body = world.store.get(name.prefix + page.key)
+    rows = tuple(manifest_page.decode_page(page, body))
     monkeypatch.setattr(manifest_page, "_FORMAT", {b"tiered.spill": b"2"})
     manifest_page._schema.cache_clear()
     later, newer = manifest_page.encode_page(rows, 1, "A" * 26)
@@ -104,12 +105,14 @@ def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: Worl
     manifest_page._schema.cache_clear()
 
 
-def test_a_head_with_a_field_that_is_not_known_yet_is_read() -> None:
+def test_manifest_with_an_unknown_field_is_read() -> None:
     objects, _ = first_release.load()
     body = next(body for key, body in objects.items() if "meta/head/" in key)
-    known = manifest.decode_manifest(body)
-    fields = msgspec.json.decode(manifest.decode_line(body))
+    known = manifest_module.decode_manifest(body)
+    fields = msgspec.json.decode(manifest_module.decode_line(body))
     assert (
-        manifest.decode_manifest(manifest.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]})))
+        manifest_module.decode_manifest(
+            manifest_module.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]}))
+        )
         == known
     )

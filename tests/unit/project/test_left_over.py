@@ -1,4 +1,4 @@
-"""What a run of the tests started ends with it, and a plain run is the same every time."""
+"""Processes started by a test run end with it, and a plain run has the same order every time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /pro
 
 
 @pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGKILL], ids=["by itself", "SIGTERM", "SIGKILL"])
-def test_a_run_that_ends_leaves_no_process_of_its_own_behind(how: signal.Signals | None) -> None:
+def test_ended_run_leaves_no_process_behind(how: signal.Signals | None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != left_over.MARK}
     environment["PYTHONPATH"] = str(Path(left_over.__file__).parent)
     mark = uuid4().hex
@@ -38,17 +38,17 @@ def test_a_run_that_ends_leaves_no_process_of_its_own_behind(how: signal.Signals
     assert run.stdin is not None
     assert run.stdout is not None
     assert run.stdout.read(4) == b"here"
-    assert len(left_over.marked(mark)) == 1, "the grandchild, which is in a session of its own"
+    assert len(left_over.marked(mark)) == 1, "the grandchild in its own session must run"
     if how is not None:
         run.send_signal(how)
     run.stdin.close()
     run.wait(WAIT_S)
-    assert run.stdout.read() == b"", "at its end: the grandchild held it open"
+    assert run.stdout.read() == b"", "the pipe must reach its end, because the grandchild no longer holds it open"
     run.stdout.close()
     assert left_over.marked(mark) == []
 
 
-def test_this_run_has_a_mark_that_its_children_get() -> None:
+def test_child_processes_inherit_the_mark_of_the_run() -> None:
     mark = os.environ[left_over.MARK]
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -67,7 +67,7 @@ def _order(*more: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_pytest_run_plainly_twice_has_one_order_and_a_random_run_another() -> None:
+def test_plain_runs_have_one_order_and_random_runs_another() -> None:
     plain = _order()
     assert len(plain) > 50
     assert _order() == plain
@@ -76,7 +76,7 @@ def test_pytest_run_plainly_twice_has_one_order_and_a_random_run_another() -> No
     assert len({tuple(plain), *map(tuple, drawn)}) == 3
 
 
-def test_hypothesis_draws_the_same_examples_but_in_the_random_profile() -> None:
+def test_hypothesis_examples_are_fixed_except_in_the_random_profile() -> None:
     assert settings.get_profile("fixed").derandomize
     assert settings.get_profile("fixed").database is None
     assert not settings.get_profile("random").derandomize

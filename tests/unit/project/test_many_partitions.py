@@ -1,4 +1,4 @@
-"""Many partitions in one daemon: once there is nothing to do, rounds, scrapes and looks cost no request at all."""
+"""Many idle partitions in one daemon: maintenance, scrapes and read-only opens send no store request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_idle_partitions_cost_no_request() -> None:
             assert not worker.round(NOW + at)
             metrics.text(NOW + at)
         status_report(manager, NOW, storage=world.disk)
-        assert manager.request_counts() == before, "rounds of idle partitions sent something"
+        assert manager.request_counts() == before, "maintenance of idle partitions must send no request"
         assert manager.problems == {}
 
 

@@ -1,4 +1,4 @@
-"""Every mistake of the table is made for real: one helpful line, the exit code, no traceback, nothing written."""
+"""Every documented mistake is made for real: one helpful line, the exit code, no traceback, nothing written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiered.cli.main import invoke
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A node that is well: a tiered topic of two partitions, a compacted one, files to give to commands."""
+    """A healthy node: a tiered topic of two partitions, a compacted topic, and input files for commands."""
     home = tmp_path_factory.mktemp("mistakes")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -46,7 +46,7 @@ def _forget_variables(patch: pytest.MonkeyPatch) -> None:
 
 
 def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStack) -> str:
-    """Make the node what the row says, until `stack` ends; a port that is taken, or nothing."""
+    """Change the node as the row requires, until `stack` ends. Returns a port in use, or an empty text."""
     toml = home / "tiered.toml"
     texts = {
         "misspelt": "[defaults]\n'retenton.ms' = 1\n",
@@ -91,7 +91,7 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
     return ""
 
 
-# What a server of S3 answers to everything: a status, an error code.
+# The answer of an S3 server to every request: status and error code.
 _S3 = {
     "no bucket": (404, "NoSuchBucket"),
     "wrong credentials": (403, "InvalidAccessKeyId"),
@@ -101,7 +101,7 @@ _S3 = {
 
 
 def _beside_s3(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStack) -> str:
-    """A server of S3 that this machine's clients ask. Its port."""
+    """Start an S3 server that the clients of this process use. Returns its port."""
     status, code = _S3[name]
 
     class Handler(BaseHTTPRequestHandler):
@@ -127,7 +127,7 @@ def _beside_s3(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStac
     port = str(server.server_address[1])
     if name == "no endpoint":
         server.server_close()
-        # Nobody waits here between two tries.
+        # Retries do not wait in this test.
         patch.setattr("remote.store.open_store.RetryPolicy", partial(RetryPolicy, attempts_max=2, sleep=lambda s: None))
     else:
         thread = Thread(target=server.serve_forever, args=(0.01,))
@@ -146,7 +146,7 @@ def _beside_s3(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStac
 
 
 def _make_vault(home: Path) -> None:
-    """Another node, with a topic whose older segments are encrypted, and whose keys are not named any more."""
+    """Create another node with a topic whose older segments are encrypted, and no key ring in its configuration."""
     if (home / "vault").exists():
         return
     (home / "vault-keys").write_text("2026-a " + b64encode(bytes(32)).decode() + "\n")
@@ -167,7 +167,7 @@ def _make_vault(home: Path) -> None:
 
 
 def kept(home: Path) -> dict[str, bytes]:
-    """What a refused command must leave: records, topics, the configuration, objects of data, all names beside them."""
+    """State that a refused command must not change: records, topics, configuration, data objects, all file names."""
     found = {}
     for path in sorted(home.rglob("*")):
         inside = path.relative_to(home).parts
@@ -178,7 +178,7 @@ def kept(home: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row.what)
-def test_a_mistake_is_answered_with_what_where_and_what_next(
+def test_mistake_error_names_the_cause_the_place_and_the_next_step(
     node: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], row: Mistake
 ) -> None:
     monkeypatch.chdir(node)
@@ -189,7 +189,7 @@ def test_a_mistake_is_answered_with_what_where_and_what_next(
         capfd.readouterr()
         assert invoke([word.replace("{port}", port) for word in row.words]) == row.code
         told = capfd.readouterr()
-        assert kept(node) == before, "nothing is written"
+        assert kept(node) == before, "a refused command must write nothing"
     (line,) = [each for each in told.err.splitlines() if each.startswith("error: ")]
     assert "Traceback" not in told.err
     assert "hunter2" not in told.err
@@ -197,6 +197,6 @@ def test_a_mistake_is_answered_with_what_where_and_what_next(
         assert text.replace("{port}", port) in line, told.err
 
 
-def test_the_page_is_what_the_table_says_and_the_table_is_long_enough() -> None:
+def test_page_of_mistakes_equals_the_table_of_at_least_30_rows() -> None:
     assert len(MISTAKES) >= 30
     assert PAGE.read_text() == render(), "run: python tests/unit/support/mistakes.py"

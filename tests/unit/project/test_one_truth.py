@@ -1,6 +1,6 @@
-"""One truth: through whatever window somebody looks at a deployment, the same is seen, and it is what lies there.
+"""All commands, pages and metrics report the same figures of a deployment, and these equal the stored bytes.
 
-The judge is neither of the windows: the disk is walked file by file, the bucket object by object.
+The reference is independent of them: it walks the disk file by file and the bucket object by object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from local.names import TopicPartition, parse_partition_directory
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
 from remote.manifest.manifest_changes import disable_tier
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.config.config import Config
@@ -38,8 +38,9 @@ from tiered.status.tier_journal import look
 from tiered.topics.deleted_topic_usage import usage_of_deleted
 from tiered.web.pages.site import Site
 
-LATER = NOW + 3 * DAY  # the grace time is over
-# In dollars for a MiB where S3 has cents for a GiB: every byte is seen, whatever is rounded. Bands are filled together.
+LATER = NOW + 3 * DAY  # after the grace period
+# Dollars for a MiB where S3 has cents for a GiB, so that rounding hides no byte. All topics fill the price bands
+# together.
 PRICES = {
     "disk_per_gb_month": 4e4,
     "classes": {
@@ -64,7 +65,7 @@ url = "file://HOME/bucket"
 "min.cleanable.dirty.ratio" = 0
 "cost.prices" = "prices.json"
 """
-TOPICS = {  # and a fork of `both`, and one that is deleted
+TOPICS = {  # in addition, a fork of `both` and a deleted topic
     "both": {"local.retention.ms": "-2"},
     "cleaned": {"cleanup.policy": "compact"},
     "given-up": {},
@@ -114,15 +115,15 @@ LOOKED_AT_BY = {
     "at_risk_bytes": 9,
     "overdue_bytes": 8,
     "objects_bytes": 5,
-}  # or more windows
-Seen = dict[tuple[str, str], dict[str, float]]  # (place, figure): window: value
+}  # or more sources
+Seen = dict[tuple[str, str], dict[str, float]]  # (place, figure) -> {source: value}
 Tell = Callable[[str, object, Mapping[str, object]], None]
 Asked = Callable[[str, str], list[dict[str, Any]]]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A deployment with a bit of everything, its clock at LATER: nobody has worked since NOW."""
+    """A deployment with topics of every kind. Its clock is at LATER, and no maintenance ran since NOW."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
@@ -167,7 +168,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in TOPICS:
             send(manager, 7, topic=name)
         manager.alter_topic("giving-up", GIVEN_UP, now_ms=NOW)
-        held = manager.partition(TopicPartition("giving-up", 0))  # its rows have not left yet
+        held = manager.partition(TopicPartition("giving-up", 0))  # its entries are not unlinked yet
         held.metadata.commit(disable_tier(log_start_offset=held.log.local_log_start_offset, now_ms=NOW), NOW)
     restored = "restore branch --local none --take-over --to data --yes"
     for words in ("view build cleaned", "fork both branch --yes", restored):
@@ -177,7 +178,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(home: Path, settings: dict[str, str] | None = None, **more: bool) -> LogManager:
-    """Over the folder as a bucket that takes every storage class."""
+    """A manager over the directory, as a bucket that accepts every storage class."""
     config = Config.load(str(home / "tiered.toml"), settings or {})
     return LogManager.open(config, now_ms=NOW, store=open_store(str(config.remote_url)), **more)
 
@@ -188,7 +189,9 @@ def fill(manager: LogManager, topic: str, count: int) -> None:
     settle(manager)
 
 
-def test_every_window_tells_the_same_and_it_is_what_lies_there(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_source_reports_the_same_figures_as_the_stored_bytes(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     seen: Seen = defaultdict(dict)
 
     def tell(window: str, place: object, figures: Mapping[str, object]) -> None:
@@ -211,17 +214,19 @@ def test_every_window_tells_the_same_and_it_is_what_lies_there(home: Path, capfd
         _metrics(manager, tell)
         _pages(manager, tell)
         _kept(manager, tell)
-        paged, gone = (manager.partition(TopicPartition(name, 0)).head() for name in ("paged", "paged-and-gone"))
-        assert any(page.other_classes for page in paged.spills), "pages of which some was moved to another class"
-        assert manager.partition(TopicPartition("giving-up", 0)).head().given_up
-        assert gone.unlinked_pages, "a page that left whole"
+        paged, gone = (manager.partition(TopicPartition(name, 0)).manifest() for name in ("paged", "paged-and-gone"))
+        assert any(page.other_classes for page in paged.pages), (
+            "some manifest pages must have entries of another storage class"
+        )
+        assert manager.partition(TopicPartition("giving-up", 0)).manifest().given_up
+        assert gone.unlinked_pages, "a manifest page must have been unlinked as a whole"
     _bucket_alone(home, tell)
     _sums(seen, tell)
     apart = {at: told for at, told in seen.items() if max(told.values()) - min(told.values()) > 1e-4}
     assert not apart, "\n".join(f"{place} {figure}: {told}" for (place, figure), told in sorted(apart.items()))
     for place, figure in IS_THERE:
         assert min(seen[place, figure].values()) > 0, (place, figure)
-    for figure, windows_min in LOOKED_AT_BY.items():  # those that say nothing of it contradict nobody
+    for figure, windows_min in LOOKED_AT_BY.items():  # sources without this figure are ignored
         found = {window for (_, each), told in seen.items() if each == figure for window in told}
         assert len(found) >= windows_min, (figure, found)
 
@@ -239,7 +244,7 @@ def _by_hand(home: Path, tell: Tell) -> None:
         topic = directory_name[: -len("-") - 22]
         if path.is_file() and rest[1:3] not in (["meta", "head"], ["meta", "pin"]):
             objects[topic] += path.stat().st_size
-    objects["branch"] += objects["both"]  # what it names is another's
+    objects["branch"] += objects["both"]  # the fork names objects of the other topic
     for topic, size in objects.items():
         tell("bucket", "dropped (deleted)" if topic == "dropped" else topic, {"objects_bytes": size})
 
@@ -319,33 +324,33 @@ def _pages(manager: LogManager, tell: Tell) -> None:
 
 
 def _kept(manager: LogManager, tell: Tell) -> None:
-    """What dollars are made from, notes over time, and what is moved by the advice."""
+    """Bytes behind the cost figures, notes over time, and the segments moved by the advice."""
     prices = configured_prices(manager.config)
     for name, lying in all_usage(manager, prices).items():
-        head = manager.partition(name).head()
-        assert head is not None
+        manifest = manager.partition(name).manifest()
+        assert manifest is not None
         data = sum(each.size_bytes for each in lying.data.values())
-        views = sum(row.stored_bytes + row.indexes_bytes for row in head.view_entries)
-        log = data + lying.small_bytes - views if not head.given_up else 0
-        pages = sum(spill.page_bytes for spill in head.spills)
+        views = sum(row.stored_bytes + row.indexes_bytes for row in manifest.view_entries)
+        log = data + lying.small_bytes - views if not manifest.given_up else 0
+        pages = sum(page.page_bytes for page in manifest.pages)
         whole = data + lying.small_bytes + lying.waiting_bytes + pages
         figures = {"stored_bytes": data, "log_bytes_stored": log, "objects_bytes": whole}
         tell("kept", name, {**figures, "unlinked_bytes": lying.waiting_bytes})
     for each in manager.deleted_partitions():
-        assert each.head is not None
-        found = usage_of_deleted(each.head, prices)
-        pages = sum(spill.page_bytes for spill in each.head.spills)
+        assert each.manifest is not None
+        found = usage_of_deleted(each.manifest, prices)
+        pages = sum(page.page_bytes for page in each.manifest.pages)
         tell("kept", "dropped (deleted)", {"objects_bytes": found.waiting_bytes + pages})
     total, points = look(manager, LATER)
     for place, point in {"*": total, **points}.items():
         figures = {name: getattr(point, name) for name in ("local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes")}
         tell("notes", place, {**figures, "kept_dollars": point.dollars_per_month})
-    for topic in set(TOPICS) - {"cleaned"}:  # a view is none of its segments
+    for topic in set(TOPICS) - {"cleaned"}:  # a view is not part of the topic's segments
         tell("advice", topic, {"stored_bytes": sum(each.stored_bytes for each in kept_segments(manager, topic, LATER))})
 
 
 def _bucket_alone(home: Path, tell: Tell) -> None:
-    """As Spark's table of segments has it."""
+    """Figures of the segment table of the Spark source."""
     store = keyed_store(open_store((home / "bucket").as_uri()), None)
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for name in list_partitions(store):
@@ -364,7 +369,7 @@ def _bucket_alone(home: Path, tell: Tell) -> None:
 
 
 def _sums(seen: Seen, tell: Tell) -> None:
-    """A topic is the sum of its partitions, all together the sum of the topics."""
+    """A topic is the sum of its partitions, and `*` is the sum of the topics."""
     topics = (*TOPICS, "branch")
     partitions = {f"{topic}/{number}": topic for topic in topics for number in (0, 1)}
     for wanted, window in ((partitions, "sum of partitions"), (dict.fromkeys(topics, "*"), "sum of topics")):

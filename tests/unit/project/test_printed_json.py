@@ -1,4 +1,4 @@
-"""JSON of commands is held against its schema in every test (`printed_json`): it sees what it should."""
+"""JSON of every command is checked against its schema in every test (`printed_json`). The check finds violations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = topic.ListedTopic.__struct_fields__
 
 
 def _listed_as(fields: tuple[str]) -> Callable[[Iterable[Topic]], Result]:
-    """The result of `topic list` with these fields in a row."""
+    """The result of `topic list` with the given fields in a row."""
     row = msgspec.defstruct("ListedTopic", [(name, object) for name in fields], bases=(Struct,))
     result = msgspec.defstruct("Topics", [("topics", list[row])], bases=(Result,))
     values = {"partitions": 1, "topic_id": "id", "settings": {}, "Settings": {}, "extra": None}
@@ -37,7 +37,7 @@ def _listed_as(fields: tuple[str]) -> Callable[[Iterable[Topic]], Result]:
     [(*FIELDS, "extra"), FIELDS[:-1], (*FIELDS[:-1], "Settings")],
     ids=["one-more", "one-less", "another-name"],
 )
-def test_a_field_that_no_schema_has_is_seen_in_any_test(
+def test_field_outside_the_schema_is_reported_in_any_test(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -55,7 +55,7 @@ def test_a_field_that_no_schema_has_is_seen_in_any_test(
     assert wrong.startswith("tiered topic list: ")
 
 
-def test_a_value_of_another_type_is_seen_too(
+def test_value_of_another_type_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ["-q", "-C", str(tmp_path)]
@@ -69,9 +69,9 @@ def test_a_value_of_another_type_is_seen_too(
     capsys.readouterr()
 
 
-def test_every_command_that_prints_json_has_its_schemas() -> None:
+def test_every_command_that_prints_json_has_schemas() -> None:
     asked = {words for words, command in leaves() if _prints_json(command)}
-    assert asked | {"config export"} == set(schemas.COMMANDS)  # --format json
+    assert asked | {"config export"} == set(schemas.COMMANDS)  # with --format json
     assert len(asked) > 45
 
 
@@ -82,14 +82,14 @@ def _prints_json(command: click.Command) -> bool:
     return any({"json", "jsonl"} & set(each) for each in choices)
 
 
-def test_every_schema_is_of_a_command_or_of_a_file_or_of_what_all_say_on_stderr() -> None:
+def test_every_schema_belongs_to_a_command_a_file_or_the_progress_lines() -> None:
     of_commands = {name for names in schemas.COMMANDS.values() for name in names}
     others = {"progress", "cost-advise-plan"}
     assert of_commands | others == set(schemas.SCHEMAS)
     assert not others & of_commands
 
 
-# Schema: a command that prints it in a small place, in an order in which each has something to tell.
+# Schema -> a command that prints it in a small place. The order gives each command something to print.
 LINES: Mapping[str, str] = {
     "topic": "topic list",
     "topic-describe": "topic describe orders",
@@ -165,17 +165,17 @@ LINES: Mapping[str, str] = {
     "rotate-keys": "rotate-keys",
     "adopt": "adopt data -X cleanup.policy=delete --dry-run",
 }
-# The test that holds another schema: seconds long, with Spark, of a topic that is worth advice, or not printed as rows.
+# Schemas tested elsewhere: slow, with Spark, with a topic that needs advice, or not printed as rows.
 ELSEWHERE: Mapping[str, str] = {
     "bench": "tests/unit/tiered/bench/test_benchmark.py",
     "demo": "tests/integration/test_demo.py",
     "backfill": "tests/spark/test_spark_jobs.py",
     "apply-advice": "tests/unit/tiered/cost/test_cost_pages.py",
 }
-ASIDE = frozenset(("consume-line", "dump-records-line", "placement"))  # see below
+ASIDE = frozenset(("consume-line", "dump-records-line", "placement"))  # tested below
 
 
-def test_each_command_prints_its_schema_in_a_small_place(
+def test_each_command_prints_json_of_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,11 +200,11 @@ def test_each_command_prints_its_schema_in_a_small_place(
 
 
 def _found(home: Path, word: str) -> str:
-    """The largest file of a pattern."""
+    """The largest file that matches a pattern."""
     return str(max(home.glob(word), key=lambda path: path.stat().st_size)) if "*" in word else word
 
 
-def test_what_is_written_aside_of_rows_keeps_its_schema_too(
+def test_json_lines_outside_of_tables_match_their_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.chdir(tmp_path)

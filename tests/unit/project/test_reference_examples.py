@@ -1,7 +1,7 @@
-"""Every worked example of the manual of object-store economics, by section, and the test that shows it; those that are
-shown nowhere else are shown here.
+"""Worked examples of the manual of object-store economics by section, with the test that proves each of them.
 
-The manual is no part of the repository; what stands here names its examples, so none is forgotten or shown twice.
+Examples without a test elsewhere are proven here. The manual is not part of the repository. This list names its
+examples, so that none is missing or proven twice.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ PRICES, COST, HERE = (
 
 EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (section, example)
     HERE: {
-        "test_one_range_at_a_time_and_in_flight_as_the_request_model_says": [
+        "test_sequential_and_parallel_range_rates_follow_the_request_model": [
             (1, "what the request model implies"),
         ],
-        "test_what_ranges_in_flight_bring_together": [
+        "test_throughput_of_parallel_ranges": [
             (1, "8 MiB x 12 in flight is about 500 MiB/s"),
         ],
-        "test_a_gibibyte_in_parts_of_other_sizes": [
+        "test_request_count_of_a_gibibyte_by_part_size": [
             (2, "1 GiB is about 200 calls at 5 MiB parts, 40 at 25 MiB"),
         ],
-        "test_requests_are_small_beside_storage_as_long_as_objects_are_large": [
+        "test_request_cost_is_small_against_storage_for_large_objects": [
             (4, "requests are about 0.4 % beside storage"),
         ],
-        "test_the_simulation_gives_what_the_formulas_of_the_manual_give": [
+        "test_simulation_equals_the_formulas_of_the_manual": [
             (6, "the terms of the model"),
         ],
-        "test_three_replicas_on_disk_cost_what_the_baseline_says": [
+        "test_three_replicas_on_disk_cost_the_baseline": [
             (6, "baseline 0.075-0.225 USD per GiB-month against 0.021"),
             (6, "Aiven claims 3-9 times"),
         ],
-        "test_the_sizing_example_stores_for_a_tenth": [
+        "test_sizing_example_stores_at_a_tenth_of_the_disk_cost": [
             (6, "100 MiB/s for 7 days: about 10 times less"),
         ],
     },
@@ -125,7 +125,7 @@ EXAMPLES: dict[str, dict[str, list[tuple[int, str]]]] = {  # file -> test -> (se
 }
 
 
-def test_every_example_has_a_test_that_is_there():
+def test_every_example_names_an_existing_test():
     sections = set()
     for name, tests in EXAMPLES.items():
         tree = ast.parse((TESTS / name).read_text())
@@ -141,30 +141,30 @@ FIRST_MS, PER_MIB_MS, TEN_GIGABIT = 30, 20, 10e9 / 8 / MIB  # MiB/s
 
 
 def at_a_time(range_mib: float) -> float:
-    """MiB/s of one range after the other."""
+    """MiB/s of sequential range requests."""
     return range_mib / (FIRST_MS + PER_MIB_MS * range_mib) * 1000
 
 
 @pytest.mark.parametrize(
     ("range_mib", "alone", "in_flight"), [(1, 20, 60), (4, 36, 33), (8, 42, 28), (16, 46, 26), (64, 49, 24)]
 )
-def test_one_range_at_a_time_and_in_flight_as_the_request_model_says(range_mib, alone, in_flight):
+def test_sequential_and_parallel_range_rates_follow_the_request_model(range_mib, alone, in_flight):
     assert at_a_time(range_mib) == pytest.approx(alone, abs=0.5)
     assert TEN_GIGABIT / at_a_time(range_mib) == pytest.approx(in_flight, abs=0.5)
 
 
-def test_what_ranges_in_flight_bring_together():
+def test_throughput_of_parallel_ranges():
     assert 12 * at_a_time(8) == pytest.approx(500, rel=0.02)
     assert TEN_GIGABIT / 85 > 14
-    assert (RANGE_BYTES, PART_BYTES) == (8 * MIB, 8 * MIB), "ranges are aligned to parts"
+    assert (RANGE_BYTES, PART_BYTES) == (8 * MIB, 8 * MIB), "ranges must be aligned to parts"
     ours = read_ahead.THREADS * at_a_time(RANGE_BYTES / MIB)
-    assert ours == pytest.approx(168, abs=1), "MiB/s that one process may hope for; more of them for 10 Gb/s"
+    assert ours == pytest.approx(168, abs=1), "the MiB/s of one process; 10 Gb/s need several processes"
 
 
 # -- section 2 ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_gibibyte_in_parts_of_other_sizes():
+def test_request_count_of_a_gibibyte_by_part_size():
     assert upload_requests(1 << 30, 5 * MIB) == pytest.approx(200, rel=0.04)
     assert upload_requests(1 << 30, 25 * MIB) == pytest.approx(40, rel=0.08)
     assert all(upload_requests(size * MIB, 25 * MIB) <= 10 for size in (100, 150, 200))
@@ -183,11 +183,11 @@ DISKS = (0.015, 0.045)  # USD per GB-month, the cheapest disks of the same vendo
 
 
 def on_disk(per_gb_month: float, *, replicas: int = 3, free: float = 0.4) -> float:
-    """USD per GiB-month of what lies on replicated disks that are never full."""
+    """USD per GiB-month of data on replicated disks with free space."""
     return replicas * per_gb_month / (1 - free)
 
 
-def test_three_replicas_on_disk_cost_what_the_baseline_says():
+def test_three_replicas_on_disk_cost_the_baseline():
     low, high = (on_disk(price) for price in DISKS)
     assert (low, high) == (pytest.approx(0.075), pytest.approx(0.225))
     tiered = S3_STANDARD.storage_bands[-1][1]
@@ -196,30 +196,33 @@ def test_three_replicas_on_disk_cost_what_the_baseline_says():
     assert 9 < high / S3_STANDARD.storage_bands[0][1] < 10
 
 
-def test_the_sizing_example_stores_for_a_tenth():
+def test_sizing_example_stores_at_a_tenth_of_the_disk_cost():
     found = cost_of([SIZING], Scenario(), BUILT_IN)
     assert found.storage == pytest.approx(monthly_storage(KEPT_GIB * GIB), rel=0.01)
     assert on_disk(DISKS[1]) * KEPT_GIB / found.storage == pytest.approx(10, abs=0.5)
 
 
-def test_requests_are_small_beside_storage_as_long_as_objects_are_large():
+def test_request_cost_is_small_against_storage_for_large_objects():
     found = {size: cost_of([SIZING], Scenario(part_bytes=size), BUILT_IN) for size in (16 * MIB, 1 << 30)}
-    assert found[1 << 30].requests / found[1 << 30].storage < 0.01, "one PUT a segment; 0.4 % of a bill with compute"
+    assert found[1 << 30].requests / found[1 << 30].storage < 0.01, (
+        "one PUT a segment must cost less than 1 % of the storage (0.4 % of a bill with compute)"
+    )
     written_gib = 100 / 1024 * 30 * 86_400
     parts = Requests(puts=upload_requests(1 << 30, 16 * MIB) * written_gib)
     assert found[16 * MIB].requests == pytest.approx(request_dollars(parts, {}, BUILT_IN)[0], rel=0.11)
     small = cost_of([SIZING], Scenario(segment_bytes=MIB), BUILT_IN)
-    assert small.requests > 2 * small.storage, "small objects turn that round"
+    assert small.requests > 2 * small.storage, "small objects must cost more in requests than in storage"
 
 
 @pytest.mark.parametrize(
     ("segment_mib", "part_mib", "retention_days", "local_days", "grace_days"),
     [(64, 8, 30, 1, 1), (64, 64, 10, 3, 0), (256, 16, 60, 2, 2), (16, 8, 20, 1, 1)],
 )
-def test_the_simulation_gives_what_the_formulas_of_the_manual_give(
-    segment_mib, part_mib, retention_days, local_days, grace_days
-):
-    """Of one partition in its steady state, a month: V ingested, T kept, D waiting, L on the disk, S, P, G, r."""
+def test_simulation_equals_the_formulas_of_the_manual(segment_mib, part_mib, retention_days, local_days, grace_days):
+    """One partition in steady state, for a month.
+
+    V: bytes ingested. T: retention. D: pending deletes. L: local retention. S: segment size. P: part size.
+    """
     share, range_bytes = 0.5, 8 * MIB
     workload = Workload(
         batch_bytes=MIB,
@@ -236,12 +239,12 @@ def test_the_simulation_gives_what_the_formulas_of_the_manual_give(
         delete_grace_ms=grace_days * DAY_MS,
     )
     found = simulate(workload, rules, window_ms=30 * DAY_MS)
-    V, S, P = workload.bytes_per_month, segment_mib * MIB, part_mib * MIB  # noqa: N806 - the manual's letters
+    V, S, P = workload.bytes_per_month, segment_mib * MIB, part_mib * MIB  # noqa: N806 - letters of the manual
     T, D, L = retention_days / 30, grace_days / 30, local_days / 30  # noqa: N806
     assert found.stored_bytes + found.waiting_bytes == pytest.approx(V * (T + D), rel=0.02)
     uploads = V / S * (S / P + 2 if S > P else 1)
     assert found.counts.data_puts == pytest.approx(uploads, rel=0.02)
-    assert found.counts.puts > uploads + V / S, "indexes, and commits"
+    assert found.counts.puts > uploads + V / S, "the difference must be the index objects and the commits"
     stored = found.stored_bytes
     assert found.counts.data_gets - V / S == pytest.approx(share * stored / range_bytes, rel=0.05)
     assert found.counts.data_bytes_out == pytest.approx(share * stored, rel=0.05)

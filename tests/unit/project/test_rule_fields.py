@@ -1,6 +1,6 @@
-"""Every field of the rules comes from a setting, and is drawn, simulated, linted and documented, or says why not.
+"""Every field of the rules has a setting and is drawn, simulated, linted and documented, or states why not.
 
-That each field is drawn by the property tests is checked beside them (`tests/property/test_policies.py`).
+The property tests check that each field is drawn (`tests/property/test_policies.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tiered.health.lint import lint_place
 DOCS = Path(__file__).parents[3] / "docs"
 NAMES = [each.name for each in fields(PartitionRules)]
 
-# Of each field: the setting that it comes from, a value other than the default, a value that no one may set.
+# Field -> its setting, a value other than the default, an invalid value.
 SETTINGS = {
     "cleanup_delete": ("cleanup.policy", "compact", "shred"),
     "cleanup_compact": ("cleanup.policy", "compact", "shred"),
@@ -44,16 +44,16 @@ SETTINGS = {
     "view_retain_null_key": ("compaction.view.retain.null.key", "true", "perhaps"),
     "view_empty_value_deletes": ("compaction.view.empty.value.deletes", "true", "perhaps"),
     "view_buffer_bytes": ("log.cleaner.dedupe.buffer.size", "64MiB", "much"),
-    # The tier of a topic is given up when remote.storage.enable is switched off with this beside it (KIP-950).
+    # A tier is disabled by remote.storage.enable=false together with this setting (KIP-950).
     "gives_up_remote": ("remote.log.delete.on.disable", "true", "perhaps"),
 }
-COMPACTED = {"max_compaction_lag_ms"}  # binds compacted topics only
+COMPACTED = {"max_compaction_lag_ms"}  # applies to compacted topics only
 
 HOUR = DAY_MS // 24
 STREAM = Workload(batch_bytes=1000, batch_ms=60_000, segment_bytes=10_000, compacted_share=0.5, tick_ms=60_000)
 SLOW = replace(STREAM, batch_ms=2 * HOUR)
 BASE = PartitionRules(retention_ms=12 * HOUR, local_retention_ms=6 * HOUR, delete_grace_ms=HOUR)
-# Of each field that is simulated: a stream, the rules, and another value with which the simulation differs.
+# Simulated field -> a stream, the rules, and another value that changes the simulation.
 SIMULATED: dict[str, tuple[Workload, PartitionRules, object]] = {
     "cleanup_delete": (STREAM, BASE, False),
     "cleanup_compact": (STREAM, BASE, True),
@@ -70,7 +70,7 @@ SIMULATED: dict[str, tuple[Workload, PartitionRules, object]] = {
 }
 
 
-def test_the_tables_name_every_field() -> None:
+def test_tables_of_settings_and_simulations_name_every_field() -> None:
     assert set(SETTINGS) == set(NAMES)
     assert {*SIMULATED, *NOT_SIMULATED} == set(NAMES)
     assert not set(SIMULATED) & set(NOT_SIMULATED)
@@ -95,7 +95,7 @@ def test_a_field_changes_the_simulation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SIMULATED))
-def test_a_field_that_is_not_simulated_changes_nothing_and_is_documented(name: str) -> None:
+def test_field_that_is_not_simulated_changes_no_result_and_is_documented(name: str) -> None:
     rules = replace(BASE, cleanup_compact=True)
     value = getattr(rules, name)
     other = replace(rules, **{name: not value if isinstance(value, bool) else HOUR})  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_a_field_that_is_not_simulated_changes_nothing_and_is_documented(name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_value_that_a_field_cannot_have_is_linted(name: str, tmp_path: Path) -> None:
+def test_invalid_value_of_a_field_is_a_lint_finding(name: str, tmp_path: Path) -> None:
     key, _, wrong = SETTINGS[name]
     file = tmp_path / "tiered.toml"
     file.write_text(f'[local]\ndirs = ["data"]\n[defaults]\n"{key}" = "{wrong}"\n')

@@ -1,4 +1,4 @@
-"""What a person sees at a terminal is what was recorded, at both widths; JSON of the same commands keeps its schema."""
+"""Terminal sessions equal their recordings at both widths, and JSON of the same commands matches its schema."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RERUN = "look at what changed, then: python tests/unit/support/recorded_sessions
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:
-    """A process of its own, as a person's commands have: what other tests left behind in this one is not recorded."""
+    """A separate process, like for real commands, so that state of other tests in this process is not recorded."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda session: session.name)
-def test_a_terminal_shows_what_was_recorded(session: Session, process: ProcessPoolExecutor) -> None:
+def test_terminal_session_equals_its_recording(session: Session, process: ProcessPoolExecutor) -> None:
     for width in WIDTHS:
         seen, printed = process.submit(play, session, width).result()
         assert seen == file_of(session, width).read_text(), RERUN
@@ -33,7 +33,7 @@ def test_a_terminal_shows_what_was_recorded(session: Session, process: ProcessPo
             msgspec.json.decode(text, type=SCHEMAS[WITH_SCHEMA[command]])
 
 
-def test_every_record_is_of_a_session_and_schemas_are_of_commands() -> None:
+def test_every_recording_has_a_session_and_every_schema_a_command() -> None:
     assert sorted(FOLDER.iterdir()) == sorted(file_of(each, width) for each in SESSIONS for width in WIDTHS)
     commands = {line for each in SESSIONS for line in each.commands}
     assert set(WITH_SCHEMA) <= commands
@@ -42,8 +42,8 @@ def test_every_record_is_of_a_session_and_schemas_are_of_commands() -> None:
     assert len(commands) > 55
 
 
-def test_tables_stay_within_the_terminal() -> None:
-    """Rows of data and headings; words on stderr are broken by the terminal where it likes."""
+def test_tables_fit_the_terminal_width() -> None:
+    """Checks rows and headings of tables. The terminal wraps other lines on stderr."""
     for session in SESSIONS:
         for width in WIDTHS:
             lines = file_of(session, width).read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Importing the package and asking for help stay light: what is heavy is imported where it is used."""
+"""Light start: importing the package and printing help import no heavy module."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HEAVY = (
 
 
 def loaded_by(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after `code`."""
+    """The top-level modules that a new interpreter has loaded after `code`."""
     tail = "; import sys; print('|'.join(sorted({name.split('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True, check=True)
     return set(done.stdout.strip().splitlines()[-1].split("|"))
@@ -73,13 +73,13 @@ def loaded_by(code: str) -> set[str]:
         "from tiered.cli.main import invoke; invoke(['delete-records', '--help'])",
     ],
 )
-def test_nothing_heavy_is_imported(code: str) -> None:
+def test_import_and_help_load_no_heavy_module(code: str) -> None:
     assert loaded_by(code).isdisjoint(HEAVY)
 
 
 @pytest.fixture(scope="module")
 def at_work(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory with a tiered topic: closed segments in the bucket, others on the disk, some records not closed."""
+    """A directory with a tiered topic: closed segments in the bucket and on the disk, and an active segment."""
     root = tmp_path_factory.mktemp("node")
     (root / "bucket").mkdir()
     (root / "records").write_text("".join(f"record {at}\n" for at in range(200)))
@@ -93,7 +93,7 @@ def at_work(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _modules_after(root: str, *words: str) -> tuple[set[str], str]:
-    """All modules that a command in that directory loads, and what it said."""
+    """All modules that a command in that directory loads, and its output."""
     ran = f"import sys; from tiered.cli.main import invoke; assert invoke(['-q', '-C', {root!r}, *{words!r}]) == 0; "
     code = ran + "print('\\n' + '|'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -102,34 +102,34 @@ def _modules_after(root: str, *words: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("words", [["status"], ["status", "-o", "json"], ["status", "-p"], ["topic", "list"]], ids=str)
-def test_a_look_at_a_node_loads_nothing_heavy_and_nothing_that_only_rounds_need(at_work: str, words: list[str]) -> None:
+def test_read_only_commands_load_no_heavy_and_no_maintenance_modules(at_work: str, words: list[str]) -> None:
     loaded, said = _modules_after(at_work, *words)
     assert "orders" in said
     assert loaded.isdisjoint(ONLY_FOR_ROUNDS)
     assert {name.split(".")[0] for name in loaded}.isdisjoint({*HEAVY} - {"cramjam", "rich"})
 
 
-def test_a_plan_of_logs_without_transactions_loads_nothing_heavy(at_work: str) -> None:
+def test_plan_without_transactions_loads_no_heavy_module(at_work: str) -> None:
     loaded, _ = _modules_after(at_work, "plan", "-o", "json")
     assert "policies.plan" in loaded
     assert {name.split(".")[0] for name in loaded}.isdisjoint({*HEAVY} - {"cramjam", "rich"})
 
 
-def test_status_loads_nothing_that_appends_reads_or_decides(at_work: str) -> None:
+def test_status_loads_no_module_for_appends_reads_or_policies(at_work: str) -> None:
     loaded, said = _modules_after(at_work, "status", "-o", "json")
     assert "tiered.manager.manager" in loaded
-    assert '"remote_segments": 0' not in said, "there is a head to read, and rows in it"
+    assert '"remote_segments": 0' not in said, "the manifest must have entries to read"
     assert loaded.isdisjoint(NOT_FOR_LOOKS)
 
 
-def test_the_web_server_is_loaded_when_a_port_is_asked_for_and_not_before(tmp_path: Path) -> None:
+def test_web_server_is_loaded_only_when_a_port_is_opened(tmp_path: Path) -> None:
     start = f"from tiered.cli.main import invoke; at = ['-q', '-C', {str(tmp_path)!r}]; "
     commands = [["init"], ["topic", "create", "orders"], ["run", "--once"], ["status"], ["plan"], ["doctor"]]
     assert loaded_by(f"{start}codes = [invoke([*at, *each]) for each in {commands!r}]").isdisjoint(WEB)
     assert loaded_by(f"{start}assert invoke([*at, 'run', '--once', '--metrics', ':0']) == 0") >= WEB
 
 
-def test_a_command_that_is_over_ends_without_a_search_through_all_that_it_made() -> None:
+def test_exit_of_a_command_skips_the_garbage_collection_of_its_objects() -> None:
     told = "print(len(gc.get_objects()), gc.get_freeze_count())"
     code = f"import gc\nfrom tiered.cli.main import run\ntry:\n    run(['--version'])\nfinally:\n    {told}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -137,7 +137,7 @@ def test_a_command_that_is_over_ends_without_a_search_through_all_that_it_made()
     assert searched < 100 < left_alone
 
 
-def test_the_packages_names_are_there_when_they_are_asked_for() -> None:
+def test_public_names_of_the_package_are_imported_on_access() -> None:
     import tiered
     from tiered.config.config import Config
 
@@ -147,7 +147,7 @@ def test_the_packages_names_are_there_when_they_are_asked_for() -> None:
         tiered.nothing  # noqa: B018
 
 
-def test_the_version_is_the_distributions() -> None:
+def test_version_equals_that_of_the_distribution() -> None:
     import tomllib
 
     import tiered

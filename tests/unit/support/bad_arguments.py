@@ -1,6 +1,6 @@
-"""Wrong values for every option and argument of every command, one at a time beside words that are right.
+"""Invalid values for every option and argument of every command, one at a time with otherwise valid words.
 
-A command that is new is swept with the words that its arguments demand; `_WORDS` has better ones.
+A new command is tested with generic words for its required arguments. `_WORDS` has better words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 
 from tiered.cli.main import main
 
-# What people and scripts hand over by mistake; a shell can pass anything but NUL.
+# Values that people and scripts pass by mistake. A shell can pass any byte but NUL.
 BAD = (
     "",
     " ",
@@ -48,7 +48,7 @@ BAD = (
     "@",
     ":",
 )
-# What makes the rest of a command right. A command that is not named here gets `_GOOD` for what it demands.
+# Valid words of a command. Other commands get `_GOOD` for each required argument.
 _WORDS = {
     "append": "orders lines",
     "adopt": "directory --once",
@@ -76,14 +76,14 @@ _WORDS = {
     "backfill": "orders --to {bucket}",
 }
 _GOOD = "orders"
-# Would do what takes minutes, or go on for ever, once it is given something right.
+# With valid words these would run for minutes or without an end.
 _LEFT_OUT = {("demo", "--dir"), ("bench", "")}
 _LEFT_OUT_OPTIONS = {"--spark", "--conf"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One command line; `parameter`, a number or not, has the wrong `value`."""
+    """One command line in which `parameter`, an option or argument, has the invalid `value`."""
 
     command: str
     parameter: str
@@ -96,12 +96,12 @@ class Case:
 
 
 def leaves() -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with its words."""
+    """Every command that can be run, with its words."""
     yield from _below((), main, None)
 
 
 def right_words(port: int, bucket: str) -> Iterator[tuple[str, click.Command, list[str]]]:
-    """Each command with what makes it right: its name, itself, the words after its name. `port` is taken."""
+    """Each command: its name, the command, valid words after its name. `port` is in use."""
     for name, command in leaves():
         if (name, "") not in _LEFT_OUT:
             typed = _WORDS.get(name) or " ".join(_GOOD for each in command.params if _is_demanded(each))
@@ -109,7 +109,7 @@ def right_words(port: int, bucket: str) -> Iterator[tuple[str, click.Command, li
 
 
 def cases(port: int, bucket: str) -> Iterator[Case]:
-    """All of them. `port` is taken, `bucket` is the address of one that is well."""
+    """All cases. `port` is in use, `bucket` is the address of a healthy bucket."""
     for name, command, right in right_words(port, bucket):
         for each in command.params:
             option = each.opts[0]
@@ -122,7 +122,7 @@ def cases(port: int, bucket: str) -> Iterator[Case]:
 
 
 def some_cases(port: int, bucket: str, *, of_each: int, seed: int) -> list[Case]:
-    """`of_each` of every option and argument, drawn by `seed`."""
+    """`of_each` cases of every option and argument, drawn by `seed`."""
     drawn = random.Random(seed)
     found: dict[tuple[str, str], list[Case]] = {}
     for each in cases(port, bucket):
@@ -148,7 +148,7 @@ def _is_demanded(parameter: click.Parameter) -> bool:
 
 
 def _with(right: list[str], command: click.Command, parameter: click.Parameter, value: str) -> list[str]:
-    """The right words with `value` for that parameter: an option at the end, it wins there; an argument in place."""
+    """The valid words with `value` for the parameter: an option is appended, an argument replaced in place."""
     if isinstance(parameter, click.Option):
         option = parameter.opts[0]
         return [*right, f"{option}={value}"] if option.startswith("--") else [*right, option, value]

@@ -1,4 +1,4 @@
-"""Buckets to read from: batches made with `local.records.batch`, copied and committed as the manager does it."""
+"""Sample buckets: batches made with `local.records.batch`, copied and committed like by the manager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True)
 class Row:
-    """A record as the Spark source should give it; timestamp in ms."""
+    """A record as the Spark source must return it. The timestamp is in ms."""
 
     topic: str
     partition: int
@@ -32,7 +32,7 @@ class Row:
 
 
 class SampleBucket:
-    """Writes partitions into `store` and remembers, in `rows`, what a reader must find."""
+    """Writes partitions into `store` and records in `rows` the expected records of a reader."""
 
     def __init__(self, store, url="", options=None):
         self.store = store
@@ -43,7 +43,7 @@ class SampleBucket:
         self._logs = {}
 
     def log(self, topic, partition, topic_id=TOPIC_ID):
-        """The partition's chain of heads, opened for writing."""
+        """The manifest chain of the partition, opened for writing."""
         name = topic, partition, topic_id
         if name not in self._logs:
             prefix = partition_prefix(topic, topic_id, partition)
@@ -66,9 +66,9 @@ class SampleBucket:
         base_offset=None,
         replaces=(),
     ):
-        """One segment of encoded batches; an index entry for every batch, or one for every `index_bytes`.
+        """Add one segment of encoded batches, with an index entry for every batch or for every `index_bytes`.
 
-        `replaces` are rows whose place it takes, `base_offset` then the first one's.
+        `replaces` are entries that the segment replaces. `base_offset` is then the base offset of the first of them.
         """
         prefix, log = self.log(topic, partition, topic_id)
         data = b"".join(batches)
@@ -133,7 +133,7 @@ class SampleBucket:
 
 
 def batch_at(base_offset, count, *, step_ms=10, codec=0, value_bytes=20, log_append=False, **changes):
-    """`count` records from `base_offset`, one each `step_ms`; some lack a key, some a value, some have headers."""
+    """`count` records from `base_offset`, one each `step_ms`. Some have no key, some no value, some have headers."""
     records = []
     for offset in range(base_offset, base_offset + count):
         key = None if offset % 7 == 3 else b"key-%d" % (offset % 50)

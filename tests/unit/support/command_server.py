@@ -1,8 +1,9 @@
-"""``tiered`` and ``python`` for a shell at the price of a fork: one process has imported all, and forks for each.
+"""``tiered`` and ``python`` for a shell at the cost of a fork: one process has imported all modules and forks per
+command.
 
-`Commands` is that process and a directory with the two programs, small scripts that hand over their words, streams,
-directory and environment and wait for the exit code. Signals that they get go on to the fork. What runs is the same
-as by ``python -m tiered``, but for the half second of imports.
+`Commands` is that process and a directory with the two programs. These are small scripts that pass on their words,
+streams, directory, environment and signals, and wait for the exit code. A command behaves like ``python -m tiered``
+without half a second of imports.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _HEAVY = (
 
 
 class Commands:
-    """The process and the directory, as a context manager; `directory` belongs in front of PATH."""
+    """The process and the directory, as a context manager. `directory` belongs in front of PATH."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -66,7 +67,8 @@ class Commands:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._server is not None
-        os.killpg(self._server.pid, signal.SIGKILL)  # with what a failed test left at work, which would hold our pipe
+        # including processes of a failed test, which would hold the pipe open
+        os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
 
 
@@ -92,7 +94,7 @@ def serve(path: str) -> None:
 
 
 def _attend(client: socket.socket) -> None:
-    """In a child of the server: fork once more, tell the client the fork's id and then its exit code."""
+    """In a child of the server: fork again, send the client the process id of the fork and then its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     told, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
     while not told.endswith(b"\0"):
@@ -114,7 +116,7 @@ def _attend(client: socket.socket) -> None:
 
 
 def _become(program: str, words: list[str]) -> None:
-    """Run the words to their end; never returns."""
+    """Run the command to its end. Never returns."""
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
     code = 1
     try:
@@ -130,7 +132,7 @@ def _become(program: str, words: list[str]) -> None:
             os.execv(sys.executable, [sys.executable, *words])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - a fork must not go back into the server
+    except BaseException:  # noqa: BLE001 - a fork must not return into the server
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Every ``tiered`` command that the documentation prints, and what is wrong with it by the command tree alone.
+"""Every ``tiered`` command printed in the documentation, and its errors according to the command tree.
 
-Nothing is run: `complaint` reads the words as click would, with the same parsers, and knows what a page may leave out.
-Fences of any language are read, and code between backticks in the prose, where a page may shorten (`tiered scrub
+No command is run. `complaint` parses the words with the parsers of click, and accepts omissions that a page may make.
+Code fences of any language are read, and code between backticks in prose. Prose may shorten a command (`tiered scrub
 --deep`) or show a synopsis (`tiered append TOPIC[/PARTITION] [FILE|-]`).
 """
 
@@ -23,7 +23,8 @@ from tiered.config.properties import find_property, parse
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "localstack" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-# The changelog tells of commands of its day; the mistakes are wrong on purpose, and made for real by a test of theirs.
+# The changelog has commands of former versions. The commands of the page of mistakes are wrong on purpose and have a
+# test.
 LEFT_OUT = {ROOT / "docs" / "changelog.md", ROOT / "docs" / "reference" / "mistakes.md"}
 
 _FENCE = re.compile(
@@ -35,13 +36,13 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|\.{3}|…|\$.*")
 _BINDING = re.compile(
     r"tiered (chunk|indexes|key|manifest|manifest nonce|wrap) [<12]"
-)  # what formats.md says is bound to a ciphertext: no command
-_SUBMITTED = re.compile(r"\$submit|\S*submit\.py")  # spark-submit has the words of a command behind our script
+)  # associated data of a ciphertext in formats.md, not a command
+_SUBMITTED = re.compile(r"\$submit|\S*submit\.py")  # spark-submit has the words of a command after the script
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One command as a page has it: `words` come after ``tiered``; `is_prose` may be shortened."""
+    """One command of a page: `words` follow ``tiered``. A command in prose may be shortened."""
 
     page: str
     line: int
@@ -60,7 +61,7 @@ def written_commands() -> Iterator[Written]:
 
 
 def commands_of(text: str, page: str) -> Iterator[Written]:
-    """The commands of one page's `text`: those in fences and indented blocks, then those in its prose."""
+    """The commands of a page: first those in fences and indented blocks, then those in prose."""
     for found in _FENCE.finditer(text):
         if found["language"] not in _NOT_SHELL:
             first = text.count("\n", 0, found.start("body")) + 1
@@ -79,13 +80,13 @@ def commands_of(text: str, page: str) -> Iterator[Written]:
 
 
 def _without_brackets(synopsis: str) -> str:
-    """``[TOPIC]... [-o FORMAT]`` as one way to write it; the first of several choices."""
+    """``[TOPIC]... [-o FORMAT]`` as one valid command line, with the first of several choices."""
     text = re.sub(r"\[/\w+\]|\](\.\.\.)?", "", synopsis).replace("[", "").replace("...", "")
     return re.sub(r"([\w./-]+)(\\?\|[\w./-]+)+", r"\1", text)
 
 
 def _of_shell(script: str, first: int, must_begin: bool = False) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(line, words after ``tiered``) of every such command; `must_begin`: only of lines that begin with one."""
+    """(line, words after ``tiered``) of every command, with `must_begin` only of lines that begin with ``tiered``."""
     number, pending = first, ""
     for raw in script.splitlines():
         line = pending + raw.strip()
@@ -102,7 +103,7 @@ def _of_shell(script: str, first: int, must_begin: bool = False) -> Iterator[tup
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line: parted at pipes, ``&&`` and the like; without redirections."""
+    """The words of each command of a line, split at pipes, ``&&`` and the like, without redirections."""
     for inner in re.findall(r"\$\((.*?)\)", line):
         yield from _simple_commands(inner)
     line = re.sub(r"\$\(([^)]*)\)", lambda found: "$submit" if "submit" in found[1] else "$OUTPUT", line)
@@ -113,7 +114,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
     skips = False
     try:
         tokens = list(lexer)
-    except ValueError:  # a quote in the output of something
+    except ValueError:  # a quote in the output of a command
         return
     for token in tokens:
         if set(token) <= set("|&;"):
@@ -131,7 +132,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _own_words(words: list[str]) -> tuple[str, ...] | None:
-    """What comes after ``tiered``, whatever runs it; None: another program's."""
+    """The words after ``tiered``, with any program that runs it. None for another program."""
     for at, word in enumerate(words):
         if word == "tiered" and all(_runs_another(before) for before in _programs(words[:at])):
             return tuple(words[at + 1 :])
@@ -141,7 +142,7 @@ def _own_words(words: list[str]) -> tuple[str, ...] | None:
 
 
 def _programs(words: list[str]) -> list[str]:
-    """The words before a command that are neither assignments nor options nor an option's value."""
+    """The words before a command without assignments, options and values of options."""
     return [
         word
         for at, word in enumerate(words)
@@ -154,7 +155,7 @@ def _runs_another(word: str) -> bool:
 
 
 def complaint(written: Written) -> str | None:
-    """What click, or the table of settings, would say against the words; None for a command that could run."""
+    """The error of click or of the settings table for the words. None for a valid command."""
     command: click.Command = main
     context = click.Context(main, info_name="tiered")
     words = list(written.words)
@@ -178,7 +179,7 @@ def complaint(written: Written) -> str | None:
 
 
 def _parsed(command: click.Command, context: click.Context, words: list[str], is_prose: bool) -> list[str]:
-    """The words that the parameters of `command` leave; every value that has to be one of a few is looked at."""
+    """The words that the parameters of `command` leave. Values of parameters with fixed choices are checked."""
     try:
         given, rest, _ = command.make_parser(context).parse_args(list(words))
     except click.BadOptionUsage:

@@ -1,7 +1,6 @@
-"""How each how-to page and runbook is followed by a test: what its reader has, and what of it does not run, and why.
+"""How a test runs each how-to page and runbook: its initial state, and the lines that are not run with the reason.
 
-What is not run is listed line by line. A line that is neither run nor listed cannot be: a page runs whole. Whoever adds
-to the lists changes the number in `test_pages.py` as well.
+Each line of a page is run or listed here. A change of the lists also changes the number in `test_pages.py`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ sed -i 's|^dir = .*|dirs = ["/disk1/logs", "/disk2/logs", "/disk3/logs"]|' tiere
 tiered -q topic create orders -p 4
 """
 _MORE = "seq 1 500 | tiered -q -C /srv/road append orders - --batch 20\n"
-_DOCTOR = {"tiered doctor": (0, 3, 10), "tiered doctor --problems": (0, 3, 10)}  # of this very machine
+_DOCTOR = {"tiered doctor": (0, 3, 10), "tiered doctor --problems": (0, 3, 10)}  # result depends on this machine
 HOW_TO = {
     "adopt-a-broker": Page(
         setup=_BROKER,
@@ -122,7 +121,7 @@ manager = LogManager.open(Config.load("tiered.toml"), now_ms=time.time_ns() // 1
         setup=_ON_S3,
         buckets=("logs",),
         codes={
-            "tiered cost advise": (0, 3),  # 3 where a day of records costs enough to save a cent
+            "tiered cost advise": (0, 3),  # 3 if a day of records costs enough to save a cent
             "tiered cost advise orders --rate orders=20GiB/d --out advice.json": 3,
         },
     ),
@@ -220,7 +219,7 @@ RUNBOOKS = {
     "store-fails": _LOOK,
 }
 
-# Pages that another test follows, and which.
+# Pages that another test runs.
 _SPARK = "tests/spark/test_spark_pages.py"
 ELSEWHERE = {
     "backfill-with-spark": _SPARK,
@@ -240,7 +239,7 @@ HDFS = Page(
     not_run={"pip install 'tiered[hdfs]'": _INSTALLS, "hdfs dfs -mkdir -p /logs": "a command of Hadoop's distribution"},
 )
 _SUBMITTED = "test_spark_submit.py submits such a line to a standalone cluster of its own"
-# Lines of `run-jobs-on-spark`: what no machine of the tests has, and what another test runs.
+# Lines of `run-jobs-on-spark` that need a cluster, or that another test runs.
 NEEDS_A_CLUSTER = {
     "submit=$(python -m tiered.spark.submit)": _SUBMITTED,
     "spark-submit --master spark://master:7077 $submit rewrite recode orders --codec zstd --yes --remote "

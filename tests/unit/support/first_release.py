@@ -1,9 +1,9 @@
-"""The bucket that the first release wrote, kept as `first_release.zip`, and what was in it.
+"""The bucket written by the first release, stored as `first_release.zip`, and its expected records.
 
-Made once, by ``python tests/unit/support/first_release.py`` on the release's code, and **never again**:
-later versions have to open it as it is. A later format gets a file of its own beside it. Inside: every object under
-its key, and ``expected.json`` with the records of each topic as (offset, timestamp, checksum of key and value),
-committed ones apart.
+It was made once with the code of that release, by ``python tests/unit/support/first_release.py``, and must never be
+made again: later versions must open it unchanged. A later format gets its own file. The archive has every object
+under its key, and ``expected.json`` with the records of each topic as (offset, timestamp, checksum of key and value).
+Committed records are listed separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load() -> tuple[dict[str, bytes], dict[str, dict[str, list[list[object]]]]]:
 
 
 def told(record) -> list[object]:
-    """A record as `expected.json` has it."""
+    """A record in the form of `expected.json`."""
     return [record.offset, record.timestamp_ms, zlib.crc32(repr((record.key, record.value)).encode())]
 
 
@@ -53,7 +53,7 @@ def make() -> None:
     from local.log.producer_state import Producer
     from local.names import TopicPartition
     from remote.manifest import commit_protocol
-    from remote.manifest.page_spill import PageRule
+    from remote.manifest.page_out import PageRule
 
     rng = random.Random(20)
     commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)

@@ -1,5 +1,8 @@
-"""A partition as a broker's disk has it, and the same laid out as others lay it out, by code that shares nothing with
-the readers: each layout's own documentation, `json`, `zstandard` and `cryptography` alone."""
+"""A partition in the layout of a broker's disk, and the same partition in the layouts of other software.
+
+The writers share no code with the readers. They use the documentation of each layout, `json`, `zstandard` and
+`cryptography` only.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from local.settings import LogSettings
 from local.storage import DiskStorage
 
 NOW = 1_700_000_000_000
-TOPIC_ID = "-_AAAAAAAAAAAAAAAAAAAA"  # begins with a dash, as ids may
+TOPIC_ID = "-_AAAAAAAAAAAAAAAAAAAA"  # begins with a dash, as topic ids may
 NAME = TopicPartition("orders-eu", 3)
 _SETTINGS = LogSettings(segment_bytes=6000, index_interval_bytes=300, batch_bytes=400)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """One closed segment: what Kafka hands to a remote storage manager."""
+    """One closed segment: the files that Kafka passes to a remote storage manager."""
 
     base: int
     next: int
@@ -47,7 +50,7 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Closed segments of a partition, and what is in them."""
+    """Closed segments of a partition and their records."""
 
     segments: list[Files]
     records: list[StoredRecord]
@@ -60,12 +63,13 @@ class Sample:
 def write_log(
     directory: Path, count: int = 400, *, epochs: tuple[int, ...] = (0, 2), mark: dict[int, bytes] | None = None
 ) -> Sample:
-    """`mark` is put into the values of an epoch, whose transactions end the other way then.
+    """Write records with headers and nulls, and committed, aborted and open transactions.
 
-    Records with headers and nulls, transactions kept, aborted, and one that is open at the end of what is closed."""
+    `mark` is part of the values of an epoch, and its transactions have the opposite outcome.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     log = Log.open(DiskStorage(), str(directory), NAME, _SETTINGS, now_ms=NOW)
-    share, long_one = count // len(epochs), 8888  # a transaction over several segments, aborted in the end
+    share, long_one = count // len(epochs), 8888  # a transaction over several segments that aborts
     for number, epoch in enumerate(epochs):
         log.begin_epoch(epoch)
         for at in range(number * share, (number + 1) * share, 10):
@@ -130,7 +134,7 @@ def _files(log: Log, info) -> Files:
 
 @dataclass(frozen=True)
 class AivenKey:
-    """An RSA key pair; the private one in a file as the plugin's users have it."""
+    """An RSA key pair. The private key is in a file, as the plugin needs it."""
 
     id: str
     private: rsa.RSAPrivateKey
@@ -144,7 +148,7 @@ def new_key(path: Path, key_id: str = "key1") -> AivenKey:
 
 
 def wrap(key: AivenKey, data_key: bytes) -> bytes:
-    """RSA, OAEP with SHA3-512 and MGF1 of the same, no label: RFC 8017, 7.1.1."""
+    """RSA, OAEP with SHA3-512 and MGF1 with the same hash, no label: RFC 8017, 7.1.1."""
     public = key.private.public_key().public_numbers()
     size, seed = (public.n.bit_length() + 7) // 8, os.urandom(64)
     block = sha3_512(b"").digest() + bytes(size - len(data_key) - 130) + b"\x01" + data_key
@@ -159,7 +163,7 @@ def wrap(key: AivenKey, data_key: bytes) -> bytes:
 
 
 def segment_id(number: int) -> str:
-    """As Kafka writes one; every third begins with a dash."""
+    """A segment id in Kafka's text form. Every third id begins with a dash."""
     first = b"\xfb" if number % 3 == 0 else b"\x01"
     return base64.urlsafe_b64encode(first + number.to_bytes(15, "big")).decode().rstrip("=")
 
@@ -180,7 +184,7 @@ def put_aiven(
     epochs: dict[int, int] | None = None,
     without: tuple[str, ...] = (),
 ) -> str:
-    """One segment as the plugin uploads it; the stem of its objects."""
+    """Write one segment in the layout of the Aiven plugin. Returns the stem of its object keys."""
     data_key, aad = os.urandom(32), os.urandom(32)
 
     def sealed(body: bytes) -> bytes:
@@ -260,17 +264,17 @@ def packed_sizes(sizes: list[int]) -> bytes:
 
 
 def _own_epochs(files: Files) -> dict[int, int]:
-    """Those of the segment's own offsets, by the checkpoint's text."""
+    """Leader epochs of the offsets of the segment, from the text of the checkpoint."""
     told = [tuple(map(int, line.split())) for line in files.epochs.decode().splitlines()[2:]]
     below = [epoch for epoch, start in told if start <= files.base]
     return {**({below[-1]: files.base} if below else {}), **{e: s for e, s in told if s > files.base}}
 
 
-# -- Kafka's own files
+# -- Kafka's own layout
 
 
 def put_kafka_local(store, files: Files, *, number: int, root: str = "kafka-tiered-storage/", without=()) -> str:
-    """One segment as LocalTieredStorage keeps it."""
+    """Write one segment in the layout of LocalTieredStorage."""
     stem = f"{root}{NAME.topic}-{NAME.partition}-{TOPIC_ID}/{files.base:020d}-{segment_id(number)}"
     for suffix, body in (
         (".log", files.log),
@@ -286,7 +290,7 @@ def put_kafka_local(store, files: Files, *, number: int, root: str = "kafka-tier
 
 
 def put_pinterest(store, files: Files, *, root: str = "base/0110/cluster-1/", without=()) -> None:
-    """One segment as Pinterest's uploader keeps it."""
+    """Write one segment in the layout of Pinterest's uploader."""
     place = f"{root}{NAME.topic}-{NAME.partition}/"
     for suffix, body in ((".log", files.log), (".index", files.index), (".timeindex", files.timeindex)):
         if suffix not in without:
@@ -295,7 +299,7 @@ def put_pinterest(store, files: Files, *, root: str = "base/0110/cluster-1/", wi
 
 
 def put_log(store, files: Files, *, root: str = "", indexes: bool = True) -> None:
-    """One segment as a broker's directory has it."""
+    """Write one segment in the layout of a broker's directory."""
     place = f"{root}{NAME.topic}-{NAME.partition}/"
     _put(store, f"{place}{files.base:020d}.log", files.log)
     if indexes:
@@ -306,7 +310,7 @@ def put_log(store, files: Files, *, root: str = "", indexes: bool = True) -> Non
 
 
 def _put(store, key: str, body: bytes) -> None:
-    """An object may be empty here, which our stores refuse to write."""
+    """Write an object that may be empty, which the stores of the project refuse."""
     if body:
         store.put(key, body)
     else:

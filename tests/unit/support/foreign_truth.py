@@ -1,4 +1,4 @@
-"""What every layout must give: a sample's records, by whatever road."""
+"""Checks that every external layout gives the records of a sample, by every way of reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMITTED = Isolation.READ_COMMITTED
 
 
 def assert_reads(bucket: RemoteLog, sample: Sample) -> None:
-    """By offset, by time, committed, as raw batches."""
+    """Check reads by offset, by timestamp, of committed records, and of raw batches."""
     reader = bucket.reader()
     assert bucket.topics() == [NAME.topic]
     assert bucket.partitions(NAME.topic) == [NAME]

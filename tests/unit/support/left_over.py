@@ -1,9 +1,9 @@
-"""Processes that a run of the tests started, directly or not, and that must not outlive it.
+"""Processes that a test run started directly or indirectly, and that must end with it.
 
-Every process of a run has the run's `MARK` in its environment, whoever started it: workers of pytest-xdist, Spark's JVM
-and its Python workers, the drivers and clusters of tests/spark. `end_with_run` starts a process that waits until the
-run's first process has ended, in whatever way, SIGKILL included, and then kills what still has the mark. Linux only:
-elsewhere there is no /proc, and nothing is done.
+Every process of a run has the `MARK` of the run in its environment: workers of pytest-xdist, Spark's JVM and Python
+workers, the drivers and clusters of tests/spark. `end_with_run` starts a process that waits for the end of the run's
+first process, including SIGKILL, and then kills every process with the mark. Linux only: without /proc it does
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 
 MARK = "TIERED_TEST_RUN"
-GRACE_S = 2.0  # for those that end by themselves once their parent has
+GRACE_S = 2.0  # for processes that end by themselves after their parent
 _LOOKS = 20
 
 
@@ -29,18 +29,19 @@ def marked(mark: str) -> list[int]:
             with open(f"/proc/{name}/environ", "rb") as file:
                 is_ours = wanted in file.read().split(b"\0")
         except OSError:
-            continue  # it ended, or is another user's
+            continue  # it has ended, or belongs to another user
         if is_ours:
             found.append(int(name))
     return found
 
 
 def end_with_run(mark: str) -> None:
-    """Start the process that ends what is left of the run that the caller is. Call once, in the run's first process."""
+    """Start the process that ends the remaining processes of this run. Call once, in the first process of the run."""
     if not os.path.isdir("/proc/self"):
         return
     os.environ[MARK] = mark
-    environment = {name: value for name, value in os.environ.items() if name != MARK}  # it must not kill itself
+    # without the mark, so that it does not kill itself
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
     reading, _held_open = os.pipe()
     subprocess.Popen(
         [sys.executable, os.path.abspath(__file__), mark],
@@ -48,20 +49,20 @@ def end_with_run(mark: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # a Ctrl-C is not for it
+        start_new_session=True,  # not stopped by Ctrl-C
     )
     os.close(reading)
-    # `_held_open` stays open as long as this process lives, and no child has it: descriptors are not inheritable.
+    # `_held_open` stays open while this process lives. Children do not inherit it.
 
 
 def _end(mark: str) -> None:
-    """Wait for the run's end, then kill what is left of it."""
+    """Wait for the end of the run, then kill its remaining processes."""
     while os.read(0, 1):
         pass
     until = time.monotonic() + GRACE_S
     while marked(mark) and time.monotonic() < until:
         time.sleep(0.1)
-    for _ in range(_LOOKS):  # one that is starting another process may be overtaken
+    for _ in range(_LOOKS):  # a process that is just being started may be missed
         left = marked(mark)
         if not left:
             return

@@ -1,4 +1,4 @@
-"""Messages of formats 0 and 1, put together field by field: an encoder that shares nothing with the reader."""
+"""Messages of formats 0 and 1, built field by field by an encoder that shares no code with the reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wrapper(
     attributes: int = 0,
     key: bytes | None = None,
 ) -> bytes:
-    """A gzip wrapper around `inner`; `offset` is the last inner message's."""
+    """A gzip wrapper around `inner`. `offset` is that of the last inner message."""
     packed = gzip.compress(b"".join(inner), mtime=0)
     return message(magic, offset, key, packed, timestamp_ms=timestamp_ms, attributes=1 | attributes)
 

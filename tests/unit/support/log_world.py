@@ -1,4 +1,4 @@
-"""A small log on a model disk, records to fill it, and a reader of all of it: shared by the tests of the log."""
+"""A small log on a model disk, records to fill it, and a reader of the whole log, shared by the tests of the log."""
 
 from __future__ import annotations
 

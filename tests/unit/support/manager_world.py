@@ -1,4 +1,4 @@
-"""One disk and one bucket for tests of the manager, and what those tests do again and again."""
+"""One disk and one bucket for tests of the manager, with common operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPACTED = {**TIERED, "cleanup.policy": "compact"}
 
 
 class World:
-    """One disk and one bucket, over any number of managers. Each test's buckets are decoded whole when it is over."""
+    """One disk and one bucket for any number of managers. After each test all objects of its buckets are decoded."""
 
     made: ClassVar[list[World]] = []
 
@@ -58,7 +58,7 @@ class World:
         takes_over: bool = False,
         **settings: str,
     ) -> LogManager:
-        """`settings` as with ``-X``, with underscores for dots."""
+        """Open a manager. `settings` are overrides like ``-X``, with underscores instead of dots."""
         asked = {key.replace("_", "."): value for key, value in settings.items()}
         config = replace(self.config, overrides={**self.config.overrides, **asked})
         return LogManager.open(
@@ -72,7 +72,7 @@ class World:
         )
 
     def other_disk(self) -> ModelDisk:
-        """Another machine's disk, which knows the topics and holds no log."""
+        """The disk of another node, which has the topics and no log."""
         other = ModelDisk()
         other.make_directory("./data")
         other.create("./data/topics.json").append(self.disk.read("./data/topics.json"))
@@ -80,7 +80,7 @@ class World:
 
 
 class SwitchableStore:
-    """A store out of reach while `is_down`, for reads too unless `is_readable`."""
+    """A store that is unreachable while `is_down`, for reads too unless `is_readable`."""
 
     def __init__(self, inner: MemoryStore, *, is_down: bool = True) -> None:
         self.inner = inner
@@ -105,7 +105,7 @@ class SwitchableStore:
 
 
 class MuteStore:
-    """Falls silent with the first create, once armed: that happens, and neither it nor anything else is answered."""
+    """A store that gives no answer after the first create once armed. That create takes effect."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner, self.is_armed, self.is_mute = inner, False, False
@@ -123,7 +123,7 @@ class MuteStore:
         return call
 
     def close(self) -> None:
-        """It outlives its managers."""
+        """Keep the inner store open after a manager."""
 
 
 def send(manager: LogManager, count: int, *, topic: str = "t", start: int = 0, keys: int = 9) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Mistakes that people make in their first days, each with what `tiered` answers: the table, and its page.
+"""Common first mistakes with the answer of `tiered`: the table, and its page.
 
 ``docs/reference/mistakes.md`` is generated from it:
 
@@ -15,10 +15,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "mistakes.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """One row: what was typed, in which world, and what the one line of the answer has to hold.
+    """One row: the typed words, the state of the node, and the content of the one-line answer.
 
-    `names` are the thing and the place, `hint` what it says of what to do next, word for word. `world` is the name of a
-    change to a sound node that makes a right command wrong.
+    `names` are the thing and the place. `hint` is the next step, word for word. `world` names a change to a healthy
+    node
+    that makes a valid command fail.
     """
 
     what: str
@@ -409,7 +410,7 @@ SECTIONS = {
 }
 MISTAKES = tuple(row for rows in SECTIONS.values() for row in rows)
 
-_HEAD = """# Mistakes, and what is answered
+_MANIFEST = """# Mistakes, and what is answered
 
 Generated from the table in `tests/unit/support/mistakes.py`; `tests/unit/project/test_mistakes.py` makes each of
 them. Every answer is one line on stderr, `error: what was attempted, what is wrong: key=value`, and an
@@ -418,8 +419,8 @@ them. Every answer is one line on stderr, `error: what was attempted, what is wr
 
 
 def render() -> str:
-    """The page."""
-    parts = [_HEAD]
+    """The generated page."""
+    parts = [_MANIFEST]
     for title, rows in SECTIONS.items():
         lines = [
             f"## {title}\n",

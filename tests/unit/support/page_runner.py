@@ -1,8 +1,8 @@
-"""Runs the blocks of a page in order, as a reader would who follows it, in a folder made for it.
+"""Runs the blocks of a page in order in its own directory, like a reader of the page.
 
-A `Page` says what the reader has beforehand (`setup`), what happens before some lines, and which exit codes the page
-promises; whatever it does not run is named with the reason. Absolute paths lie below the folder, ``s3://`` is a server
-on loopback, questions are answered with yes.
+A `Page` gives the state before the page (`setup`), events before some lines, and the exit codes that the page
+promises. Blocks that are not run are listed with a reason. Absolute paths are mapped below the directory, ``s3://`` is
+a server on loopback, questions are answered with yes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PATIENCE_S = 100
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """A command that goes on by itself: it is ready once its output has `told`, or `url` answers; then it is ended.
+    """A command that runs until it is stopped. It is ready once its output has `told`, or `url` answers.
 
-    `and_with` are words added to it, where its default may be taken on this machine.
+    `and_with` are additional words, where a default may be in use on this machine.
     """
 
     told: str = ""
@@ -44,7 +44,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """How one page is followed. Lines are named without their comments, blocks of Python ``python 1`` and so on."""
+    """How one page is run. Lines are named without their comments, Python blocks ``python 1`` and so on."""
 
     setup: str = ""
     buckets: tuple[str, ...] = ()
@@ -57,19 +57,19 @@ class Page:
 
 
 def lines_of(body: str) -> list[str]:
-    """The commands of a block, one each, continued lines joined, comments gone."""
+    """The commands of a block, one per line, with continued lines joined and comments removed."""
     joined = re.sub(r"\\\n\s*", "", body)
     lines = [re.sub(r"(^|\s+)#( .*)?$", "", line).strip().removeprefix("$ ") for line in joined.splitlines()]
     return [line for line in lines if line]
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
-    """(language, body) of each block that could run."""
+    """(language, body) of each block that can be run."""
     return [(found["language"], found["body"]) for found in BLOCK.finditer(page.read_text())]
 
 
 class Reader:
-    """Somebody in a folder with a shell. `port` is free, for what listens."""
+    """A directory with a shell. `port` is a free port for servers."""
 
     def __init__(self, folder: Path, commands: Commands, endpoint: S3Endpoint | None, port: int) -> None:
         self.folder, self.port = folder, port
@@ -91,14 +91,14 @@ class Reader:
             self._endpoint = endpoint
 
     def make_buckets(self, names: tuple[str, ...]) -> None:
-        """Empty ones, whatever was there."""
+        """Create empty buckets and remove all others."""
         if names:
             _request("POST", f"{self._endpoint.url}/moto-api/reset")
         for name in names:
             _request("PUT", f"{self._endpoint.url}/{name}")
 
     def follow(self, path: Path, page: Page) -> None:
-        """All of the page. AssertionError names the line that does not do what the page says."""
+        """Run the whole page. Raises AssertionError with the line that does not do what the page says."""
         self.environment |= {name: self.here(value) for name, value in page.exports.items()}
         self.make_buckets(page.buckets)
         self.run("set -e\n" + page.setup)
@@ -111,12 +111,12 @@ class Reader:
                 self._shell(lines_of(body), page)
 
     def here(self, text: str) -> str:
-        """What the page calls /srv lies below the folder; its ports are one that is free."""
+        """Map the absolute paths of a page below the directory, and its ports to the free port."""
         text = _ABSOLUTE.sub(rf"{self.folder}/\1", text)
         return re.sub(r"(?<=:)(946[45]|8080)\b", str(self.port), text)
 
     def run(self, script: str) -> str:
-        """Stdout of a script that has to succeed."""
+        """Stdout of a script that must succeed."""
         (code, out, err), *_ = self._run_lines([script])
         assert code == 0, f"{script[-200:]}\nexit code {code}\n{out}\n{err}"
         return out
@@ -131,7 +131,7 @@ class Reader:
         self.run('python -c "$(cat block.py)"')
 
     def _shell(self, lines: list[str], page: Page) -> None:
-        """Lines in one shell, which knows the variables of the ones before; a new one after something happened."""
+        """Run lines in one shell with the variables of earlier lines. A new shell begins after an event."""
         run: list[str] = []
         for line in lines:
             if line in page.not_run:
@@ -174,7 +174,7 @@ class Reader:
             try:
                 child.wait(_PATIENCE_S)
             except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGTERM)  # the commands, too: theirs is the client's, which hands it on
+                os.killpg(child.pid, signal.SIGTERM)  # the commands too: each client passes the signal on to its fork
                 child.wait(_PATIENCE_S)
         finally:
             os.close(ours)

@@ -1,4 +1,4 @@
-"""A small fleet: nodes with a directory and a configuration each, one bucket, and what readers must find in the end."""
+"""A small fleet: nodes with a directory and a configuration each, one bucket, and the expected records of readers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FleetWorld:
         return LogManager.open(Config.load(str(Path(self.nodes[number]) / "tiered.toml")), now_ms=now_ms)
 
     def fill(self, number: int, rounds: int = 4, per: int = 60) -> None:
-        """Records of twenty days ago up to now, a round for each share of them; nothing is cleaned or tiered."""
+        """Append records of the last twenty days in `rounds` shares. No segment is cleaned or copied."""
         with self.manager(number) as manager:
             for round_number in range(rounds):
                 at_ms = NOW - 20 * DAY + round_number * 20 * DAY // max(1, rounds - 1)
@@ -75,7 +75,7 @@ class FleetWorld:
         return Fleet(**{"bucket": Bucket(url=self.url), "nodes": self.nodes, **more})  # type: ignore[arg-type]
 
     def records(self) -> dict[TopicPartition, dict[int, Record]]:
-        """What a reader of the bucket finds, by offset."""
+        """The records that a reader of the bucket finds, by offset."""
         store = open_store(self.url)
         try:
             return records_of(store)
@@ -83,7 +83,7 @@ class FleetWorld:
             store.close()
 
     def check(self) -> None:
-        """Every record that must be in the bucket is: of events those within retention, of prices each key's newest."""
+        """Check the records in the bucket: of events those within retention, of prices the newest of each key."""
         found = self.records()
         for name, sent in self.sent.items():
             there = found[name]
@@ -92,7 +92,7 @@ class FleetWorld:
                 assert set(there) == set(newest.values()), name
             else:
                 young = {at for at, record in enumerate(sent) if record.timestamp_ms > NOW - 10 * DAY}
-                assert young, "all too old"
+                assert young, "some records must be within retention"
                 assert young <= set(there), name
                 assert len(there) < len(sent), f"{name}: nothing expired"
             for at, record in there.items():

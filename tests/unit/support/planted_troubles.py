@@ -1,8 +1,8 @@
-"""For each alert of `tiered.observe.alert_table` a trouble that it is about, and what its runbook does about it.
+"""For each alert of `tiered.observe.alert_table` a planted problem and the fix of its runbook.
 
-A `Scene` is two functions: after `plant` the alert has to fire, `mend` does what the runbook says, and after it none
-may. `told` is what the commands under "Look" have to say; `also` are the other alerts that fire with it, and none
-else may. A step of "Mend" that names a command is done by that command.
+A `Scene` has two functions. After `plant` the alert must fire, and no other alert but those in `also`. After `mend`,
+which follows the runbook, no alert may fire. `told` is the expected output of the commands under "Look". A step of
+the runbook that names a command is done by that command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERS = TopicPartition("orders", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """See the module text."""
+    """One planted problem with its fix. The module docstring explains the fields."""
 
     alert: str
     plant: Callable[[WatchedNode], None]
@@ -40,7 +40,7 @@ class Scene:
 
 
 def _uploads_are_refused(node: WatchedNode) -> None:
-    """The credentials may only read."""
+    """The credentials have only read permission."""
     node.door.refusal = lambda verb: AccessDenied(f"{verb}, no permission or wrong credentials", cause="AccessDenied")
     node.door.refused = ("upload",)
     node.append("orders", 100)
@@ -113,10 +113,10 @@ def _keep(node: WatchedNode, path: Path) -> None:
 
 
 def _waiting(node: WatchedNode, topic: str) -> Path:
-    """A closed segment that only the disk has."""
+    """A closed segment that exists on the disk only."""
     name = TopicPartition(topic, 0)
     held = node.manager.partition(name)
-    upto = 0 if (head := held.head()) is None else head.allocated_end_offset
+    upto = 0 if (manifest := held.manifest()) is None else manifest.allocated_end_offset
     base = [each.base_offset for each in held.log.segments() if each.base_offset >= upto and not each.is_active][1]
     (path,) = node.home.glob(f"disk*/{topic}-0/{base:020}.log")
     return path
@@ -136,7 +136,7 @@ def _a_segment_is_damaged(node: WatchedNode) -> None:
 
 
 def _good_bytes_come_back(node: WatchedNode) -> None:
-    """From a copy, as its runbook says."""
+    """Restore the file from a copy, as the runbook says."""
     (good,) = node.home.glob("good/*/*")
     (wrong,) = node.home.glob(f"disk*/{good.parent.name}/{good.name}")
     wrong.write_bytes(good.read_bytes())
@@ -152,7 +152,7 @@ def _a_compacted_segment_is_damaged(node: WatchedNode) -> None:
 
 
 def _a_setting_is_refused_at_a_start(node: WatchedNode) -> None:
-    """A default that one topic's own setting contradicts."""
+    """Set a default that contradicts a setting of one topic."""
     node.manager.alter_topic("orders", {"local.retention.ms": "4h"}, now_ms=node.clock_ms)
     node.configure(retention_ms="3h")
     node.restart()
@@ -160,7 +160,7 @@ def _a_setting_is_refused_at_a_start(node: WatchedNode) -> None:
 
 
 def _a_log_is_anothers_to_read(node: WatchedNode) -> None:
-    """A file of the log was given to another user, and the machine started again."""
+    """Make a log file unreadable, as if another user owned it, and restart."""
     node.disk.forbidden = str(next(node.home.glob("disk*/orders-0")))
     node.restart()
     node.pass_(10)
@@ -179,7 +179,7 @@ def _the_setting_is_mended_and_the_manager_restarts(node: WatchedNode) -> None:
 
 
 def _a_copy_of_the_machine_was_at_work(node: WatchedNode) -> None:
-    """It wrote to the bucket what this one has other records for."""
+    """Let a copy of this node write other records to the bucket for the same offsets."""
     node.append("orders", 100)
     node.manager.close()
     other = node.home / "other"
@@ -199,7 +199,7 @@ def _a_copy_of_the_machine_was_at_work(node: WatchedNode) -> None:
 
 
 def _the_bucket_is_replaced_by_an_empty_one(node: WatchedNode) -> None:
-    """The disk has dropped what the former bucket has."""
+    """Replace the bucket after the disk dropped segments that only the former bucket has."""
     node.append("orders", 100)
     node.pass_(4 * HOUR)
     node.manager.close()
@@ -218,7 +218,7 @@ def _the_former_bucket_comes_back(node: WatchedNode) -> None:
 
 
 def _the_bucket_is_believed(node: WatchedNode) -> None:
-    """What only this disk had is dumped from where it was moved to."""
+    """Accept the bucket. The local-only records are dumped from the directory that was moved away."""
     node.manager.close()
     (found,) = node.home.glob("disk*/orders-0")
     aside = found.rename(node.home / "orders-0")
@@ -276,7 +276,7 @@ def _it_is_restarted(node: WatchedNode) -> None:
 
 
 def _it_takes_the_role_back(node: WatchedNode) -> None:
-    """A person decides it: the daemon holds records that the bucket lacks."""
+    """Take over on the operator's decision, because the daemon holds records that the bucket lacks."""
     node.restart(takes_over=True)
     node.pass_(5)
 

@@ -1,4 +1,4 @@
-"""Partitions for the policies to decide on: segments, rows and snapshots with an age in place of a time."""
+"""Sample partitions for the policies: segments, entries and snapshots with an age instead of a timestamp."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def snapshot(
 
 
 def planned(taken: PartitionSnapshot) -> list[Decision]:
-    """The plan, which must be sound."""
+    """The plan, checked for violations."""
     decided = plan_partition(taken)
     assert violations(taken, decided) == []
     return decided

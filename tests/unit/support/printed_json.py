@@ -1,7 +1,7 @@
-"""Whatever JSON a command prints in a test's process is held against its schema, in every test of the suite.
+"""Check of all JSON that a command prints in the test process against its schema, in every test of the suite.
 
-All rows of all commands go through one writer (`tiered.cli.render`); `watch` stands beside it. What it meets is told by
-`take_wrong`, for an error raised in the midst of a command would be the command's own.
+All rows of all commands use one writer (`tiered.cli.render`). `watch` wraps this writer. Violations are collected for
+`take_wrong`, because an exception inside a command would look like an error of the command.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ import msgspec
 from tiered.cli import render
 from tiered.cli.schemas.schemas import COMMANDS, SCHEMAS
 
-# `-o jsonl` of these prints the columns of the sections that were asked for, and no others.
+# `-o jsonl` of these commands prints only the columns of the chosen sections.
 WITH_SECTIONS = {"status"}
 
-seen: set[str] = set()  # names of schemas that something printed was of
+seen: set[str] = set()  # names of schemas that were matched by printed JSON
 _wrong: list[str] = []
 
 
 class _Written(threading.local):
-    """By thread, as click's context is."""
+    """State of a thread, like the context of click."""
 
     def __init__(self) -> None:
-        self.heads: list[tuple[type, ...]] = []  # what the object being written may be; empty before its beginning
+        # possible types of the object being written; empty before its beginning
+        self.heads: list[tuple[type, ...]] = []
 
 
 _written = _Written()
 
 
 def watch() -> None:
-    """Once in a process."""
+    """Wrap the JSON writer. Call once in a process."""
     write, spell = render._write_json, render._json
 
     def watched_write(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
@@ -57,16 +58,17 @@ def watch() -> None:
 
 
 def take_wrong() -> list[str]:
-    """What was met since the last time."""
+    """The violations since the last call."""
     found, _wrong[:] = list(_wrong), []
     return found
 
 
 def command_of(context: click.Context | None) -> str | None:
-    """``topic list``; None for what is no command of ours."""
+    """``topic list``, for example. None for a command of another program."""
     names: list[str] = []
     while context is not None and context.parent is not None:
-        if not names or isinstance(context.command, click.Group):  # `apply --auto --dry-run` prints as the `plan` in it
+        # `apply --auto --dry-run` prints like its inner `plan`
+        if not names or isinstance(context.command, click.Group):
             names.insert(0, str(context.info_name))
         context = context.parent
     from tiered.cli.main import main
@@ -92,12 +94,12 @@ def _note(command: str, value: dict[str, object]) -> None:
 
 
 def check_object(command: str, value: dict[str, object]) -> tuple[type, ...]:
-    """Those of the command's types that have these fields. Raises LookupError and ValidationError."""
+    """The types of the command that have these fields. Raises LookupError and ValidationError."""
     return _converted(value, types_of(command))
 
 
 def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()) -> tuple[type, ...]:
-    """What a row of an object that is one of `heads` may be, or a line of the command's."""
+    """The possible types of a row in an object of one of `heads`, or of a line of the command."""
     types = tuple(each for one in heads or types_of(command) for each in row_types(one))
     if not heads and command in WITH_SECTIONS:
         for found in (each for each in types if set(row) <= set(each.__struct_encode_fields__)):
@@ -109,7 +111,7 @@ def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()
 
 
 def _converted(value: dict[str, object], types: tuple[type, ...]) -> tuple[type, ...]:
-    """Those of `types` that it is; with the fields of some and the values of none raises the first complaint."""
+    """The types that match `value`. Raises the first error if only the fields match and no values do."""
     found, complaint = [], None
     for each in _of_fields(types, frozenset(value)):
         try:
@@ -129,7 +131,7 @@ def types_of(command: str) -> tuple[type, ...]:
 
 @functools.cache
 def row_types(of: type) -> tuple[type, ...]:
-    """What its lists hold."""
+    """The element types of the lists of a type."""
     found = []
     for each in msgspec.structs.fields(of):
         for one in (each.type, *get_args(each.type)):
@@ -148,7 +150,7 @@ def _of_fields(types: tuple[type, ...], fields: frozenset[str]) -> tuple[type, .
 
 
 def _always(of: type) -> frozenset[str]:
-    """The fields that are always there."""
+    """The required fields."""
     return frozenset(each.encode_name for each in msgspec.structs.fields(of) if each.required) | _tag(of)
 
 
@@ -157,6 +159,6 @@ def _may(of: type, fields: frozenset[str]) -> bool:
 
 
 def _tag(of: type) -> frozenset[str]:
-    """`schema_version`, which is the tag of a result."""
+    """`schema_version`, the tag of a result."""
     config = of.__struct_config__
     return frozenset(() if config.tag_field is None else (config.tag_field,))

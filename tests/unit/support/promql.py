@@ -1,8 +1,8 @@
-"""The part of PromQL that our alerts are written in, evaluated over samples, as Prometheus would.
+"""Evaluator for the subset of PromQL that the project's alerts use, with the results of Prometheus.
 
-Selectors with ``=`` and ``!=``, ranges, arithmetic and comparisons as filters, ``and or unless`` with ``on``, ``sum``
-and ``max`` with ``by``, and the functions of `_FUNCTIONS`. Where `promtool` is to be had a test lets it judge the same
-samples.
+Supported: selectors with ``=`` and ``!=``, ranges, arithmetic, comparisons as filters, ``and or unless`` with ``on``,
+``sum`` and ``max`` with ``by``, and the functions of `_FUNCTIONS`. Where `promtool` is installed, a test compares it
+with this evaluator on the same samples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-LOOKBACK_S = 300.0  # an instant selector takes a sample that is at most so old
+LOOKBACK_S = 300.0  # maximum age of the sample that an instant selector uses
 Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
 Series = Mapping[str, Mapping[Labels, Sequence[tuple[float, float]]]]
@@ -35,7 +35,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 
 def evaluate(expr: str, series: Series, at_s: float) -> Vector | float:
-    """What `expr` is at that time. Raises ValueError for what this evaluator does not know."""
+    """The value of `expr` at a time. Raises ValueError for unsupported expressions."""
     return _Query(expr, series, at_s).result()
 
 
@@ -48,7 +48,7 @@ class _Range:
 
 
 class _Query:
-    """A parser that evaluates as it goes; an expression is short, and is evaluated some hundred times."""
+    """A parser that evaluates while it parses. Expressions are short and evaluated a few hundred times."""
 
     def __init__(self, expr: str, series: Series, at_s: float) -> None:
         self._tokens = list(_tokens(expr))
@@ -210,7 +210,7 @@ def _computed(sign: str, left: float, right: float) -> float:
 
 
 def _increase(at_s: float, given: _Range) -> Vector:
-    """Prometheus' extrapolation: what the samples tell of the range, stretched to its ends where they come near."""
+    """Prometheus' extrapolation: the increase of the samples, extended to the ends of the range if close."""
     found = {}
     for labels, samples in given.found.items():
         if len(samples) < 2:
@@ -232,7 +232,7 @@ def _rate(at_s: float, given: _Range) -> Vector:
 
 
 def _predict(at_s: float, given: _Range, ahead_s: float) -> Vector:
-    """A straight line by least squares."""
+    """Linear regression by least squares."""
     found = {}
     for labels, samples in given.found.items():
         if len(samples) < 2:

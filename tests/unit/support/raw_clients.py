@@ -1,4 +1,4 @@
-"""Clients of a server that keep no rule: they speak over bare sockets, and a server is what they speak to."""
+"""HTTP clients over bare sockets that may break the protocol, and a server for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiered.web.http.server import WebServer
 from tiered.web.http.serving import ServerInThread, Tls
 
 SECRET = "what only those see who may"
-LIMIT_S = 60.0  # on a busy machine; nothing waits so long
+LIMIT_S = 60.0  # generous for a busy machine; no test waits this long
 
 
 def echo(target: str) -> tuple[HTTPStatus, str, str]:
@@ -61,37 +61,39 @@ class Raw:
         return self
 
     def get(self, target: str = "/", *lines: str, version: str = "1.1", verb: str = "GET") -> Raw:
-        head = "".join(f"{line}\r\n" for line in (f"{verb} {target} HTTP/{version}", *(lines or ("Host: localhost",))))
-        return self.send(f"{head}\r\n".encode("latin-1"))
+        manifest = "".join(
+            f"{line}\r\n" for line in (f"{verb} {target} HTTP/{version}", *(lines or ("Host: localhost",)))
+        )
+        return self.send(f"{manifest}\r\n".encode("latin-1"))
 
     def answer(self) -> tuple[int, str]:
-        """The next answer's status and body, by its Content-Length."""
+        """Status and body of the next answer, by its Content-Length."""
         while b"\r\n\r\n" not in self._come:
             self._more()
-        head, _, self._come = self._come.partition(b"\r\n\r\n")
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        manifest, _, self._come = self._come.partition(b"\r\n\r\n")
+        lengths = [line for line in manifest.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         size = int(lengths[0].split(b":")[1]) if lengths else 0
         while len(self._come) < size:
             self._more()
         body, self._come = self._come[:size], self._come[size:]
-        return int(head.split()[1]), body.decode("utf-8", "replace")
+        return int(manifest.split()[1]), body.decode("utf-8", "replace")
 
     def rest(self) -> bytes:
-        """All that comes until the server hangs up."""
+        """All bytes until the server closes the connection."""
         try:
             while piece := self.socket.recv(65536):
                 self._come += piece
         except ConnectionError:
-            pass  # hung up on with something unread
+            pass  # closed with unread data
         return self._come
 
     def _more(self) -> None:
         piece = self.socket.recv(65536)
-        assert piece, "hung up on"
+        assert piece, "the server closed the connection"
         self._come += piece
 
 
 def ask(server: ServerInThread, target: str = "/") -> tuple[int, str]:
-    """What somebody who keeps the rules is answered."""
+    """Status and body for a client that follows the protocol."""
     with Raw(server) as client:
         return client.get(target, "Host: localhost", "Connection: close").answer()

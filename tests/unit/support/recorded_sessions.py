@@ -1,11 +1,11 @@
-"""Terminal sessions, recorded: a list of commands and what a person sees of them at 80 and at 120 columns.
+"""Recorded terminal sessions: a list of commands and their output at 80 and at 120 columns.
 
     python tests/unit/support/recorded_sessions.py --write
 
-plays every session of SESSIONS and writes ``tests/sessions/<name>.<width>.txt``; a test plays them again and compares
-to the letter. Commands run in this process, stdout is a terminal of that width without colours, time is `NOON` and
-moves a second with each command, the machine is one of `_VERSIONS` with a disk of `_ROOM`. Ids, a plan's fingerprint
-and the folder are replaced by others of the same length before anything is laid out; nothing else is masked.
+runs every session of SESSIONS and writes ``tests/sessions/<name>.<width>.txt``. A test runs them again and compares
+the output exactly. Commands run in this process. Stdout is a terminal of that width without colours, the time starts
+at `NOON` and advances a second with each command, and the versions and the free disk space are fixed. Ids, plan
+fingerprints and paths are replaced by texts of the same length before the layout. Nothing else is masked.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ _VERSIONS |= {"hdfs-native": "0.14.7", "cryptography": "50.0.2", "pyarrow": "26.
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
 _TOPIC_ID = re.compile(r"(?<![\w/+-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{22}(?![\w-])")
 _TOPIC_PREFIX = re.compile(r"(?<=[a-z]-)[\w-]{22}(?=/)")
-_FINGERPRINT = re.compile(r"(?<=^plan )[0-9a-f]{16}", re.MULTILINE)  # of the state, ulids too
+_FINGERPRINT = re.compile(r"(?<=^plan )[0-9a-f]{16}", re.MULTILINE)  # of the state, including ULIDs
 _ULID = re.compile(r"(?<![0-9A-Z])01[0-9A-HJKMNP-TV-Z]{24}(?![0-9A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`commands` are shown, `before` made the world and is not. ``later 2h`` moves the clock, `deeds` have names."""
+    """`commands` are shown, `before` is run first and not shown. ``later 2h`` moves the clock, `deeds` are named
+    functions."""
 
     name: str
     commands: tuple[str, ...]
@@ -86,7 +87,7 @@ _TIERED = (*_NODE, "tiered -q run --once")
 
 
 def _flip(home: Path) -> None:
-    """Damage in the middle of the first segment in the bucket."""
+    """Damage the middle of the first segment in the bucket."""
     wrong = min((home / "bucket").glob("orders-*/0/data/*.log"))
     body = bytearray(wrong.read_bytes())
     body[1000] ^= 1
@@ -265,26 +266,26 @@ WITH_SCHEMA = {
 
 
 class _Terminal(io.TextIOWrapper):
-    """What a command takes for one."""
+    """A stream that commands treat as a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 class _Shared(io.BytesIO):
-    """Stdout and stderr of one command come together as on a screen; neither ends the other's."""
+    """Stdout and stderr of one command in one buffer, like on a terminal. Closing one leaves the other open."""
 
     def close(self) -> None:
         pass
 
 
 class Player:
-    """Plays commands in a folder of its own; `run` gives the exit code and all that was printed, in order."""
+    """Runs commands in its own directory. `run` returns the exit code and the whole output in order."""
 
     def __init__(self, home: Path, width: int) -> None:
         self.home, self.width, self.now_ms = home, width, NOON
         self.printed_json: dict[str, str] = {}
-        self.random = random.Random(0)  # ids are others, and some numbers in the index are written with fewer digits
+        self.random = random.Random(0)  # real ids differ, and some numbers in the index have fewer digits
 
     def play(self, session: Session) -> str:
         self._write_lines()
@@ -317,7 +318,7 @@ class Player:
     def run(self, line: str) -> tuple[int, str]:
         screen = _Shared()
         out = _Terminal(screen, "utf-8", write_through=True)
-        err = io.TextIOWrapper(screen, "utf-8", write_through=True)  # a file: no bars that move
+        err = io.TextIOWrapper(screen, "utf-8", write_through=True)  # a file: no progress bars
         words = shlex.split(line.replace(_PLACE, str(self.home)))[1:]
         with self._disguise(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = invoke(words)
@@ -326,7 +327,7 @@ class Player:
 
     @contextlib.contextmanager
     def _disguise(self) -> Iterator[None]:
-        """The folder, the clock, the terminal; ids and paths are others by the time that a table is laid out."""
+        """Replace directory, clock and terminal. Ids and paths are replaced before a table is laid out."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_")}
         kept |= {"COLUMNS": str(self.width), "LINES": "50", "NO_COLOR": "1", "TERM": "xterm", "TZ": "UTC"}
         shown = render._shown
@@ -370,7 +371,7 @@ class Player:
 
 @contextlib.contextmanager
 def a_home() -> Iterator[Path]:
-    """A folder whose name is as long as the one that is shown."""
+    """A directory with a name as long as the shown name."""
     with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as folder:
         assert len(folder) <= len(_PLACE), folder
         yield Path(folder)
@@ -381,7 +382,7 @@ def file_of(session: Session, width: int) -> Path:
 
 
 def play(session: Session, width: int) -> tuple[str, dict[str, str]]:
-    """What is to be seen, and what the commands of WITH_SCHEMA print as JSON."""
+    """The output of a session, and the JSON of its commands of WITH_SCHEMA."""
     with a_home() as home:
         player = Player(home, width)
         return player.play(session), player.printed_json

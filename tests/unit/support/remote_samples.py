@@ -1,11 +1,11 @@
-"""Rows and heads to test with."""
+"""Sample entries and manifests."""
 
 from __future__ import annotations
 
 import msgspec
 
 from remote.keys import data_key, indexes_key
-from remote.manifest.manifest import Head, encode_line
+from remote.manifest.manifest import Manifest, encode_line
 from remote.segment_entry import IndexRange, SegmentEntry
 
 
@@ -30,12 +30,12 @@ def row(ulid="U1", base_offset=0, next_offset=10, **changes):
 
 
 def ulid_of(name):
-    """A ULID for a sample's short name."""
+    """A ULID for the short name of a sample."""
     return name.upper().translate(str.maketrans("ILOU", "1109")).rjust(26, "0")
 
 
 def stored_row(name="U1", base_offset=0, next_offset=10, *, view=None, epoch=1, **changes):
-    """A row as it can stand in a head: legal ULID and object names, epochs that begin at its base."""
+    """A valid manifest entry: legal ULID and object names, epochs that begin at its base offset."""
     names = base_offset, next_offset - 1, epoch, ulid_of(name)
     facts = {
         "data_key": data_key(*names, view=view),
@@ -45,7 +45,7 @@ def stored_row(name="U1", base_offset=0, next_offset=10, *, view=None, epoch=1, 
     return row(ulid_of(name), base_offset, next_offset, **{**facts, **changes})
 
 
-def head(*rows, **changes):
+def manifest(*rows, **changes):
     facts = {
         "sequence": 7,
         "epoch": 3,
@@ -60,9 +60,9 @@ def head(*rows, **changes):
         "segments": rows,
         "properties": {},
     }
-    return Head(**{**facts, **changes})
+    return Manifest(**{**facts, **changes})
 
 
-def forged(head):
-    """The object's bytes of a head that no writer would write."""
-    return encode_line(msgspec.json.encode(head))
+def forged(manifest):
+    """The bytes of a manifest that no writer would produce."""
+    return encode_line(msgspec.json.encode(manifest))

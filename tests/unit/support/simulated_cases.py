@@ -1,6 +1,6 @@
-"""Cases for the simulation, and what it is compared with: weeks of a real manager, metered.
+"""Cases for the simulation and their reference: weeks of a real manager with counted requests.
 
-CASES go with the tests, MORE with the campaign (``tests/bench/bench_simulation.py``).
+The tests run CASES, the campaign (``tests/bench/bench_simulation.py``) also runs MORE.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from simulated_run import DAY, HOUR, Run, run
 
 from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.cost.cost_history import manifest_costs
 
 WEEKS = 4
-RECORDS = 100  # of a batch
+RECORDS = 100  # records in a batch
 BASE = {
     "segment.bytes": "500000",
     "retention.ms": "7d",
@@ -134,7 +134,7 @@ MORE: dict[str, dict[str, object]] = {
 def workload_of(
     done: Run, settings: dict[str, str], *, batch_ms: int, tick_ms: int, reads_ms: int | None, is_managers: bool = False
 ) -> Workload:
-    """What the history of the run says, as `tiered.cost.cost_history` measures it."""
+    """The workload of the run as `tiered.cost.cost_history` measures it."""
     rows, log = done.first_rows, log_settings(Config.load(None).topic_properties("t", settings))
     size = sum(row.size_bytes for row in rows)
     reads = None
@@ -150,7 +150,7 @@ def workload_of(
         index_base_bytes=0,
         index_share=sum(row.indexes_bytes for row in rows) / size,
         reads=reads,
-        **manifest_costs(done.head),
+        **manifest_costs(done.manifest),
     )
     if "compact" in settings.get("cleanup.policy", ""):
         came = sum(row.next_offset - row.base_offset for row in rows) / RECORDS * done.batch_bytes
@@ -180,7 +180,7 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
 
 
 def far_off(done: Run, told: Simulated, within: float = 0.01) -> list[str]:
-    """The verbs and bytes that were foretold badly."""
+    """The verbs and bytes whose simulated value is wrong by more than `within`."""
     found = []
     for name in (each.name for each in fields(Counts)):
         real, said = getattr(done.counts, name), getattr(told.counts, name)

@@ -1,4 +1,4 @@
-"""A real manager over weeks of a virtual clock, metered: what the simulation foretells, done."""
+"""A real manager over weeks of a virtual clock with counted requests: the reference of the simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from local.format.record import Record
 from local.names import TopicPartition
 from policies.cost.simulation import RANGE_BYTES
 from remote.fetch import read_ahead
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
@@ -34,10 +34,10 @@ NAME = TopicPartition("t", 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came of it: everything that was sent, by the manager and by readers, and what there is in the end."""
+    """Results of a run: all requests of the manager and of readers, and the final state."""
 
     counts: RequestCounts
-    head: Head
+    manifest: Manifest
     first_rows: tuple[SegmentEntry, ...]
     stored_bytes: float
     local_bytes: float
@@ -46,20 +46,20 @@ class Run:
 
 
 class Inline:
-    """In the place of threads: what is fetched ahead is there when the reader comes, however fast either is."""
+    """Replacement of threads: each fetch ahead is complete at once, so that timing does not change the counts."""
 
     def submit(self, act: Callable[..., object], *args: object) -> Future[object]:
         future: Future[object] = Future()
         try:
             future.set_result(act(*args))
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+        except Exception as error:  # noqa: BLE001 - raised by the future
             future.set_exception(error)
         return future
 
 
 @contextmanager
 def _same_names(seed: int) -> Iterator[None]:
-    """Names are drawn alike in every run and on every machine: heads are compressed, and their sizes hang on them."""
+    """Make random names equal in every run, because the size of a compressed manifest depends on them."""
     rng = random.Random(seed)
     with (
         patch.object(secrets, "randbits", rng.getrandbits),
@@ -86,10 +86,12 @@ def run(
     partitions: int = 1,
     seed: int = 7,
 ) -> Run:
-    """A batch of random bytes at a time for each partition, a round until nothing is left to do, a reader of all that
-    is in the bucket. The reader is a new one each time, or the manager itself.
+    """Append a batch of random bytes to each partition, run maintenance until idle, and read the whole bucket,
+    repeatedly.
 
-    The topic is there before the counting begins. Counts are of all partitions, what there is in the end of the first.
+    The reader is a new one each time, or the manager itself. The topic exists before the counting begins. Counts cover
+    all
+    partitions, the final state is that of the first partition.
     """
     rng, read = random.Random(seed), RequestCounts()
     config = replace(
@@ -120,21 +122,21 @@ def run(
                             read_all(manager, name)
                         else:
                             read += scan(store, name)
-                seen = manager.partition(NAME).head()
+                seen = manager.partition(NAME).manifest()
                 fullest = seen if seen.segments else fullest
                 held.append(sum(each.stored_bytes for each in seen.parts))
                 local.append(sum(each.size_bytes for each in manager.partition(NAME).log.segments()))
         counts = manager.request_counts()
-        head = fullest
+        manifest = fullest
     assert counts is not None
-    assert head is not None
-    last = scan(store)  # how a long read begins, as a history would know it
-    sizes_of_rows = [(each.stored_bytes, getattr(each, "segment_count", 1)) for each in head.parts]
+    assert manifest is not None
+    last = scan(store)  # a full read from its beginning, as in a history
+    sizes_of_rows = [(each.stored_bytes, getattr(each, "segment_count", 1)) for each in manifest.parts]
     cells = sum(ceil(size / count / RANGE_BYTES) * count for size, count in sizes_of_rows)
     return Run(
         counts=counts - before + read,
-        head=head,
-        first_rows=head.segments,
+        manifest=manifest,
+        first_rows=manifest.segments,
         stored_bytes=sum(held) / len(held),
         local_bytes=sum(local) / len(local),
         batch_bytes=sum(sizes) / len(sizes),
@@ -143,7 +145,7 @@ def run(
 
 
 class _Shared:
-    """A store that outlives the manager which was given it."""
+    """A store that stays open after the manager closes it."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
@@ -152,11 +154,11 @@ class _Shared:
         return getattr(self._inner, name)
 
     def close(self) -> None:
-        """Left to whoever opened it."""
+        """Left to the caller that opened it."""
 
 
 def scan(store: ObjectStore, name: TopicPartition = NAME) -> RequestCounts:
-    """A reader with nothing but the bucket reads all of it."""
+    """Read the whole bucket with a reader that has no local state."""
     metered = MeteredStore(store)
     bucket = RemoteLog(metered)
     read_all(bucket, name)
@@ -164,7 +166,7 @@ def scan(store: ObjectStore, name: TopicPartition = NAME) -> RequestCounts:
 
 
 def read_all(of: Readable, name: TopicPartition) -> None:
-    """Everything that is retained, on one thread."""
+    """Read all retained records on one thread."""
     threads, read_ahead._threads = read_ahead._threads, Inline()
     try:
         reader = of.reader()
@@ -175,7 +177,7 @@ def read_all(of: Readable, name: TopicPartition) -> None:
 
 
 def _record(rng: random.Random, value_bytes: int, keys: int | None, number: int, now: int, is_random: bool) -> Record:
-    """Half of what is not random is zeros."""
+    """A record. Half of a value that is not random is zeros."""
     key = None if keys is None else b"%06d" % (number % keys)
     value = rng.randbytes(value_bytes if is_random else value_bytes // 2)
     return Record(key, value.ljust(value_bytes, b"\0"), now)

@@ -1,4 +1,4 @@
-"""A small place where every command has something to do or to look at."""
+"""A small node on which every command has work or output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from tiered.manager.manager import LogManager
 
 
 def make_place(home: Path) -> None:
-    """In the current directory `home`: two disks, a tiered topic, a compacted view, an open transaction, a list of
-    garbage, a report, a plan, a foreign bucket."""
+    """Fill the current directory `home` with input for every command.
+
+    It has two disks, a tiered topic, a compacted view, an open transaction, a list of orphans, a report, a plan and an
+    external bucket.
+    """
     (home / "other").mkdir()
     (home / "theirs").mkdir()
     store = open_store((home / "theirs").as_uri())

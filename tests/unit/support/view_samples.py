@@ -1,4 +1,4 @@
-"""Compacted views to test with."""
+"""Sample compacted views."""
 
 from __future__ import annotations
 

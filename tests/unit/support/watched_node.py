@@ -1,7 +1,6 @@
-"""A node at work on a real disk, on a clock that tests move, and what Prometheus would see of it, minute by minute.
+"""A node on a real disk with a virtual clock, and the samples that Prometheus would scrape each minute.
 
-The disk and the bucket between the daemon and the folder can be put out of order. Commands run beside it, in this
-process, on the same clock and the same folder, as a person's would.
+The disk and the bucket can be made to fail. Commands run in this process, on the same clock and the same directory.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 MINUTE = 60_000
 DAY = 86_400_000
 ROOM = 8 << 30
-HISTORY_S = 6 * 3600  # the longest range that an alert looks at
+HISTORY_S = 6 * 3600  # the longest range of an alert expression
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SPANS = {"m": 60, "h": 3600}
 
 
 class Disk(DiskStorage):
-    """The real one, of ROOM bytes, which is full, or fails or may not be read below a path; each byte has a weight."""
+    """A real disk of ROOM bytes that can be full, fail or be unreadable below a path. `weight` multiplies its used
+    bytes."""
 
     is_full = False
     failed = forbidden = ""
@@ -88,7 +88,7 @@ class _File:
     def append(self, data: Body) -> None:
         self._disk.check("writing to a file", self._path)
         self._inner.append(data)
-        self._disk.set_modified_ms(self._path, self._disk.clock_ms())  # those who look at the folder go by it
+        self._disk.set_modified_ms(self._path, self._disk.clock_ms())  # read-only opens use the modification time
 
     def sync(self) -> None:
         if self._disk.failed:
@@ -101,21 +101,21 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What Prometheus got at a time, by name and labels."""
+    """The samples of one scrape, by name and labels."""
 
     at_s: float
     values: dict[tuple[str, Labels], float]
 
 
 class _Screen(io.BytesIO):
-    """Outlives the command that is done with it."""
+    """An output stream that stays open after the command closed it."""
 
     def close(self) -> None:
         pass
 
 
 class Door:
-    """The way to the bucket: it refuses the verbs of `refused` by `refusal`, and holds up those of `held`."""
+    """The connection to the bucket. It fails the verbs of `refused` by `refusal`, and blocks the verbs of `held`."""
 
     def __init__(self, inner: FileStore) -> None:
         self.inner = inner
@@ -143,7 +143,7 @@ class Door:
 
 
 class WatchedNode:
-    """`pass_` lets minutes go by; `fires` says what an alert thinks of them."""
+    """A node whose clock is moved by `pass_`. `fires` evaluates an alert."""
 
     def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
         self.home, self.skew_ms, self.passed_ms = home, 0, 0
@@ -158,7 +158,7 @@ class WatchedNode:
         self.start()
 
     def configure(self, **settings: str) -> None:
-        """The configuration, with these on top, underscores for dots."""
+        """Write the configuration with the given settings added. Underscores stand for dots."""
         small = {"segment.bytes": "2KiB", "append.batch.bytes": "300", "local.retention.ms": "2h"}
         small |= {"remote.storage.enable": "true", "min.cleanable.dirty.ratio": "0", "file.delete.delay.ms": "0"}
         small |= {name.replace("_", "."): value for name, value in settings.items()}
@@ -168,11 +168,11 @@ class WatchedNode:
 
     @property
     def clock_ms(self) -> int:
-        """What the machine's clock says."""
+        """The time of the machine's clock."""
         return NOON + self.passed_ms + self.skew_ms
 
     def start(self, *, takes_over: bool = False) -> None:
-        """The daemon; `takes_over` as `tiered run --take-over`."""
+        """Start the daemon. `takes_over` is `tiered run --take-over`."""
         self.seen = Observations()
         config = Config.load(str(self.home / "tiered.toml"), {}, {})
         self.manager: LogManager = open_observed(
@@ -206,7 +206,7 @@ class WatchedNode:
         self.start(takes_over=takes_over)
 
     def append(self, topic: str, count: int, partition: int = 0) -> None:
-        """Records that come in; where they are refused, they are lost to whoever sent them."""
+        """Append records. Refused records are lost."""
         at = self.counts.get(name := TopicPartition(topic, partition), 0)
         self.counts[name] = at + count
         records = [
@@ -217,7 +217,7 @@ class WatchedNode:
                 self.manager.append(topic, records[each : each + 10], partition, now_ms=self.clock_ms)
 
     def pass_(self, minutes: int, every: int = 1, *, works: bool = True, feeds: tuple[str, ...] = ()) -> None:
-        """So many minutes with a scrape and, unless the daemon hangs, a round `every` so many."""
+        """Let `minutes` pass. Every `every` minutes there is a scrape and, unless the daemon hangs, maintenance."""
         for _ in range(0, minutes, every):
             self.passed_ms += every * MINUTE
             for topic in feeds:
@@ -228,7 +228,7 @@ class WatchedNode:
             self.scrape()
 
     def work(self) -> None:
-        """Rounds until nothing is left to do but what hangs, and one more: it reports what tasks met."""
+        """Run maintenance until only hanging work is left, and once more to report the results of tasks."""
         is_busy = True
         while is_busy:
             is_busy = self.worker.round(self.clock_ms)
@@ -237,7 +237,7 @@ class WatchedNode:
         self.manager.wait_for_tasks(0.01 if self.door.held else 60)
 
     def scrape(self) -> None:
-        """A daemon that has ended tells nothing."""
+        """Take a scrape. A daemon that has ended gives no samples."""
         found = {}
         text = "" if self.has_ended else self.metrics.text(self.clock_ms)
         for line in text.splitlines():
@@ -248,11 +248,11 @@ class WatchedNode:
         self.scrapes.append(Scrape((NOON + self.passed_ms) / 1000, found))
 
     def since(self, span_s: float) -> list[Scrape]:
-        """The newest scrapes."""
+        """The scrapes of the last `span_s`."""
         return [each for each in self.scrapes if each.at_s >= self.scrapes[-1].at_s - span_s]
 
     def fires(self, alert: Alert, limits: Limits) -> bool:
-        """Whether its expression has been true for as long as it must, up to the newest scrape."""
+        """Whether the expression of an alert was true for its whole duration, up to the newest scrape."""
         lasts_s = int(alert.lasts[:-1]) * _SPANS[alert.lasts[-1]]
         times = [each.at_s for each in self.since(lasts_s)]
         series: dict[str, dict[Labels, list[tuple[float, float]]]] = {}
@@ -266,7 +266,7 @@ class WatchedNode:
         return {alert.name for alert in ALERTS if self.fires(alert, limits)}
 
     def tiered(self, line: str) -> tuple[int, str]:
-        """The exit code of a command, and what it prints."""
+        """The exit code of a command and its output."""
         words = shlex.split(line)
         assert words[0] == "tiered"
         screen = _Screen()
@@ -283,7 +283,7 @@ class WatchedNode:
 
 @contextlib.contextmanager
 def watched_node(home: Path, patch: pytest.MonkeyPatch) -> Iterator[WatchedNode]:
-    """At work, with two partitions of orders and a compacted topic, both of which are in the bucket up to now."""
+    """A running node with two partitions of orders and a compacted topic, both fully copied to the bucket."""
     node = WatchedNode(home, patch)
     try:
         node.manager.create_topic("orders", 2, {}, now_ms=node.clock_ms)

@@ -1,4 +1,4 @@
-"""Pages as tests look at them: the site over a world's manager, a page that was found sound, JSON of its schema."""
+"""Web pages for tests: the site over a manager, a page with valid HTML, and JSON that matches its schema."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tiered.web.pages.site import Site
 
 
 def site(world: World, manager: LogManager, now_ms: int = NOW) -> Site:
-    """With a deadline that a busy machine keeps, too."""
+    """The site with a deadline that a busy machine meets."""
     return Site(manager, lambda: now_ms, storage=world.disk, deadline_s=60)
 
 
 def page(found: Site, path: str, status: HTTPStatus = HTTPStatus.OK) -> str:
-    """The page's HTML, after it was found sound."""
+    """The HTML of a page, after its validation."""
     code, kind, body = found.answer(path)
     assert (code, kind) == (status, "text/html; charset=utf-8"), (code, body)
     assert Sound.problems(body) == []
@@ -31,7 +31,7 @@ def page(found: Site, path: str, status: HTTPStatus = HTTPStatus.OK) -> str:
 
 
 def data(found: Site, path: str, schema: str | None = None) -> dict:
-    """The same as JSON, after it was held against its schema, which has nothing of the age that pages add."""
+    """The JSON of a page, after its validation. The schema does not have the data age that pages add."""
     code, kind, body = found.answer(path)
     assert (code, kind) == (HTTPStatus.OK, "application/json"), (code, body)
     if schema is not None:
@@ -43,8 +43,11 @@ def data(found: Site, path: str, schema: str | None = None) -> dict:
 
 
 class Sound(HTMLParser):
-    """Finds what is wrong with a page: tags that do not match, controls without a label, tables without headings,
-    links without a text, headings that leave a level out, ids twice, and anything that is loaded from elsewhere."""
+    """Finds errors of a page.
+
+    Reported are unmatched tags, controls without a label, tables without headings, links without text, skipped heading
+    levels, duplicate ids, and content from other servers.
+    """
 
     VOID = ("meta", "link", "input")
     CONTROLS = ("input", "select", "textarea")
@@ -122,7 +125,7 @@ class Sound(HTMLParser):
 
 
 class CountingStore(SwitchableStore):
-    """Answers, and notes what it was asked."""
+    """A store that works and records the verbs of its calls."""
 
     def __init__(self, inner: MemoryStore, asked: list[str]) -> None:
         super().__init__(inner, is_down=False)
