@@ -144,7 +144,7 @@ def test_second_signal_interrupts_the_maintenance(home: Path, capfd, monkeypatch
     def interrupted(manager: LogManager, now_ms: int, **more: object) -> bool:
         signal.raise_signal(number)
         signal.raise_signal(number)
-        raise AssertionError("never reached")
+        raise AssertionError("the second signal must raise")
 
     monkeypatch.setattr(LogManager, "tick", interrupted)
     assert invoke(["-q", "run"]) == code

@@ -96,7 +96,7 @@ def files(config: Config) -> dict[str, bytes]:
 
 def test_doctor_without_probes_writes_nothing(config: Config, monkeypatch) -> None:
     def refuse(*words: object) -> None:
-        raise AssertionError("a write")
+        raise AssertionError("a check without probes must not write")
 
     for verb in ("create", "unlink", "rename", "lock"):
         monkeypatch.setattr(DiskStorage, verb, refuse)
@@ -112,7 +112,7 @@ class _Refusing(MemoryStore):
         super().__init__("memory://bucket")
 
     def put_if_absent(self, key: str, body: object) -> None:
-        raise AssertionError("a write")
+        raise AssertionError("a check without probes must not write")
 
     delete = put = upload = put_if_absent
 

@@ -119,7 +119,7 @@ def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str
                 assert len(body) <= LIMIT, f"{key} has {len(body)} bytes: {_parts(body)}"
         if not more:
             return count
-    raise AssertionError("the rounds do not come to an end")
+    raise AssertionError("maintenance does not end")
 
 
 def _parts(body: bytes) -> str:

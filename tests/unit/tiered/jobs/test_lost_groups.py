@@ -1,4 +1,4 @@
-"""Jobs whose segments expire or are replaced meanwhile: commits, remaining work and messages."""
+"""Jobs whose segments expire or are replaced by other jobs: commits, remaining work and messages."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_only_the_caller_waits_for_a_hanging_store(what: str, monkeypatch: pytes
             def run() -> None:
                 try:
                     deed(manager)
-                except BaseException as error:  # noqa: BLE001 - told below
+                except BaseException as error:  # noqa: BLE001 - asserted below
                     errors.append(error)
 
             turn = threading.Thread(target=run, daemon=True)

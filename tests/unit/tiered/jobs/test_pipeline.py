@@ -82,7 +82,7 @@ def test_pipeline_stages_of_the_bucket_need_no_node(world):
     world.check()
 
 
-def test_pipeline_leaves_alone_a_locked_node_and_a_partition_of_another_writer(world, tmp_path):
+def test_pipeline_skips_a_locked_node_and_a_partition_of_another_writer(world, tmp_path):
     with world.manager(0):
         result = _run(world)
         assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.LEFT_ALONE, State.DONE]

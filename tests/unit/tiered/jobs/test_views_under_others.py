@@ -60,7 +60,7 @@ def test_view_and_log_read_during_rebuilds_give_the_state_at_one_offset() -> Non
                         state[record.key or b""] = record.value
                 assert offsets == sorted(set(offsets))
                 seen.append((before, state, manager.partitions()[0].log.next_offset))
-        except BaseException as error:  # noqa: BLE001 - told by the test's own thread
+        except BaseException as error:  # noqa: BLE001 - asserted by the test's thread
             failures.append(error)
 
     write(manager, 0)

@@ -310,7 +310,7 @@ def test_appends_reads_and_truncation_work_while_several_threads_clean(world: Wo
                 def run() -> None:
                     try:
                         work()
-                    except BaseException as error:  # noqa: BLE001 - told below
+                    except BaseException as error:  # noqa: BLE001 - asserted below
                         errors.append(error)
 
                 return run

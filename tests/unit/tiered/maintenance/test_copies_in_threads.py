@@ -446,7 +446,7 @@ def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: 
         directory = manager._directory.of(NAME)
 
         def clean(*rest: object) -> None:
-            raise AssertionError("what is copied must stay as it is")
+            raise AssertionError("a segment that is being copied must not be cleaned")
 
         stop = {"clean": clean, "should_stop": lambda: False}
         applied = apply_on_disk(held, lambda seen: [planned], directory=directory, now_ms=NOW, **stop)  # type: ignore[arg-type]

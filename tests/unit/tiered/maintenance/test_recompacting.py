@@ -235,7 +235,7 @@ def test_tombstones_are_removed_over_time_and_the_bucket_stays_small(world: Worl
             assert read(bucket.reader()) == read(manager.reader())
             assert read(manager.reader()).keys() == {b"left", b"clock"}
     assert max(tombstones) < 30, "of 72 deleted keys fewer than 30 tombstones may remain"
-    assert sizes[-1] < 1.5 * sizes[2], f"the bucket does not grow with what is gone: {sizes}"
+    assert sizes[-1] < 1.5 * sizes[2], f"the bucket must not grow with removed records: {sizes}"
 
 
 def test_reader_of_an_old_manifest_continues_in_the_new_entry(world: World) -> None:

@@ -42,7 +42,7 @@ SETTINGS = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_bytes
 
 
 class Broker:
-    """The broker that owns the directory.
+    """The broker of the log directory.
     `settle` writes the high watermark, as a broker does every few seconds."""
 
     def __init__(self, home: Path, *, is_compacted: bool = False) -> None:

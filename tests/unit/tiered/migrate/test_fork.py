@@ -438,7 +438,7 @@ def test_late_release_of_a_lapsed_pin_leaves_every_fork_known_to_its_source() ->
         release(other.store, source, lapsed)
         judged += bool(lapsed)
         if is_made:
-            assert forks_of(list_pins(other.store, source)), f"nobody knows of the fork any more: {at}"
+            assert forks_of(list_pins(other.store, source)), f"the source must know the fork after call {at}"
         assert damage(check_bucket(other.store)) == [], at
     assert judged > 2
 
@@ -457,7 +457,7 @@ def _begun(count: int) -> World:
             run_fork(stepping, _plan(stepping), now_ms=lambda: NOW)  # type: ignore[arg-type]
         if _names(other.store, "f"):
             return other
-    raise AssertionError("no fork was begun")
+    raise AssertionError("no interrupted fork has a manifest")
 
 
 def test_two_concurrent_forks_of_one_name_keep_every_record_of_a_successful_one() -> None:
