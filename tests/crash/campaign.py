@@ -46,7 +46,7 @@ def run_seed(seed: int) -> dict[str, object]:
         draws = DRAWS_FIXED if case in CASES else DRAWS_DRAWN
         try:
             explore(case, draws=draws, seed=seed, tally=tally, states_max=tally.distinct + STATES_OF_A_CASE)
-        except Exception:  # noqa: BLE001 - whatever it is, it is what the run is for
+        except Exception:  # noqa: BLE001 - the run reports any error
             failures.append(traceback.format_exc())
     return {
         "seed": seed,

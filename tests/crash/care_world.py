@@ -15,7 +15,7 @@ from local.records.batch import encode_batch
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import Change, add_segments, expire_segments
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.manifest.view import CompactedView, ViewRun
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import SegmentEntry
@@ -165,7 +165,7 @@ def with_view(world: CareWorld, topic: str) -> None:
 
 
 def all_kinds() -> CareWorld:
-    """One topic for each object encoding, one whose entries are in manifest pages, and one with a compacted view."""
+    """One topic for each object encoding, one with entries in manifest pages, and one with a compacted view."""
     world = CareWorld.empty()
     for topic, object_encoding in MODES.items():
         fill(world, topic, object_encoding)

@@ -20,7 +20,7 @@ from local.records.isolation import Isolation
 
 @dataclass
 class Decided:
-    """Offsets of decided records that count, and offsets of records whose transaction was aborted."""
+    """Offsets of decided records that count, and offsets of records of aborted transactions."""
 
     counting: set[int]
     aborted: set[int]
@@ -55,7 +55,7 @@ def check_compacted(log: Log, kept: dict[int, int], story: Story) -> None:
     stable = log.last_stable_offset
     facts = decided(story, kept, log.next_offset, stable)
     for offset in story.acked:
-        assert offset < stable or offset in kept, f"offset {offset} of an open transaction is gone"
+        assert offset < stable or offset in kept, f"offset {offset} of an open transaction is lost"
     _check_newest(kept, story, facts.counting)
     isolation = Isolation.READ_COMMITTED
     shown = {record.offset for record in log.records(log.local_log_start_offset, isolation=isolation)}
@@ -69,6 +69,6 @@ def _check_newest(kept: dict[int, int], story: Story, counting: set[int]) -> Non
     for key, offset in newest.items():
         if found.get(key, -1) >= offset:
             continue
-        assert story.records[story.acked[offset]].value is None, f"the newest record of {key!r}, at {offset}, is gone"
-        assert story.may_have_left(offset), f"the tombstone at {offset} of {key!r} left too early"
-        assert key not in found, f"a deleted value of {key!r} is back, at {found.get(key)}"
+        assert story.records[story.acked[offset]].value is None, f"the newest record of {key!r}, at {offset}, is lost"
+        assert story.may_have_left(offset), f"the tombstone at {offset} of {key!r} was removed too early"
+        assert key not in found, f"a deleted value of {key!r} has returned, at {found.get(key)}"

@@ -34,11 +34,11 @@ from local.storage import Body, FileFacts, Space, parent
 
 
 class PowerCut(BaseException):
-    """Not an Exception: no code under test may catch it."""
+    """Not an Exception, so that no code under test can catch it."""
 
 
 class Inode:
-    """The bytes of one file: `synced` is durable, `unsynced` lists later changes, `live` is what a reader sees now."""
+    """The bytes of one file: `synced` is durable, `unsynced` lists later changes, `live` is the current content."""
 
     __slots__ = ("live", "modified_ms", "synced", "unsynced")
 
@@ -227,7 +227,7 @@ class ModelDisk:
             self.sync_directory(each)
 
     def _made(self, path: str) -> None:
-        """Make a directory whose name is durable only after the sync of its parent."""
+        """Make a directory; its name is durable only after the sync of its parent."""
         made = self.directories[path] = Directory()
         self._change(self._entry(path, made))
 

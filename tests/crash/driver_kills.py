@@ -54,7 +54,7 @@ class Count:
     """Counts the effects of this process; the process ends at the chosen effect."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()  # threads may share it
+        self._numbers = itertools.count()  # shared by threads
         self.at, self.is_after = -1, False
 
     @property
@@ -356,10 +356,10 @@ class Sweep:
     def _look_and_end(self) -> None:
         self._check_sound()
         now = records(_url(self.home, self.flow.shows))
-        assert self.flow.may_show(self.before, self.after, now), "readers see what must not be in between"
+        assert self.flow.may_show(self.before, self.after, now), "readers see a state that is not allowed"
         self.flow.run(self.home, None)
         self._check_sound()
-        assert records(_url(self.home, self.flow.shows)) == self.after, "run again, it makes something else"
+        assert records(_url(self.home, self.flow.shows)) == self.after, "a second run gives another result"
 
     def _check_sound(self) -> None:
         for bucket in self.flow.buckets:
@@ -415,7 +415,7 @@ def _in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
         code = 0
         try:
             told = work()
-        except BaseException:  # noqa: BLE001 - the parent tells
+        except BaseException:  # noqa: BLE001 - the parent reports it
             code, told = 1, traceback.format_exc()
         with os.fdopen(writing, "wb") as out:
             out.write(pickle.dumps(told))

@@ -33,7 +33,7 @@ def attempt(job: Job) -> tuple[Job, bool, str | None]:
     try:
         drawn = kind is None
         met = run_drawn(name, number, Mode[mode]) if drawn else run_case(name, number, Kind[kind], Mode[mode])
-    except Exception:  # noqa: BLE001 - whatever it is, it is what the run is for
+    except Exception:  # noqa: BLE001 - the run reports any error
         return job, True, traceback.format_exc()
     return job, met, None
 

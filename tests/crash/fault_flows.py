@@ -37,7 +37,7 @@ from local.names import TopicPartition
 from remote.check.partition_check import ObjectKind
 from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.deadline_store import Deadlines, WatchedStore
@@ -155,7 +155,7 @@ class World:
         for record in records:
             plain = Record(record.key, record.value, record.timestamp_ms)  # type: ignore[attr-defined]
             offset: int = record.offset  # type: ignore[attr-defined]
-            assert plain in self.sent.get(offset, ()), f"a record was made up at {offset}"
+            assert plain in self.sent.get(offset, ()), f"a record at {offset} was read that no producer sent"
             assert offset not in found
             assert offset > max(found, default=-1)
             found[offset] = plain
@@ -265,9 +265,9 @@ def _tiered(mode: Mode) -> World:
     world = _written(mode).copied()
     manager = world.open()
     world.settle(manager)
-    head = manager.partitions()[0].head()
-    assert head is not None
-    assert all(row.data_key.endswith(mode.suffix) for row in head.segments)
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    assert all(row.data_key.endswith(mode.suffix) for row in manifest.segments)
     world.append(manager, 10)
     manager.close()
     return world
@@ -294,9 +294,9 @@ def _expired(mode: Mode) -> World:
     manager = world.open()
     manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
     world.settle(manager)
-    head = manager.partitions()[0].head()
-    assert head is not None
-    assert head.unlinked
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    assert manifest.unlinked
     manager.close()
     return world
 
@@ -311,9 +311,9 @@ def _in_pages(mode: Mode) -> World:
         world.append(manager, 10)
         world.clock.now_ms += 2 * HOUR
         world.settle(manager)
-        head = manager.partitions()[0].head()
-        assert head is not None
-        assert len(head.spills) > 1
+        manifest = manager.partitions()[0].manifest()
+        assert manifest is not None
+        assert len(manifest.pages) > 1
         manager.close()
     return world
 
@@ -327,9 +327,9 @@ def _pages_expired(mode: Mode) -> World:
         manager = world.open()
         manager.delete_records({NAME: 60}, now_ms=world.clock.now_ms)
         world.settle(manager)
-        head = manager.partitions()[0].head()
-        assert head is not None
-        assert head.unlinked_pages
+        manifest = manager.partitions()[0].manifest()
+        assert manifest is not None
+        assert manifest.unlinked_pages
         manager.close()
     return world
 
@@ -510,7 +510,7 @@ def _goes_on(world: World, manager: LogManager) -> None:
     """The same manager finishes its work after the fault and returns the right records."""
     world.create_topic(manager)
     world.settle(manager)
-    assert not manager.problems, f"a passing fault left trouble behind: {manager.problems}"
+    assert not manager.problems, f"a passing fault left problems: {manager.problems}"
     world.append(manager, 2)
     world.settle(manager)
     assert not manager.problems
@@ -521,7 +521,7 @@ def _check_records(world: World, manager: LogManager) -> None:
     start, _ = manager.reader().offsets(NAME)
     found = world.true(manager.reader().records(NAME, start))
     for offset, record in world.retained().items():
-        assert found.get(offset) == record, f"acknowledged offset {offset} is gone"
+        assert found.get(offset) == record, f"acknowledged offset {offset} is lost"
 
 
 def _check_end(world: World, manager: LogManager) -> None:
@@ -538,11 +538,11 @@ def _check_end(world: World, manager: LogManager) -> None:
     found = world.true(bucket.records(NAME, bucket.offsets(NAME)[0]))
     assert {offset: found.get(offset) for offset in world.retained()} == world.retained()
     (report,) = assert_sound(world.inner, keys=RING)
-    assert all(row.data_key.endswith(world.mode.suffix) for row in report.head.segments)  # type: ignore[union-attr]
-    assert report.head is not None
-    assert not report.head.unlinked, "a deleted object is still listed as a pending delete"
-    assert not report.head.unlinked_pages
-    assert not report.head.given_up
+    assert all(row.data_key.endswith(world.mode.suffix) for row in report.manifest.segments)  # type: ignore[union-attr]
+    assert report.manifest is not None
+    assert not report.manifest.unlinked, "a deleted object is still listed as a pending delete"
+    assert not report.manifest.unlinked_pages
+    assert not report.manifest.given_up
     assert ObjectKind.UNKNOWN not in report.counts()
     end = manager.reader().offsets(NAME)[1]
     assert end == max(world.acked) + 1

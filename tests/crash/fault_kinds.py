@@ -25,8 +25,8 @@ ALL = BODIES | LISTS | PUTS | {"head", "delete"}
 
 ATTEMPT_MS = 3_000  # after which a client stops waiting for one request
 SLOW_MS = 20_000
-WINDOW_CALLS = 4  # how long an old view, a throttle, a quota lasts
-WRITES_BEHIND = 3  # how old an old view is
+WINDOW_CALLS = 4  # calls that an old view, a throttle or a quota lasts
+WRITES_BEHIND = 3  # age of an old view, in writes
 LATE_CALLS = 3
 
 
@@ -194,7 +194,7 @@ class FaultStore:
         names: list[str] = found
         return names
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _begin(self, verb: str) -> Kind | None:
         """The kind that this call meets."""

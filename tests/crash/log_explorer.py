@@ -61,7 +61,15 @@ class _State:
     where: str
 
 
-def explore(case: Case, *, draws: int, seed: int = 0, tally: Tally | None = None, states_max: int = 1 << 60) -> Tally:
+def explore(
+    case: Case,
+    *,
+    draws: int,
+    seed: int = 0,
+    tally: Tally | None = None,
+    states_max: int = 1 << 60,
+    own_max: int = 1 << 60,
+) -> Tally:
     """Check the crash states after each effect of `case`, `draws` for each.
 
     Raises the exception of the first state that breaks a promise, with a note that says how to reproduce the state.
@@ -75,6 +83,8 @@ def explore(case: Case, *, draws: int, seed: int = 0, tally: Tally | None = None
         play(case.program, disk, case.settings, story)
         # If `states_max` ends the run early, the states come from all over the program.
         rng.shuffle(waiting)
+        while len(waiting) > own_max:
+            waiting.pop()
         while waiting and tally.distinct < states_max:
             # The program's own states come first, then the states inside their recoveries.
             state = waiting.popleft()

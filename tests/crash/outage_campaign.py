@@ -263,7 +263,9 @@ def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
         for topic in COPIED:
             name = TopicPartition(topic, 0)
             values = [record.value for record in bucket.reader().records(name, start(bucket, topic))]
-            told = appends.missing(topic, values, bucket.head(name).allocated_end_offset if topic == "latest" else None)
+            told = appends.missing(
+                topic, values, bucket.manifest(name).allocated_end_offset if topic == "latest" else None
+            )
             if told is not None:
                 wrong.append(f"in the bucket alone, {told}")
     sound_roots(f"s3://{node.bucket}", endpoint.options())

@@ -127,10 +127,10 @@ class Gate:
                 return
             data += more
         self.met += 1
-        head, _, body = data.partition(b"\r\n\r\n")
-        said = b"" if head.startswith(b"HEAD") else BUSY
-        found = LENGTH.search(head)
-        left = int(found[1]) - len(body) if found and b"100-continue" not in head.lower() else 0
+        manifest, _, body = data.partition(b"\r\n\r\n")
+        said = b"" if manifest.startswith(b"HEAD") else BUSY
+        found = LENGTH.search(manifest)
+        left = int(found[1]) - len(body) if found and b"100-continue" not in manifest.lower() else 0
         while left > 0 and (more := client.recv(1 << 16)):
             left -= len(more)
         client.sendall(ANSWER % len(BUSY) + said)

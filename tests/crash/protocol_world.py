@@ -9,9 +9,9 @@ from itertools import pairwise
 from local.verify.findings import Severity, worst
 from remote.check.partition_check import check_partition
 from remote.fetch.range_reader import RemotePartition
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, decode_manifest
+from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
@@ -64,8 +64,10 @@ class Writer:
             self.log.become_writer(self.name, 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0, properties={"a": "b"})
 
     def copy(self, base: int) -> None:
-        head = self.log.cached  # the cached manifest, as in a manager: it may lag behind a commit with a lost answer
-        if base >= head.next_offset:
+        manifest = (
+            self.log.cached
+        )  # the cached manifest, as in a manager: it may lag behind a commit with a lost answer
+        if base >= manifest.next_offset:
             row = copy_segment(
                 self.store, PREFIX, segment_of(base), epoch=self.log.epoch, now_ms=base, chunk_bytes=CHUNK
             )
@@ -79,35 +81,35 @@ class Writer:
         self.log.commit(change, now_ms=3, touches=(base, base + 10))
 
     def delete_pending(self) -> None:
-        head = self.log.check_still_writer()
-        keys = [each.key for each in head.unlinked]
+        manifest = self.log.check_still_writer()
+        keys = [each.key for each in manifest.unlinked]
         self.store.delete([PREFIX + key for key in keys])
         self.log.commit(remove_pending_deletes(keys), now_ms=4)
 
 
-def entries_of(log: MetadataLog, head: Head) -> list[SegmentEntry]:
+def entries_of(log: MetadataLog, manifest: Manifest) -> list[SegmentEntry]:
     """All entries of a manifest, including the ones in its manifest pages."""
-    return list(log.index(head).entries_with_dead(0, 1 << 60))
+    return list(log.index(manifest).entries_with_dead(0, 1 << 60))
 
 
-def chain(store: ObjectStore) -> list[Head]:
+def chain(store: ObjectStore) -> list[Manifest]:
     """All manifests, after a check that they form one chain."""
-    heads = [decode_manifest(store.get(info.key)) for info in store.list(PREFIX + HEADS)]
-    assert [head.sequence for head in heads] == list(range(1, len(heads) + 1))
-    for before, after in pairwise(heads):
+    manifests = [decode_manifest(store.get(info.key)) for info in store.list(PREFIX + MANIFESTS)]
+    assert [manifest.sequence for manifest in manifests] == list(range(1, len(manifests) + 1))
+    for before, after in pairwise(manifests):
         assert after.parent_id == before.commit_id
         assert after.epoch == before.epoch if after.writer_id == before.writer_id else after.epoch >= before.epoch
         assert after.epoch - before.epoch in (0, 1)
         assert after.log_start_offset >= before.log_start_offset
-    return heads
+    return manifests
 
 
-def check(store: ObjectStore, *writers: Writer) -> Head | None:
+def check(store: ObjectStore, *writers: Writer) -> Manifest | None:
     """Check the invariants that hold at any moment, as a fresh reader sees the store."""
-    heads = chain(store)
+    manifests = chain(store)
     log = MetadataLog(store, PREFIX)
     latest = log.load()
-    assert latest == (heads[-1] if heads else None)
+    assert latest == (manifests[-1] if manifests else None)
     found = check_partition(store, PREFIX).findings
     assert worst(found) is Severity.INFO, found
     if latest is None:

@@ -27,16 +27,18 @@ def attempt(seed: int) -> tuple[Counter[str], str | None]:
         race = race_once(seed)
     except AssertionError as error:
         return Counter({"broken": 1}), str(error)
-    told = Counter(steps=race.steps, heads=len(race.truth.heads), epochs=len(race.truth.writers))
+    told = Counter(steps=race.steps, manifests=len(race.truth.manifests), epochs=len(race.truth.writers))
     told.update(records=len(race.truth.committed), fenced=sum(each.endswith(" Fenced") for each in race.events))
     told.update(refused=sum(each.endswith(" Conflict") for each in race.events))
     told.update(logical_ms=race.now_ms - race.began_ms, deletes=sum(" delete " in each for each in race.events))
     told.update(killed=sum(each.endswith(" is killed") for each in race.events), views=len(race.truth.views))
     told.update(pinned_steps=sum(each.endswith(" with a pin") for each in race.events), pages=race.truth.pages_seen)
     told.update(void_upto=race.truth.void_upto, orphans=len(race.truth.orphans), deleted=race.truth.is_deleted)
-    told.update(forks=sum(each.is_told for each in race.forks), fork_heads=sum(len(each.heads) for each in race.forks))
+    told.update(
+        forks=sum(each.is_told for each in race.forks), fork_heads=sum(len(each.manifests) for each in race.forks)
+    )
     told.update(fork_records=sum(len(each.committed) for each in race.forks if each.is_told))
-    told.update(jobs=len(race.truth.heads[-1].jobs) if race.truth.heads else 0)
+    told.update(jobs=len(race.truth.manifests[-1].jobs) if race.truth.manifests else 0)
     return told, None
 
 

@@ -61,7 +61,7 @@ def _fork_once(race: Race, store: ObjectStore) -> PartitionFork:
     (done,) = run_fork(store, plan, now_ms=lambda: race.now_ms)
     truth = race.truth_of(prefix)
     truth.tell()
-    missing = [key for key in truth.names_of(truth.heads[-1]) if _full(truth, key) not in race.inner._objects]
+    missing = [key for key in truth.names_of(truth.manifests[-1]) if _full(truth, key) not in race.inner._objects]
     assert not missing, f"a fork was made that lacks objects: {missing[:2]}"
     return done
 

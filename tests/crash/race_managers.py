@@ -174,7 +174,7 @@ def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
         _do_one(machine, actor, manager, rng.choice(_deeds(machine, race, manager)))
         machine.check()
         for held in manager.partitions():
-            machine.truth.check_head(held.head())
+            machine.truth.check_head(held.manifest())
         actor.step("between two calls")
 
 

@@ -17,7 +17,7 @@ from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.job_changes import Replacement, replace_tiled
-from remote.manifest.manifest import AppliedJob, Head
+from remote.manifest.manifest import AppliedJob, Manifest
 from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
@@ -37,25 +37,25 @@ def merge(actor: Actor, truth: Truth) -> None:
 
 def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
     race, prefix = actor.race, truth.prefix
-    guest = CoWriterLog(store, prefix)
-    head = guest.join()
-    rows = list(guest.index(head).entries_with_dead(0, 1 << 62))
+    co_writer = CoWriterLog(store, prefix)
+    manifest = co_writer.join()
+    rows = list(co_writer.index(manifest).entries_with_dead(0, 1 << 62))
     pairs = [pair for pair in pairwise(rows) if pair[0].next_offset == pair[1].base_offset]
     if not pairs:
         return
     old = actor.rng.choice(pairs)
-    new = _merged(store, prefix, old, head, race.now_ms)
+    new = _merged(store, prefix, old, manifest, race.now_ms)
     change = replace_tiled(
         [Replacement(ulids=(old[0].ulid, old[1].ulid), rows=(new,))],
         cleaned_through=0,
         bound=None,
         note=AppliedJob(job_id=new_ulid(race.now_ms)),
     )
-    guest.commit(change, race.now_ms, touches=(new.base_offset, new.next_offset))
+    co_writer.commit(change, race.now_ms, touches=(new.base_offset, new.next_offset))
 
 
 def _merged(
-    store: ObjectStore, prefix: str, old: tuple[SegmentEntry, SegmentEntry], head: Head, now_ms: int
+    store: ObjectStore, prefix: str, old: tuple[SegmentEntry, SegmentEntry], manifest: Manifest, now_ms: int
 ) -> SegmentEntry:
     remote = RemotePartition(store, prefix, ChunkCache(0))
     body = b"".join(bytes(remote.read(row, 0, row.size_bytes)) for row in old)
@@ -72,7 +72,7 @@ def _merged(
         time_index=b"",
         read=lambda start, length: body[start : start + length],
     )
-    row = copy_segment(store, prefix, segment, epoch=head.epoch, now_ms=now_ms)
+    row = copy_segment(store, prefix, segment, epoch=manifest.epoch, now_ms=now_ms)
     cleaned = [each.cleaned_through for each in old if each.cleaned_through is not None]
     return replace(row, cleaned_through=min(cleaned) if len(cleaned) == len(old) else None)
 
@@ -86,15 +86,15 @@ def free(actor: Actor, truth: Truth) -> None:
         actor.step("before freeing")
         store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
         plan = None
-        begun = len(truth.heads)
+        begun = len(truth.manifests)
         with suppress(LogError, ProcessDied):
             plan = plan_deletion(store, name, race.scene.topic, now_ms=race.now_ms, takes_over=True)
             actor.frozen_until = race.steps + rng.randrange(60)
             actor.step("with a plan to free")
             delete_pending(store, plan, now_ms=race.now_ms)
             race.events.append(f"{actor.name} freed {min(1, plan.objects)}")
-        for before, head in pairwise(truth.heads[max(0, begun - 1) :]):
-            is_taken = head.writer_id.startswith(DELETION) and before.writer_id != head.writer_id
+        for before, manifest in pairwise(truth.manifests[max(0, begun - 1) :]):
+            is_taken = manifest.writer_id.startswith(DELETION) and before.writer_id != manifest.writer_id
             assert not is_taken or plan is None or before.epoch == plan.epoch, (
                 "the epoch was taken from a writer that took over after the plan"
             )

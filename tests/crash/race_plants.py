@@ -17,9 +17,9 @@ from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
 from remote.gc import delayed_delete, old_manifests, orphans, page_removal, partition_removal, pin_watch
 from remote.keys import full_key, manifest_key
-from remote.manifest import co_writer, commit_protocol, page_spill
+from remote.manifest import co_writer, commit_protocol, page_out
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import encode_page
 from tiered.jobs import bucket_deletion
@@ -50,8 +50,8 @@ class Plant:
 def _epoch_is_ignored(patch: Patch) -> None:
     """A writer accepts any manifest as its own."""
 
-    def adopt(self: MetadataLog, found: Head) -> None:
-        self._head = found
+    def adopt(self: MetadataLog, found: Manifest) -> None:
+        self._manifest = found
         if self._state is LogState.WRITER:
             self._epoch = found.epoch
 
@@ -73,7 +73,7 @@ def _histories_are_compared_from_one_side(patch: Patch) -> None:
         return found if found is not None and found < local.next_offset else None
 
     patch.setattr(tier_relation, "first_contradiction", first_contradiction)
-    patch.setattr(reconciliation, "_is_other_writer", lambda log, head, mark: False)
+    patch.setattr(reconciliation, "_is_other_writer", lambda log, manifest, mark: False)
     patch.setattr(
         partition_opening, "check_same_records", lambda *held, **more: None
     )  # detects most contradictions too
@@ -85,7 +85,7 @@ def _histories_are_not_compared(patch: Patch) -> None:
 
 
 def _the_bucket_is_not_agreed_with(patch: Patch) -> None:
-    patch.setattr(partition_opening, "reconcile", lambda log, head, **more: None)
+    patch.setattr(partition_opening, "reconcile", lambda log, manifest, **more: None)
 
 
 def _records_have_no_epoch(patch: Patch) -> None:
@@ -144,7 +144,7 @@ def _pinned_heads_are_collected(patch: Patch) -> None:
 
 
 def _who_created_a_head_does_not_look_at_the_boundary(patch: Patch) -> None:
-    patch.setattr(MetadataLog, "_was_collected", lambda self, head: False)
+    patch.setattr(MetadataLog, "_was_collected", lambda self, manifest: False)
 
 
 def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
@@ -163,9 +163,9 @@ def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
 def _a_page_is_named_and_not_written(patch: Patch) -> None:
     def write_page(self: MetadataLog, rows: Any, now_ms: int, seal_key_id: str | None) -> Any:
         assert seal_key_id is None, "the topics of the races are not encrypted"
-        spill, _ = encode_page(rows, self._epoch, self._new_id(now_ms))
-        self._pages.keep(spill, rows)
-        return spill
+        page, _ = encode_page(rows, self._epoch, self._new_id(now_ms))
+        self._pages.keep(page, rows)
+        return page
 
     patch.setattr(MetadataLog, "_write_page", write_page)
 
@@ -173,14 +173,14 @@ def _a_page_is_named_and_not_written(patch: Patch) -> None:
 def _a_page_that_was_opened_goes_at_once(patch: Patch) -> None:
     real = MetadataLog.commit
 
-    def commit(self: MetadataLog, change: Change, now_ms: int, **more: Any) -> Head:
+    def commit(self: MetadataLog, change: Change, now_ms: int, **more: Any) -> Manifest:
         before = self.cached
-        head = real(self, change, now_ms, **more)
+        manifest = real(self, change, now_ms, **more)
         known = {each.key for each in before.unlinked} if before else set()
-        new = [each.key for each in head.unlinked if each.key not in known and each.key.startswith("meta/spill/")]
+        new = [each.key for each in manifest.unlinked if each.key not in known and each.key.startswith("meta/spill/")]
         if new:
             self._store.delete([self._prefix + key for key in new])
-        return head
+        return manifest
 
     patch.setattr(MetadataLog, "commit", commit)
 
@@ -199,9 +199,9 @@ def _the_objects_of_an_old_view_go_at_once(patch: Patch) -> None:
     real = view_building.build_view
 
     def build_view(held: Any, work: Any) -> Any:
-        old = {each.key for each in held.head().unlinked}
+        old = {each.key for each in held.manifest().unlinked}
         built = real(held, work)
-        gone = [each.key for each in held.head().unlinked if each.key not in old]
+        gone = [each.key for each in held.manifest().unlinked if each.key not in old]
         if gone:
             work.store.delete([held.prefix + key for key in gone])
         return built
@@ -241,16 +241,16 @@ def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
 
 
 def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
-    patch.setattr(orphans, "named_by", page_spill.named_keys)
+    patch.setattr(orphans, "named_by", page_out.named_keys)
 
 
 def _rows_in_pages_name_nothing(patch: Patch) -> None:
     real = orphans.named_by
-    patch.setattr(orphans, "named_by", lambda head, entries_of: real(head, lambda spill: ()))
+    patch.setattr(orphans, "named_by", lambda manifest, entries_of: real(manifest, lambda page: ()))
 
 
 def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
-    def adopt(self: co_writer.CoWriterLog, found: Head) -> None:
+    def adopt(self: co_writer.CoWriterLog, found: Manifest) -> None:
         self._epoch = found.epoch
         self._set(found)
 
@@ -259,7 +259,7 @@ def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
 
 
 def _an_epoch_is_taken_from_anybody(patch: Patch) -> None:
-    patch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda head: None)
+    patch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda manifest: None)
 
 
 # --- forks, pauses ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest, release
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.view import find_view
 from tiered.read.bucket_reader import RemoteLog
@@ -33,7 +33,7 @@ def read(actor: Actor, truth: Truth) -> None:
             if race.scene.has_views and rng.random() < 0.5:
                 _read_view(bucket, truth)
             start, end = bucket.reader().offsets(truth.name)
-            truth.check_head(bucket.head(truth.name))
+            truth.check_head(bucket.manifest(truth.name))
             if start < end:
                 at = rng.randrange(start, end)
                 found = list(bucket.reader().records(truth.name, at, end))
@@ -46,12 +46,12 @@ def read(actor: Actor, truth: Truth) -> None:
 
 def _read_view(bucket: RemoteLog, truth: Truth) -> None:
     """Read the whole view: it is exactly the view of the manifest before the read, or of the one after it."""
-    before = find_view(bucket.head(truth.name).views, "compacted")
+    before = find_view(bucket.manifest(truth.name).views, "compacted")
     if before is None or not before.is_built:
         return
     records = bucket.reader(read_compacted=True).records(truth.name, before.start_offset, before.horizon_offset)
     found = {each.offset: plain(each) for each in records}
-    after = find_view(bucket.head(truth.name).views, "compacted")
+    after = find_view(bucket.manifest(truth.name).views, "compacted")
     wanted = [truth.views[view_name(each)] for each in (before, after) if each is not None and each.is_built]
     assert found in [{at: record for at, record in each.items() if at < before.horizon_offset} for each in wanted], (
         f"a view has wrong records: {sorted(found)}"
@@ -67,7 +67,7 @@ def hold(actor: Actor, truth: Truth) -> None:
         log = MetadataLog(store, truth.prefix)  # type: ignore[arg-type]
         with suppress(Unavailable, NotFound, Conflict, ProcessDied):
             expires_ms = race.now_ms + rng.choice((1, 3, 12)) * HOUR
-            pin, head = pin_newest(
+            pin, manifest = pin_newest(
                 store,  # type: ignore[arg-type]
                 truth.prefix,
                 log,
@@ -75,16 +75,16 @@ def hold(actor: Actor, truth: Truth) -> None:
                 expires_ms=expires_ms,
                 holder=actor.name,
             )
-            truth.pinned(pin, head)
+            truth.pinned(pin, manifest)
             for _ in range(rng.randrange(2, 20)):
                 actor.step("with a pin")
-                if not _read_pinned(actor, store, pin, head, truth):
+                if not _read_pinned(actor, store, pin, manifest, truth):
                     break
             truth.unpinned(pin)
             release(store, truth.prefix, [pin])  # type: ignore[arg-type]
 
 
-def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: Truth) -> bool:
+def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, manifest: Manifest, truth: Truth) -> bool:
     """Read the pinned manifest and one object that it names; False once the pin has expired.
 
     After the pin expired, GC may delete the manifest, and a slow writer may create another one under the void name. The
@@ -93,9 +93,9 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: T
     race = actor.race
     try:
         again = PinnedLog(store, truth.prefix, pin).load()  # type: ignore[arg-type]
-        assert again == head, f"another manifest under the pinned name: {again.commit_id}, not {head.commit_id}"
-        index = MetadataIndex(head, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
-        rows = [*index.entries_with_dead(0, 1 << 62), *head.view_entries]
+        assert again == manifest, f"another manifest under the pinned name: {again.commit_id}, not {manifest.commit_id}"
+        index = MetadataIndex(manifest, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
+        rows = [*index.entries_with_dead(0, 1 << 62), *manifest.view_entries]
         if rows:
             row = actor.rng.choice(rows)
             remote = RemotePartition(store, truth.prefix, ChunkCache(0))  # type: ignore[arg-type]
@@ -105,6 +105,6 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: T
         return True
     except NotFound as error:
         if race.now_ms < pin.expires_ms:
-            raise AssertionError(f"what a pinned head names is gone: {error}") from error
+            raise AssertionError(f"an object of a pinned manifest is deleted: {error}") from error
         return False
     return race.now_ms < pin.expires_ms

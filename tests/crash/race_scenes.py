@@ -10,7 +10,7 @@ from unittest import mock
 
 from policies import invariants, manifest_collection
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.migrate import fork
 
 GRACE_MS = 3_600_000

@@ -16,11 +16,11 @@ from local.names import TopicPartition
 from local.records.batch_runs import BatchRuns
 from remote import keys
 from remote.gc.pins import Pin
-from remote.manifest.manifest import Head, PageEntry, decode_manifest
+from remote.manifest.manifest import Manifest, PageEntry, decode_manifest
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import Rows, decode_page
-from remote.manifest.page_spill import keys_of
+from remote.manifest.page_out import keys_of
 from remote.manifest.view import CompactedView
 from remote.segment_entry import SegmentEntry
 from remote.store.memory_store import MemoryStore
@@ -43,7 +43,7 @@ STRANGERS = (  # objects unknown to the product, below the partition's prefix or
 class Pinned:
     """A manifest that a reader has pinned, all names in it, and the end of the pin."""
 
-    head: Head
+    manifest: Manifest
     names: frozenset[str]
     expires_ms: int
 
@@ -56,7 +56,7 @@ def judging(check: Callable[..., None]) -> Callable[..., None]:
         try:
             check(*given)
         except LogError as error:
-            raise AssertionError(f"what is named is not there, or damaged: {error}") from error
+            raise AssertionError(f"a named object is missing or damaged: {error}") from error
 
     return told
 
@@ -66,7 +66,7 @@ class Truth:
 
     def __init__(self, inner: MemoryStore, now: Callable[[], int], scene: SceneOfRace) -> None:
         self._inner, self._now, self._scene = inner, now, scene
-        self.heads: list[Head] = []
+        self.manifests: list[Manifest] = []
         self.committed: dict[int, Record] = {}
         self.newest: dict[bytes, int] = {}  # the offset of each key's newest committed record
         self.held: dict[str, dict[int, Record]] = {}  # the records of an entry's object, by ulid
@@ -101,20 +101,20 @@ class Truth:
 
     @property
     def log_start(self) -> int:
-        return self.heads[-1].log_start_offset if self.heads else 0
+        return self.manifests[-1].log_start_offset if self.manifests else 0
 
     @property
     def is_deleted(self) -> bool:
-        return bool(self.heads) and self.heads[-1].deleted_ms is not None
+        return bool(self.manifests) and self.manifests[-1].deleted_ms is not None
 
-    def entries_of(self, head: Head) -> list[SegmentEntry]:
-        return list(MetadataIndex(head, self._page).entries_with_dead(0, 1 << 62))
+    def entries_of(self, manifest: Manifest) -> list[SegmentEntry]:
+        return list(MetadataIndex(manifest, self._page).entries_with_dead(0, 1 << 62))
 
-    def names_of(self, head: Head) -> frozenset[str]:
+    def names_of(self, manifest: Manifest) -> frozenset[str]:
         """Every object that a reader with this manifest may ask for."""
-        rows = [*self.entries_of(head), *head.view_entries]
+        rows = [*self.entries_of(manifest), *manifest.view_entries]
         names = {key for row in rows for key in (row.data_key, row.indexes_key)}
-        return frozenset(names | {spill.key for spill in head.spills})
+        return frozenset(names | {page.key for page in manifest.pages})
 
     # --- effects on the bucket ---------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Truth:
         self.makers[name] = maker
         if keys.parse_boundary_key(name) is not None:
             upto = decode_boundary(self._inner.get(key))
-            assert upto < self.heads[-1].sequence, "the newest manifest was declared void"
+            assert upto < self.manifests[-1].sequence, "the newest manifest was declared void"
             self.void_upto = max(self.void_upto, upto)
         elif (sequence := keys.parse_manifest_key(name)) is not None:
             if sequence <= self.void_upto:
@@ -134,53 +134,55 @@ class Truth:
             else:
                 self._follow(decode_manifest(self._inner.get(key)), sequence)
 
-    def _follow(self, head: Head, sequence: int) -> None:
-        last = self.heads[-1] if self.heads else None
-        assert head.sequence == sequence == (last.sequence + 1 if last else 1), (
+    def _follow(self, manifest: Manifest, sequence: int) -> None:
+        last = self.manifests[-1] if self.manifests else None
+        assert manifest.sequence == sequence == (last.sequence + 1 if last else 1), (
             "a manifest does not follow the last one"
         )
-        assert self.writers.setdefault(head.epoch, head.writer_id) == head.writer_id, "two writers in one epoch"
+        assert self.writers.setdefault(manifest.epoch, manifest.writer_id) == manifest.writer_id, (
+            "two writers in one epoch"
+        )
         if last is not None:
-            assert head.parent_id == last.commit_id
-            assert head.epoch in (last.epoch, last.epoch + 1)
-            assert head.log_start_offset >= last.log_start_offset, "the log start offset fell"
-            assert last.deleted_ms in (None, head.deleted_ms), "a deleted partition exists again"
-            is_removal = last.deleted_ms is None or _appender(head) == _appender(last)
-            assert is_removal, f"a deleted partition accepted a writer: {_appender(head)}"
-        self.heads.append(head)
-        known, rows = {row.ulid for row in self._rows}, self.entries_of(head)
-        self.pages_seen += len(head.spills)
+            assert manifest.parent_id == last.commit_id
+            assert manifest.epoch in (last.epoch, last.epoch + 1)
+            assert manifest.log_start_offset >= last.log_start_offset, "the log start offset fell"
+            assert last.deleted_ms in (None, manifest.deleted_ms), "a deleted partition exists again"
+            is_removal = last.deleted_ms is None or _appender(manifest) == _appender(last)
+            assert is_removal, f"a deleted partition accepted a writer: {_appender(manifest)}"
+        self.manifests.append(manifest)
+        known, rows = {row.ulid for row in self._rows}, self.entries_of(manifest)
+        self.pages_seen += len(manifest.pages)
         self.replaced += len(known - {row.ulid for row in rows}) > 0 and len(rows) > 0
-        before, self._rows, self._named = self._named, rows, self.names_of(head)
-        foreign = [key for key in self._named - before if self._epoch_of(key, head) != head.epoch]
-        assert not foreign, f"a manifest of epoch {head.epoch} names objects of another writer: {foreign[:2]}"
+        before, self._rows, self._named = self._named, rows, self.names_of(manifest)
+        foreign = [key for key in self._named - before if self._epoch_of(key, manifest) != manifest.epoch]
+        assert not foreign, f"a manifest of epoch {manifest.epoch} names objects of another writer: {foreign[:2]}"
         again = self._named & self.unlinked_ms.keys()
         assert not again, f"named again after it was unlinked: {sorted(again)[:2]}"
         assert not self._named & self.orphans, f"named after it was listed as an orphan: {self._named & self.orphans}"
-        for key, unlinked_ms in self._waiting(head):
+        for key, unlinked_ms in self._waiting(manifest):
             self.unlinked_ms.setdefault(key, unlinked_ms)
             assert key not in self._named, f"both pending delete and named: {key}"
         if not self.is_told:
             return  # a fork that may still lack objects: no reader uses it yet
         for row in rows:
             if row.ulid not in known:
-                self._commit(row, head.log_start_offset)
-        self._check_complete(head)
-        for view in head.views:
+                self._commit(row, manifest.log_start_offset)
+        self._check_complete(manifest)
+        for view in manifest.views:
             self._check_view(view)
 
-    def _epoch_of(self, key: str, head: Head) -> int | None:
+    def _epoch_of(self, key: str, manifest: Manifest) -> int | None:
         """The epoch of an object; the first entries of a fork name objects of other writers, of any epoch."""
         is_source = keys.is_in_other_topic(key) and self.source is not None
-        return head.epoch if is_source else keys.parse_epoch(key)
+        return manifest.epoch if is_source else keys.parse_epoch(key)
 
     def needs(self, full: str) -> bool:
         """Whether this object of another partition is needed by a completed fork or by a reader of the fork."""
-        if not self.is_told or not self.heads or not full.startswith(self._homes):
+        if not self.is_told or not self.manifests or not full.startswith(self._homes):
             return False
         key = f"/{full}"
         pinned = any(key in each.names for each in self.pins.values() if each.expires_ms > self._now())
-        waits = any(key == each and self._now() - at < GRACE_MS for each, at in self._waiting(self.heads[-1]))
+        waits = any(key == each and self._now() - at < GRACE_MS for each, at in self._waiting(self.manifests[-1]))
         return key in self._named or pinned or waits
 
     @property
@@ -194,22 +196,22 @@ class Truth:
         self.put_strangers()
         for row in self._rows:
             self._commit(row, self.log_start)
-        self._check_complete(self.heads[-1])
+        self._check_complete(self.manifests[-1])
 
-    def _waiting(self, head: Head) -> Iterator[tuple[str, int]]:
+    def _waiting(self, manifest: Manifest) -> Iterator[tuple[str, int]]:
         """The pending deletes, and when each was unlinked."""
-        for each in head.unlinked:
+        for each in manifest.unlinked:
             yield each.key, each.unlinked_ms
-        for page in head.unlinked_pages:
-            for key in (*keys_of(self._page(page.spill)), page.spill.key):
+        for page in manifest.unlinked_pages:
+            for key in (*keys_of(self._page(page.page)), page.page.key):
                 yield key, page.unlinked_ms
 
-    def _page(self, spill: PageEntry) -> Rows:
+    def _page(self, page: PageEntry) -> Rows:
         """The entries of a page, cached: the page is read when it is first named, and may be deleted later."""
-        if spill.key not in self._pages:
-            body = self._inner.get(keys.full_key(self.prefix, spill.key))
-            self._pages[spill.key] = decode_page(spill, body)
-        return self._pages[spill.key]
+        if page.key not in self._pages:
+            body = self._inner.get(keys.full_key(self.prefix, page.key))
+            self._pages[page.key] = decode_page(page, body)
+        return self._pages[page.key]
 
     def _commit(self, row: SegmentEntry, log_start: int) -> None:
         """Record the committed records; below the log start any record may be found.
@@ -234,23 +236,23 @@ class Truth:
             assert all(row.base_offset <= offset < row.next_offset for offset in found)
         return self.held[row.ulid]
 
-    def _check_complete(self, head: Head) -> None:
+    def _check_complete(self, manifest: Manifest) -> None:
         """Every committed record from the log start is in the manifest; of a compacted log, the newest record of every
         key.
         """
-        if head.deleted_ms is not None:
+        if manifest.deleted_ms is not None:
             return
-        present = {at for row in self._rows for at in self.held[row.ulid] if at >= head.log_start_offset}
+        present = {at for row in self._rows for at in self.held[row.ulid] if at >= manifest.log_start_offset}
         if not self._scene.is_compacted:
-            lost = [at for at in self.committed if at >= head.log_start_offset and at not in present]
+            lost = [at for at in self.committed if at >= manifest.log_start_offset and at not in present]
             assert not lost, f"a manifest lacks committed records at {lost[:3]}"
             return
         for key, offset in self.newest.items():
-            if offset < head.log_start_offset or offset in present:
+            if offset < manifest.log_start_offset or offset in present:
                 continue
             assert self.committed[offset].value is None, f"the newest record of a key is lost: {key!r} at {offset}"
             older = [at for at in present if at < offset and self.committed[at].key == key]
-            older += [at for view in head.views for at in self._of_view(view) if self._is(key, at) and at < offset]
+            older += [at for view in manifest.views for at in self._of_view(view) if self._is(key, at) and at < offset]
             assert not older, f"{key!r} is back: its tombstone at {offset} was removed before its record at {older[0]}"
 
     def _is(self, key: bytes, offset: int) -> bool:
@@ -287,7 +289,7 @@ class Truth:
             for pinned in self.pins.values():
                 if pinned.expires_ms > self._now():
                     assert key not in pinned.names, f"an object of a pinned manifest was deleted: {key}"
-                    assert key != keys.manifest_key(pinned.head.sequence), f"a pinned manifest was deleted: {key}"
+                    assert key != keys.manifest_key(pinned.manifest.sequence), f"a pinned manifest was deleted: {key}"
             if self.is_told:
                 self._check_deletable(key, who)
 
@@ -301,27 +303,27 @@ class Truth:
         elif key in self.unlinked_ms:
             # No reader starts to read a deleted partition, so one grace period covers all its objects. Otherwise the
             # entry counts.
-            gone_ms = [self.unlinked_ms[key], *(each for each in [self.heads[-1].deleted_ms] if each is not None)]
+            gone_ms = [self.unlinked_ms[key], *(each for each in [self.manifests[-1].deleted_ms] if each is not None)]
             waited = self._now() - min(gone_ms)
             assert waited >= GRACE_MS, f"deleted {waited} ms after it was unlinked: {key}"
         elif self.makers.get(key, who) is not who:  # an upload that never arrived may be deleted too
             epoch = keys.parse_epoch(key)
             assert epoch is not None, f"an unknown object was deleted: {key}"
-            assert epoch < self.heads[-1].epoch, f"an object was deleted that its writer had not unlinked: {key}"
+            assert epoch < self.manifests[-1].epoch, f"an object was deleted that its writer had not unlinked: {key}"
             self.orphans.add(key)
 
-    def check_head(self, head: Head | None) -> None:
+    def check_head(self, manifest: Manifest | None) -> None:
         """A manifest that a process takes for the newest must be part of the chain."""
-        if head is not None:
-            same = self.heads[head.sequence - 1].commit_id == head.commit_id
-            assert same, f"head {head.sequence} is void, and a process uses it"
+        if manifest is not None:
+            same = self.manifests[manifest.sequence - 1].commit_id == manifest.commit_id
+            assert same, f"manifest {manifest.sequence} is void, and a process uses it"
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
     @judging
-    def pinned(self, pin: Pin, head: Head) -> None:
+    def pinned(self, pin: Pin, manifest: Manifest) -> None:
         """A reader got a pin on this manifest: every object that it names exists."""
-        self.pins[pin.key] = pinned = Pinned(head, self.names_of(head), pin.expires_ms)
+        self.pins[pin.key] = pinned = Pinned(manifest, self.names_of(manifest), pin.expires_ms)
         missing = [key for key in pinned.names if keys.full_key(self.prefix, key) not in self._inner._objects]
         assert not missing or pin.expires_ms <= self._now(), (
             f"objects of a pinned manifest are already deleted: {missing[:2]}"
@@ -347,9 +349,9 @@ class Truth:
             assert self._inner.get(self.prefix + name) == b"not yours", f"an unknown object was touched: {name}"
 
 
-def _appender(head: Head) -> str:
+def _appender(manifest: Manifest) -> str:
     """The last writer of a log's records. The removal of a partition never changes it."""
-    return head.writer_id if head.appender_id is None else head.appender_id
+    return manifest.writer_id if manifest.appender_id is None else manifest.appender_id
 
 
 def records_in(body: bytes) -> dict[int, Record]:

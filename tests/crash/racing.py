@@ -156,14 +156,14 @@ def _finish_rounds(machine: Machine, race: Race, manager: LogManager) -> None:
 
 
 def _is_finished(truth: Truth) -> bool:
-    head = truth.heads[-1]
-    is_waiting = head.unlinked or head.unlinked_pages
-    return not is_waiting and not (truth.is_deleted and (head.has_entries or head.views))
+    manifest = truth.manifests[-1]
+    is_waiting = manifest.unlinked or manifest.unlinked_pages
+    return not is_waiting and not (truth.is_deleted and (manifest.has_entries or manifest.views))
 
 
 def _check_bucket(race: Race, truth: Truth) -> None:
     """A fresh reader gets exactly the committed records above the log start offset."""
-    if truth.is_deleted or not truth.heads:
+    if truth.is_deleted or not truth.manifests:
         return
     bucket = RemoteLog(race.inner, topic_ids=truth.topic_ids).reader()
     start, end = bucket.offsets(truth.name)

@@ -24,7 +24,7 @@ from tiered.manager.manager import LogManager
 T = TypeVar("T")
 NOW = 1_700_000_000_000
 LIMIT_S = 120.0
-END_S = 45.0  # a call to a store that hangs ends after 60
+END_S = 45.0  # seconds; a call to a store that hangs ends after 60
 COUNT = 200
 # The daemon with less patience: two attempts for a call, no minimum age of a client, and a shorter wait for the store
 # at the end.

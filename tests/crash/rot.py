@@ -17,7 +17,7 @@ from remote_samples import forged
 
 from remote.check.partition_check import survey_partition
 from remote.keys import manifest_key, parse_manifest_key, parse_page_key
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page
 from remote.segment_entry import IndexRange, SegmentEntry
@@ -43,13 +43,13 @@ class Rot:
         self._objects = dict(store._objects)
         self._prefix = named(topic).prefix
         survey = survey_partition(store, self._prefix)
-        assert survey.head is not None
-        self._head = survey.head
+        assert survey.manifest is not None
+        self._manifest = survey.manifest
         self._rows = survey.rows
         pages = Pages(store, self._prefix)
-        self._pages = {spill: pages.rows(spill) for spill in self._head.spills}
+        self._pages = {page: pages.rows(page) for page in self._manifest.pages}
         named_keys = {key for row in self._rows for key in (row.data_key, row.indexes_key)}
-        named_keys |= {spill.key for spill in self._head.spills}
+        named_keys |= {page.key for page in self._manifest.pages}
         mine = [key.removeprefix(self._prefix) for key in self._objects if key.startswith(self._prefix)]
         self._checked = sorted(key for key in mine if key in named_keys or parse_manifest_key(key) is not None)
 
@@ -102,12 +102,12 @@ class Rot:
         return f"{one} and {other} swapped"
 
     def _missing(self, rng: random.Random, store: MemoryStore) -> str:
-        newest = manifest_key(self._head.sequence)
+        newest = manifest_key(self._manifest.sequence)
         key = rng.choice([key for key in self._checked if key != newest])
         store.delete([self._prefix + key])
         return f"{key} missing"
 
-    # --- rows and pages ----------------------------------------------------------------------------------------------
+    # --- entries and pages -------------------------------------------------------------------------------------------
 
     def _wrong_row(self, rng: random.Random, store: MemoryStore) -> str:
         """Change one field of one entry; manifests and pages have valid checksums."""
@@ -120,35 +120,35 @@ class Rot:
         def changed(rows: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
             return tuple(wrong if each.ulid == row.ulid else each for each in rows)
 
-        head = replace(self._head, segments=changed(self._head.segments))
-        head = replace(head, views=tuple(replace(view, rows=changed(view.rows)) for view in head.views))
-        spills = []
-        for spill, rows in self._pages.items():
-            name = parse_page_key(spill.key)
+        manifest = replace(self._manifest, segments=changed(self._manifest.segments))
+        manifest = replace(manifest, views=tuple(replace(view, rows=changed(view.rows)) for view in manifest.views))
+        pages = []
+        for page, rows in self._pages.items():
+            name = parse_page_key(page.key)
             assert name is not None
             fresh, body = encode_page(changed(rows), name.epoch, name.ulid)
             if changed(rows) != rows:
                 store.put(self._prefix + fresh.key, body)
-                spills.append(fresh)
+                pages.append(fresh)
             else:
-                spills.append(spill)
-        self._put_head(store, replace(head, spills=tuple(spills)))
+                pages.append(page)
+        self._put_head(store, replace(manifest, pages=tuple(pages)))
         return f"{field}={getattr(wrong, field)} in the row of {row.data_key}"
 
     def _stale_page(self, rng: random.Random, store: MemoryStore) -> str:
         """Replace a page by an older version: one entry less, more or different under the same name."""
-        spill, rows = rng.choice(list(self._pages.items()))
-        name = parse_page_key(spill.key)
+        page, rows = rng.choice(list(self._pages.items()))
+        name = parse_page_key(page.key)
         assert name is not None
         at = rng.randrange(len(rows))
         older = replace(rows[at], cleaned_through=rng.randrange(1, 90), committed_ms=rng.randrange(NOW))
         _, body = encode_page((*rows[:at], older, *rows[at + 1 :]), name.epoch, name.ulid)
-        store.put(self._prefix + spill.key, body)
-        return f"{spill.key} is of another time"
+        store.put(self._prefix + page.key, body)
+        return f"{page.key} is of another time"
 
     def _wrong_summary(self, rng: random.Random, store: MemoryStore) -> str:
-        at = rng.randrange(len(self._head.spills))
-        spill = self._head.spills[at]
+        at = rng.randrange(len(self._manifest.pages))
+        page = self._manifest.pages[at]
         field = rng.choice(
             [
                 "min_timestamp_ms",
@@ -164,14 +164,14 @@ class Rot:
                 "page_crc32c",
             ]
         )
-        value: object = (getattr(spill, field) or 0) + 1 if field not in ("gaps", "epochs") else ((9, 101),)
-        wrong = replace(spill, **{field: value})
-        spills = (*self._head.spills[:at], wrong, *self._head.spills[at + 1 :])
-        self._put_head(store, replace(self._head, spills=spills))
-        return f"{field}={value} of the page {spill.key}"
+        value: object = (getattr(page, field) or 0) + 1 if field not in ("gaps", "epochs") else ((9, 101),)
+        wrong = replace(page, **{field: value})
+        pages = (*self._manifest.pages[:at], wrong, *self._manifest.pages[at + 1 :])
+        self._put_head(store, replace(self._manifest, pages=pages))
+        return f"{field}={value} of the page {page.key}"
 
-    def _put_head(self, store: MemoryStore, head: Head) -> None:
-        store.put(self._prefix + manifest_key(head.sequence), forged(head))
+    def _put_head(self, store: MemoryStore, manifest: Manifest) -> None:
+        store.put(self._prefix + manifest_key(manifest.sequence), forged(manifest))
 
 
 _FIELDS = (

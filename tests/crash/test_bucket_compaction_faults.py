@@ -15,11 +15,12 @@ import pytest
 from bucket_truth import assert_sound
 from disk_model import ModelDisk
 from fault_store import Fault, FaultStore, Killed
+from run_profile import each_call
 from test_recompaction_faults import HOUR, NAME, TOPIC, Story, check, check_bucket_alone, open_manager
 
 from local.errors import Conflict, Fenced, LogError, NotFound
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs import bucket_compaction, compaction_passes
@@ -64,8 +65,8 @@ class Scene:
     def name(self) -> RemotePartitionName:
         return list_partitions(self.store)[0]
 
-    def head(self) -> Head:
-        return RemoteLog(self.store).head(NAME)
+    def manifest(self) -> Manifest:
+        return RemoteLog(self.store).manifest(NAME)
 
     def leave(self) -> None:
         self.manager.close()
@@ -90,10 +91,10 @@ UNSEEN = (Fenced, Conflict, NotFound)  # the errors of a job that lost a race; i
 @BOTH
 def test_compaction_jobs_and_a_manager_in_turns_keep_newest_values(settings: dict[str, str]) -> None:
     scene = Scene(**settings)
-    before = scene.head()
+    before = scene.manifest()
     outcome = scene.job()
     assert outcome.records_after < outcome.records_before or settings == SETTINGS[0]
-    assert scene.head().epoch == before.epoch
+    assert scene.manifest().epoch == before.epoch
     scene.end()
     assert not any(record.value is None for record in RemoteLog(scene.store).reader().records(NAME, 0))
 
@@ -103,7 +104,7 @@ def test_a_job_with_any_fault_loses_no_value_and_a_second_run_finishes(fault: Fa
     rehearsal = Scene(**SETTINGS[1])
     calls = FaultStore(rehearsal.store)
     rehearsal.job(calls)
-    for at in range(len(calls.calls)):
+    for at in each_call(range(len(calls.calls)), fault):
         scene = Scene(**SETTINGS[1])
         store = FaultStore(scene.store, at, fault)
         with suppress(LogError, Killed):
@@ -112,8 +113,8 @@ def test_a_job_with_any_fault_loses_no_value_and_a_second_run_finishes(fault: Fa
         store.deliver(1 << 60)
         check_bucket_alone(scene.store, scene.story)
         scene.job(job_id="nightly")
-        assert [each.job_id for each in scene.head().jobs] == ["nightly"]
-        assert all((row.cleaned_through or 0) >= 19 for row in scene.head().segments[:-2])
+        assert [each.job_id for each in scene.manifest().jobs] == ["nightly"]
+        assert all((row.cleaned_through or 0) >= 19 for row in scene.manifest().segments[:-2])
         scene.leave()
         check(scene.disk, scene.store, scene.story)
 
@@ -149,7 +150,7 @@ def test_a_job_with_any_event_between_two_calls_loses_no_value_and_revives_none(
     rehearsal = Scene(**settings)
     calls = FaultStore(rehearsal.store)
     rehearsal.job(calls)
-    for at in range(0, len(calls.calls), 2):
+    for at in each_call(range(0, len(calls.calls), 2), event, settings):
         scene = Scene(**settings)
 
         def meanwhile(number: int, at: int = at, scene: Scene = scene) -> None:
@@ -170,7 +171,7 @@ def test_entries_that_expire_during_a_job_stay_expired_and_the_rest_is_committed
     rehearsal = Scene(**settings)
     calls = FaultStore(rehearsal.store)
     rehearsal.job(calls)
-    for at in range(len(calls.calls)):
+    for at in each_call(range(len(calls.calls)), settings):
         scene = Scene(**settings)
 
         def meanwhile(number: int, at: int = at, scene: Scene = scene) -> None:
@@ -182,11 +183,11 @@ def test_entries_that_expire_during_a_job_stay_expired_and_the_rest_is_committed
             scene.job(FaultStore(scene.store, before_call=meanwhile))
         assert_sound(scene.store)
         scene.job()
-        assert scene.head().log_start_offset == 7
+        assert scene.manifest().log_start_offset == 7
         found = {record.key: record.value for record in RemoteLog(scene.store).reader().records(NAME, 7)}
         for offset, record in scene.story.acked.items():
             newest = max(at for at, one in scene.story.acked.items() if one.key == record.key)
-            if 7 <= offset == newest < scene.head().next_offset:
+            if 7 <= offset == newest < scene.manifest().next_offset:
                 assert found.get(record.key) == record.value
 
 
@@ -204,7 +205,7 @@ def test_a_job_between_any_two_calls_of_a_manager_loses_nothing(fault: Fault | N
     calls = FaultStore(rehearsal.store)
     reopened(rehearsal, calls)
     tell(rehearsal)
-    for at in range(0, len(calls.calls), 3):
+    for at in each_call(range(0, len(calls.calls), 3), fault):
         scene = Scene(**SETTINGS[0])
 
         def meanwhile(number: int, at: int = at, scene: Scene = scene) -> None:
@@ -227,7 +228,7 @@ def test_a_job_between_any_two_calls_of_a_manager_loses_nothing(fault: Fault | N
 def jobs_on_the_younger_half() -> None:
     """The tombstone is in the range of the job; the value that it hides is not."""
     scene = Scene(**SETTINGS[1])
-    rows = scene.head().segments
+    rows = scene.manifest().segments
     for _ in range(3):
         scene.job(start_offset=rows[1].base_offset)
         scene.story.clock += 2 * HOUR

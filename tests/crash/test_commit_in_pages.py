@@ -9,7 +9,7 @@ import pytest
 
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,12 +34,12 @@ def test_a_page_is_written_before_its_manifest_and_deleted_as_a_pending_delete()
     writer.open()
     flow_copy(writer)
     writer.copy(120)
-    head = check(store, writer)
-    assert [spill.base_offset for spill in head.spills] == [100, 110]
+    manifest = check(store, writer)
+    assert [page.base_offset for page in manifest.pages] == [100, 110]
     writer.expire(100)
     assert any(each.key.startswith(PAGES) for each in writer.log.cached.unlinked)
     assert len(list(store.list(PREFIX + PAGES))) == 2
     writer.delete_pending()
-    head = check(store, writer)
-    assert [info.key for info in store.list(PREFIX + PAGES)] == [PREFIX + spill.key for spill in head.spills]
-    assert [row.base_offset for row in entries_of(writer.log, head)] == [110, 120]
+    manifest = check(store, writer)
+    assert [info.key for info in store.list(PREFIX + PAGES)] == [PREFIX + page.key for page in manifest.pages]
+    assert [row.base_offset for row in entries_of(writer.log, manifest)] == [110, 120]

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from local.errors import Fenced, InvalidRequest, LogError, Unavailable
-from remote.keys import DATA, HEADS, parse_data_key
+from remote.keys import DATA, MANIFESTS, parse_data_key
 from remote.manifest.commit_protocol import LogState
 from remote.manifest.manifest_changes import add_segments, set_properties
 from remote.segments.segment_upload import copy_segment
@@ -121,8 +121,8 @@ def test_a_commit_with_a_lost_answer_is_found_and_not_repeated():
         writer = Writer(inner)
         writer.open()
         writer.use(FaultStore(inner, 0, fault))
-        head = writer.log.commit(set_properties({"x": fault.value}), now_ms=5)
-        assert head.sequence == 2
+        manifest = writer.log.commit(set_properties({"x": fault.value}), now_ms=5)
+        assert manifest.sequence == 2
         assert len(chain(inner)) == 2
 
 
@@ -137,15 +137,17 @@ def test_a_commit_that_failed_and_took_effect_later_is_the_base_of_the_next():
         writer.log.commit(set_properties({"first": "1"}), now_ms=5)
     held.deliver(10**9)
     writer.use(inner)
-    head = writer.log.commit(lambda head: replace(head, properties={**head.properties, "second": "2"}), now_ms=6)
-    assert (head.sequence, head.properties) == (3, {"first": "1", "second": "2"})
+    manifest = writer.log.commit(
+        lambda manifest: replace(manifest, properties={**manifest.properties, "second": "2"}), now_ms=6
+    )
+    assert (manifest.sequence, manifest.properties) == (3, {"first": "1", "second": "2"})
 
 
 def test_a_segment_copied_again_after_a_late_commit_has_one_entry():
     inner = MemoryStore()
     writer = Writer(inner)
     writer.open()
-    held = FaultStore(inner, 3 + 1, Fault.LATE_3)  # upload, head, put, head come before the commit's create
+    held = FaultStore(inner, 3 + 1, Fault.LATE_3)  # upload, HEAD, put, HEAD come before the commit's create
     writer.use(FaultStore(held, 5, Fault.OUTAGE))
     with pytest.raises(Unavailable):
         writer.copy(100)
@@ -203,7 +205,7 @@ def test_a_second_writer_between_any_two_calls_fences_the_first(flow, takeover):
 
 def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
     """I8: no attempt of a fenced writer changes the readers' view, and each attempt raises Fenced."""
-    before = {info.key: store.get(info.key) for info in store.list(PREFIX + HEADS)}
+    before = {info.key: store.get(info.key) for info in store.list(PREFIX + MANIFESTS)}
     for attempt in (
         lambda: writer.log.commit(set_properties({"evil": "1"}), now_ms=9),
         lambda: writer.log.check_still_writer(),
@@ -217,7 +219,7 @@ def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
             attempt()
     with pytest.raises(Fenced, match=r"another writer took over.*epoch=\d+ ours=\d+ writer=second"):
         writer.log.commit(set_properties({"evil": "1"}), now_ms=9)
-    assert {info.key: store.get(info.key) for info in store.list(PREFIX + HEADS)} == before
+    assert {info.key: store.get(info.key) for info in store.list(PREFIX + MANIFESTS)} == before
 
 
 @pytest.mark.parametrize("fault", [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3])
@@ -234,9 +236,9 @@ def test_a_lost_answer_with_a_takeover_before_the_retry_commits_at_most_once(fau
         with suppress(LogError):
             first.log.commit(set_properties({"x": "1"}), now_ms=5)
         store.deliver(10**9)
-        heads = chain(inner)
+        manifests = chain(inner)
         second.open()
-        assert sum(head.properties == {"x": "1"} and head.writer_id == "first" for head in heads) <= 1
+        assert sum(manifest.properties == {"x": "1"} and manifest.writer_id == "first" for manifest in manifests) <= 1
         assert chain(inner)[-1].epoch == 2
         first.use(inner)
         with pytest.raises(Fenced):
@@ -264,10 +266,10 @@ def test_racing_writers_have_one_winner_for_every_sequence(count):
 
         with ThreadPoolExecutor(count) as pool:
             outcomes = list(pool.map(race, range(count)))
-        heads = chain(store)
-        ids = {head.commit_id for head in heads}
+        manifests = chain(store)
+        ids = {manifest.commit_id for manifest in manifests}
         assert all(set(made) <= ids for _, made in outcomes)  # every acknowledged commit is in the chain
-        assert sum(len(made) for _, made in outcomes) + count == len(heads)  # and no other commit
+        assert sum(len(made) for _, made in outcomes) + count == len(manifests)  # and no other commit
         epochs = [writer.log._epoch for writer, _ in outcomes]
         assert sorted(epochs) == list(range(1, count + 1))
         for writer, _ in outcomes:

@@ -45,9 +45,14 @@ def test_a_second_takeover_raises_the_epoch_and_preserves_entries_and_settings()
     first.open()
     first.copy(100)
     log = MetadataLog(store, PREFIX)
-    head = log.become_writer("next", 7, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
-    assert (head.epoch, head.writer_id, head.committed_ms, head.properties) == (2, "next", 7, {"a": "b"})
-    assert [row.base_offset for row in head.segments] == [100]
+    manifest = log.become_writer("next", 7, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
+    assert (manifest.epoch, manifest.writer_id, manifest.committed_ms, manifest.properties) == (
+        2,
+        "next",
+        7,
+        {"a": "b"},
+    )
+    assert [row.base_offset for row in manifest.segments] == [100]
 
 
 def test_taking_over_manifests_of_another_partition_is_refused():
@@ -61,18 +66,18 @@ def test_a_change_without_an_effect_commits_no_manifest():
     store = MemoryStore()
     writer = Writer(store)
     writer.open()
-    assert writer.log.commit(lambda head: head, now_ms=5).sequence == 1
+    assert writer.log.commit(lambda manifest: manifest, now_ms=5).sequence == 1
     assert len(chain(store)) == 1
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda head: replace(head, epoch=head.epoch + 1),
-        lambda head: replace(head, sequence=head.sequence + 1),
-        lambda head: replace(head, topic="other"),
-        lambda head: replace(head, segments=()),
-        lambda head: replace(head, log_start_offset=-1),
+        lambda manifest: replace(manifest, epoch=manifest.epoch + 1),
+        lambda manifest: replace(manifest, sequence=manifest.sequence + 1),
+        lambda manifest: replace(manifest, topic="other"),
+        lambda manifest: replace(manifest, segments=()),
+        lambda manifest: replace(manifest, log_start_offset=-1),
     ],
 )
 def test_a_change_that_breaks_a_rule_is_refused_and_writes_nothing(change):
@@ -153,12 +158,14 @@ def test_a_reader_follows_with_single_gets_and_lists_only_when_far_behind():
         writer.log.commit(set_properties({"step": str(step)}), now_ms=1)
     counting.calls.clear()
     assert reader.load().sequence == 3
-    assert counting.calls == ["get"] * 4, "two new manifests, a miss, and a boundary below them"
+    assert counting.calls == ["get"] * 4, "expected GETs of two new manifests, of a miss, and of the boundary"
     for step in range(50):
         writer.log.commit(set_properties({"step": str(step + 100)}), now_ms=1)
     counting.calls.clear()
     assert reader.load().sequence == 53
-    assert counting.calls == ["get"] * PROBES_MAX + ["list", "get_each"], "the last manifest of a listing is never void"
+    assert counting.calls == ["get"] * PROBES_MAX + ["list", "get_each"], (
+        "expected no GET of a boundary after a listing"
+    )
 
 
 def test_a_listing_that_lags_never_returns_an_older_manifest_to_a_reader():
@@ -206,9 +213,9 @@ def test_a_committed_entry_is_a_remote_segment_with_its_commit_time():
     writer = Writer(store)
     writer.open()
     writer.copy(100)
-    head = writer.log.cached
-    assert isinstance(head.segments[0], SegmentEntry)
-    assert head.segments[0].committed_ms == 2
+    manifest = writer.log.cached
+    assert isinstance(manifest.segments[0], SegmentEntry)
+    assert manifest.segments[0].committed_ms == 2
 
 
 def test_without_create_if_absent_two_writers_win_the_same_sequence():

@@ -9,6 +9,7 @@ from disk_model import ModelDisk, ModelFile
 from log_explorer import check, remembered
 from log_programs import CASES, Case
 from log_script import FLUSHED, MEMORY, ROOT, Story, World
+from run_profile import each_call
 
 from local.errors import DiskFailed, LogError
 
@@ -56,7 +57,7 @@ def _run(case: Case, fail_at: int | None, *, before: bool) -> ModelDisk:
 def test_a_single_disk_error_at_any_call_loses_or_duplicates_no_record(case: Case, before: bool) -> None:
     effects = _run(case, None, before=before).effects
     assert effects > 100
-    for at in range(1, effects):
+    for at in each_call(range(1, effects), case.name, before):
         _run(case, at, before=before)
 
 

@@ -1,8 +1,8 @@
 """Days with a fault for an hour: the manager continues the other work, reports the problem, recovers and loses nothing.
 
 A day runs on a virtual clock: rounds without waiting, and appends all day. The fault lasts from nine to ten.
-`Day.settle` and `check` are the checks afterwards: no problem is left, and every acknowledged record is readable from
-both tiers and from the bucket alone.
+`Day.check_well` and `Day.check_nothing_lost` are the checks afterwards: no problem is left, and every acknowledged
+record is readable from both tiers and from the bucket alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Bucket:
 
         def call(*args: Any, **more: Any) -> object:
             if self.refusal is not None:
-                assert self.answers.wait(60), "a round waits for its own store call"
+                assert self.answers.wait(60), "the test's end of the round did not come"
                 raise self.refusal(verb, args[0] if args and isinstance(args[0], str) else None)
             return act(*args, **more)
 
@@ -204,9 +204,9 @@ class Day:
         return sum(each.value for each in found if set(wanted) <= set(each.labels))
 
     def tiered_upto(self, name: TopicPartition) -> int:
-        head = self.manager.partition(name).head()
-        assert head is not None
-        return head.allocated_end_offset
+        manifest = self.manager.partition(name).manifest()
+        assert manifest is not None
+        return manifest.allocated_end_offset
 
     # -- checks
 
@@ -271,7 +271,7 @@ def test_manager_continues_and_recovers_when_the_bucket_is_unavailable_for_an_ho
     # the problem is reported
     code, text = day.health()
     kind = type(REFUSALS[how]("", None)).__name__
-    assert (code, text.count("\n")) == (503, 1), "one line for one cause"
+    assert (code, text.count("\n")) == (503, 1), "expected one line for one cause"
     assert text.startswith(f"3 partitions ({LATEST}, {ORDERS}, {OTHERS}): ")
     assert str(REFUSALS[how]("", None).facts["cause"]) in text
     assert day.metric("tiered_partition_problems", **{"class": kind}) == 3
@@ -465,9 +465,9 @@ def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, ca
     """The damaged object is the newest manifest, which an open reads."""
     caplog.set_level(logging.INFO)
     held = day.manager.partition(ORDERS)
-    head = held.head()
-    assert head is not None
-    key = held.prefix + manifest_key(head.sequence)
+    manifest = held.manifest()
+    assert manifest is not None
+    key = held.prefix + manifest_key(manifest.sequence)
     good = day.world.store.get(key)
     day.manager.close()
     day.world.store.put(key, good[:-2] + b"?" + good[-1:])
@@ -479,7 +479,7 @@ def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, ca
     assert len(day.acked[ORDERS]) == kept, "an append succeeded although the offsets in the bucket are unreadable"
     code, text = day.health()
     assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
-    assert manifest_key(head.sequence) in text
+    assert manifest_key(manifest.sequence) in text
     assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
     assert [each.where for each in day.status().stuck] == ["orders/0"]

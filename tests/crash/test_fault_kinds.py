@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from fault_flows import SCENES, Mode, calls_of, cases, run_case, run_drawn
 from fault_kinds import ALL, Kind
+from run_profile import FAULT_SEEDS, FAULT_STRIDE, FAULT_STRIDE_ENCRYPTED, sampled
 
 from local.errors import AlreadyExists, Fenced, LogError
 from remote.fetch import range_reader
@@ -14,14 +15,10 @@ from remote.fetch.chunk_cache import Slice
 from remote.gc import delayed_delete
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segments import segment_upload
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
-
-SHARE = 3  # the suite runs one case of so many; the campaign runs all
-ENCRYPTED_SHARE = 15
-SEEDS = range(3)
 
 
 def test_all_twenty_kinds_exist_and_every_verb_meets_some() -> None:
@@ -30,14 +27,14 @@ def test_all_twenty_kinds_exist_and_every_verb_meets_some() -> None:
 
 
 def test_every_kind_is_met_by_some_flow() -> None:
-    met = {kind for name in SCENES for _, kind in cases(name)}
+    met = {kind for name in SCENES for _, kind in sampled(cases(name), FAULT_STRIDE, name)}
     assert met == set(Kind)
     assert all(len(calls_of(name)) > 1 for name in SCENES), "a flow without store calls proves nothing"
 
 
 @pytest.mark.parametrize("name", list(SCENES))
 def test_any_kind_of_fault_at_any_call_breaks_no_promise(name: str) -> None:
-    for at, kind in cases(name)[sum(name.encode()) % SHARE :: SHARE]:
+    for at, kind in sampled(cases(name), FAULT_STRIDE, name):
         # On a busy machine an earlier call may already have met the short deadline of this one kind.
         assert run_case(name, at, kind) or kind is Kind.HANG, "the fault was never met"
 
@@ -45,15 +42,14 @@ def test_any_kind_of_fault_at_any_call_breaks_no_promise(name: str) -> None:
 @pytest.mark.parametrize("mode", [Mode.ENCRYPTED, Mode.BOTH], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("name", list(SCENES))
 def test_any_kind_of_fault_breaks_no_promise_of_an_encrypted_bucket(name: str, mode: Mode) -> None:
-    first = sum(f"{name}{mode}".encode()) % ENCRYPTED_SHARE
-    for at, kind in cases(name, mode)[first::ENCRYPTED_SHARE]:
+    for at, kind in sampled(cases(name, mode), FAULT_STRIDE_ENCRYPTED, name, mode.name):
         assert run_case(name, at, kind, mode) or kind is Kind.HANG, "the fault was never met"
     run_drawn(name, 0, mode)
 
 
 @pytest.mark.parametrize("name", list(SCENES))
 def test_several_faults_in_one_flow_break_no_promise(name: str) -> None:
-    for seed in SEEDS:
+    for seed in range(FAULT_SEEDS):
         run_drawn(name, seed)
 
 
@@ -74,19 +70,19 @@ def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
-    def create(self: MetadataLog, head: Head, body: bytes) -> Head:
+    def create(self: MetadataLog, manifest: Manifest, body: bytes) -> Manifest:
         try:
-            self._store.put_if_absent(self._prefix + manifest_key(head.sequence), body)
+            self._store.put_if_absent(self._prefix + manifest_key(manifest.sequence), body)
         except AlreadyExists as error:
             self._move(LogState.FENCED)
             raise Fenced("committing a head, its name is taken") from error
-        return head
+        return manifest
 
     patch.setattr(MetadataLog, "_create", create)
 
 
 def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(delayed_delete, "remove_pending_deletes", lambda keys: lambda head: head)
+    patch.setattr(delayed_delete, "remove_pending_deletes", lambda keys: lambda manifest: manifest)
 
 
 def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:

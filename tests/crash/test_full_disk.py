@@ -48,7 +48,7 @@ class Story:
                 self.check(self.log)
             else:
                 return
-        raise AssertionError("there is room, and it is refused")
+        raise AssertionError("a step was refused although there is space")
 
     def append(self, count: int, producer: Producer | None = None) -> None:
         first = len(self.acked)

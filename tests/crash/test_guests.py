@@ -22,7 +22,7 @@ from remote.keys import parse_data_key
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.job_changes import Replacement, append_entries, find_job, replace_tiled
-from remote.manifest.manifest import AppliedJob, Head
+from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import delete_partition
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import CompactedView
@@ -42,41 +42,41 @@ def begun(store: ObjectStore, rows: int = 4) -> Writer:
     return writer
 
 
-def again(store: ObjectStore, guest: CoWriterLog, base: int, epoch: int | None = None) -> SegmentEntry:
+def again(store: ObjectStore, co_writer: CoWriterLog, base: int, epoch: int | None = None) -> SegmentEntry:
     """Upload another copy of a segment, under a name of the co-writer."""
-    return copy_segment(store, PREFIX, segment_of(base), epoch=epoch or guest.epoch, now_ms=NOW, chunk_bytes=CHUNK)
+    return copy_segment(store, PREFIX, segment_of(base), epoch=epoch or co_writer.epoch, now_ms=NOW, chunk_bytes=CHUNK)
 
 
-def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Head:
+def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Manifest:
     """A whole job: join, find the entry, upload its successor, commit. A second run finds that the job is done."""
-    guest = CoWriterLog(store, PREFIX)
-    head = guest.join()
-    if find_job(head, job) is not None:
-        return head
-    old = next(row for row in entries_of(guest, head) if row.base_offset == base)
-    new = replace(again(store, guest, base), cleaned_through=upto)
+    co_writer = CoWriterLog(store, PREFIX)
+    manifest = co_writer.join()
+    if find_job(manifest, job) is not None:
+        return manifest
+    old = next(row for row in entries_of(co_writer, manifest) if row.base_offset == base)
+    new = replace(again(store, co_writer, base), cleaned_through=upto)
     change = replace_tiled(
         [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=upto, bound=bound, note=AppliedJob(job_id=job)
     )
-    return guest.commit(change, NOW, touches=(base, base + 10))
+    return co_writer.commit(change, NOW, touches=(base, base + 10))
 
 
-def newest(store: ObjectStore) -> Head:
+def newest(store: ObjectStore) -> Manifest:
     return MetadataLog(store, PREFIX).refresh(exact=True)
 
 
-def made_by(head: Head) -> list[int]:
-    return [row.base_offset for row in head.segments if row.made_by is not None]
+def made_by(manifest: Manifest) -> list[int]:
+    return [row.base_offset for row in manifest.segments if row.made_by is not None]
 
 
 def test_co_writer_commits_in_the_writers_epoch_and_the_writer_continues() -> None:
     store = MemoryStore()
     writer = begun(store)
     epoch = writer.log.epoch
-    head = work(store)
-    assert (head.epoch, head.writer_id) == (epoch, "a")
-    assert made_by(head) == [10]
-    assert [each.job_id for each in head.jobs] == ["job"]
+    manifest = work(store)
+    assert (manifest.epoch, manifest.writer_id) == (epoch, "a")
+    assert made_by(manifest) == [10]
+    assert [each.job_id for each in manifest.jobs] == ["job"]
     writer.copy(40)  # based on an older cached manifest
     assert writer.log.state is LogState.WRITER
     assert made_by(newest(store)) == [10]
@@ -86,16 +86,16 @@ def test_co_writer_commits_in_the_writers_epoch_and_the_writer_continues() -> No
 def test_objects_that_a_co_writer_replaced_are_deleted_only_by_the_writer() -> None:
     store = MemoryStore()
     writer = begun(store)
-    head = work(store)
-    assert len(head.unlinked) == 2
-    guest = CoWriterLog(store, PREFIX)
-    guest.join()
+    manifest = work(store)
+    assert len(manifest.unlinked) == 2
+    co_writer = CoWriterLog(store, PREFIX)
+    co_writer.join()
     with pytest.raises(InvalidRequest):
-        guest.check_still_writer()
+        co_writer.check_still_writer()
     with pytest.raises(InvalidRequest):
-        guest.set_gc_boundary(1)
+        co_writer.set_gc_boundary(1)
     with pytest.raises(InvalidRequest):
-        guest.become_writer("x", 1)
+        co_writer.become_writer("x", 1)
     writer.delete_pending()
     assert newest(store).unlinked == ()
     check(store, writer)
@@ -105,10 +105,10 @@ def test_a_job_run_twice_commits_once() -> None:
     store = MemoryStore()
     writer = begun(store)
     assert work(store).sequence == work(store).sequence
-    guest = CoWriterLog(store, PREFIX)
-    head = guest.join()
+    co_writer = CoWriterLog(store, PREFIX)
+    manifest = co_writer.join()
     change = replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job"))
-    assert guest.commit(change, NOW) == head
+    assert co_writer.commit(change, NOW) == manifest
     check(store, writer)
 
 
@@ -207,23 +207,23 @@ def test_a_co_writer_commit_between_two_calls_of_a_writer_costs_only_a_rebase(fa
 def test_of_two_jobs_on_one_entry_one_wins_and_the_others_objects_are_unlinked() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    old = guest.join().segments[1]
-    lost = again(store, guest, 10)
+    co_writer = CoWriterLog(store, PREFIX)
+    old = co_writer.join().segments[1]
+    lost = again(store, co_writer, 10)
     work(store, job="other")
     group = Replacement(ulids=(old.ulid,), rows=(lost,))
-    head = guest.commit(replace_tiled([group], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")), NOW)
-    assert {lost.data_key, lost.indexes_key} <= {each.key for each in head.unlinked}
-    assert {each.job_id for each in head.jobs} == {"other"}, "a job that lost its group is still due"
+    manifest = co_writer.commit(replace_tiled([group], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")), NOW)
+    assert {lost.data_key, lost.indexes_key} <= {each.key for each in manifest.unlinked}
+    assert {each.job_id for each in manifest.jobs} == {"other"}, "a job that lost its group must stay due"
     check(store, writer)
 
 
 def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans() -> None:
     store = MemoryStore()
     begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    old = guest.join().segments[1]
-    new = again(store, guest, 10)
+    co_writer = CoWriterLog(store, PREFIX)
+    old = co_writer.join().segments[1]
+    new = again(store, co_writer, 10)
 
     def orphans() -> list[str]:
         return [each.key for each in find_orphans(store, PREFIX, MetadataLog(store, PREFIX), now_ms=NOW)]
@@ -235,7 +235,7 @@ def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans(
         [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")
     )
     with pytest.raises(Fenced):
-        guest.commit(change, NOW)
+        co_writer.commit(change, NOW)
     assert orphans() == sorted([new.data_key, new.indexes_key])
     assert made_by(newest(store)) == []
     with pytest.raises(Fenced):
@@ -256,11 +256,11 @@ def test_every_object_name_in_a_manifest_has_its_epoch_or_an_older_one() -> None
 def test_a_deleted_topic_refuses_co_writers_and_their_commits() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    guest.join()
+    co_writer = CoWriterLog(store, PREFIX)
+    co_writer.join()
     writer.log.commit(delete_partition(now_ms=5), 5)
     with pytest.raises(Conflict):
-        guest.commit(replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job")), NOW)
+        co_writer.commit(replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job")), NOW)
     with pytest.raises(Conflict):
         CoWriterLog(store, PREFIX).join()
 
@@ -273,13 +273,13 @@ def test_a_co_writer_cannot_join_without_a_manifest() -> None:
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
-def _bound(head: Head) -> int | None:
-    return tombstone_bound(head.parts, head.views, head.log_start_offset)
+def _bound(manifest: Manifest) -> int | None:
+    return tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset)
 
 
-def _clean(head: Head, *through: int | None) -> Head:
-    rows = tuple(replace(row, cleaned_through=each) for row, each in zip(head.segments, through, strict=True))
-    return replace(head, segments=rows)
+def _clean(manifest: Manifest, *through: int | None) -> Manifest:
+    rows = tuple(replace(row, cleaned_through=each) for row, each in zip(manifest.segments, through, strict=True))
+    return replace(manifest, segments=rows)
 
 
 @pytest.mark.parametrize(
@@ -298,17 +298,17 @@ def _clean(head: Head, *through: int | None) -> Head:
 def test_tombstone_bound_is_the_least_cleaned_offset_of_the_entries_below_it(
     through: tuple[int | None, ...], bound: int
 ) -> None:
-    head = _clean(newest(begun(MemoryStore()).store), *through)
-    assert _bound(head) == bound
+    manifest = _clean(newest(begun(MemoryStore()).store), *through)
+    assert _bound(manifest) == bound
     views = (CompactedView(name="v", horizon_offset=12), CompactedView(name="new"))
-    assert _bound(replace(head, views=views[:1])) in (0, bound if bound < 12 else 12)
-    assert _bound(replace(head, views=views)) == 0
+    assert _bound(replace(manifest, views=views[:1])) in (0, bound if bound < 12 else 12)
+    assert _bound(replace(manifest, views=views)) == 0
 
 
 def test_tombstone_bound_ignores_entries_below_the_log_start_offset() -> None:
-    head = _clean(newest(begun(MemoryStore()).store), None, 40, 40, 40)
-    assert _bound(replace(head, log_start_offset=10)) == 40
-    assert _bound(replace(head, segments=())) is None
+    manifest = _clean(newest(begun(MemoryStore()).store), None, 40, 40, 40)
+    assert _bound(replace(manifest, log_start_offset=10)) == 40
+    assert _bound(replace(manifest, segments=())) is None
 
 
 def test_a_commit_with_an_outdated_tombstone_bound_is_refused() -> None:
@@ -323,9 +323,9 @@ def test_a_commit_with_an_outdated_tombstone_bound_is_refused() -> None:
 def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
     store = MemoryStore()
     begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    rows = guest.join().segments
-    new = again(store, guest, 10)
+    co_writer = CoWriterLog(store, PREFIX)
+    rows = co_writer.join().segments
+    new = again(store, co_writer, 10)
     wrong = [
         Replacement(ulids=(rows[0].ulid, rows[1].ulid), rows=(new,)),
         Replacement(ulids=(rows[0].ulid,), rows=(new,)),
@@ -337,32 +337,32 @@ def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
     ]
     for each in wrong:
         with pytest.raises(InvalidRequest):
-            guest.commit(replace_tiled([each], cleaned_through=40, bound=0, note=AppliedJob(job_id="j")), NOW)
+            co_writer.commit(replace_tiled([each], cleaned_through=40, bound=0, note=AppliedJob(job_id="j")), NOW)
 
 
 def test_entries_are_appended_exactly_at_the_end_or_refused() -> None:
     store = MemoryStore()
     writer = begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    guest.join()
-    new = again(store, guest, 40)
+    co_writer = CoWriterLog(store, PREFIX)
+    co_writer.join()
+    new = again(store, co_writer, 40)
     with pytest.raises(Conflict):
-        guest.commit(append_entries([new], start_offset=50, note=AppliedJob(job_id="j")), NOW)
-    head = guest.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW)
-    assert guest.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW) == head
-    assert head.segments[-1].made_by == "j"
+        co_writer.commit(append_entries([new], start_offset=50, note=AppliedJob(job_id="j")), NOW)
+    manifest = co_writer.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW)
+    assert co_writer.commit(append_entries([new], start_offset=40, note=AppliedJob(job_id="j")), NOW) == manifest
+    assert manifest.segments[-1].made_by == "j"
     check(store, writer)
 
 
 def test_only_the_newest_notes_of_jobs_are_retained() -> None:
     store = MemoryStore()
     begun(store)
-    guest = CoWriterLog(store, PREFIX)
-    head = guest.join()
+    co_writer = CoWriterLog(store, PREFIX)
+    manifest = co_writer.join()
     for number in range(70):
         note = AppliedJob(job_id=f"j{number}" if number != 5 else "j4", turn=number)
         change = replace_tiled([], cleaned_through=0, bound=None, note=note)
-        head = change(replace(head, sequence=head.sequence + 1))
-    assert len(head.jobs) == 64
-    assert head.jobs[-1].job_id == "j69"
-    assert change(head) is head
+        manifest = change(replace(manifest, sequence=manifest.sequence + 1))
+    assert len(manifest.jobs) == 64
+    assert manifest.jobs[-1].job_id == "j69"
+    assert change(manifest) is manifest

@@ -18,7 +18,7 @@ from remote.check.partition_check import check_partition
 from remote.gc.old_manifests import collect_manifests
 from remote.gc.pin_watch import RENEWAL_LAG_MS
 from remote.gc.pins import list_pins, lowest_pinned, pin_newest, release, renew
-from remote.keys import HEADS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key
+from remote.keys import MANIFESTS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes, set_properties
@@ -49,7 +49,7 @@ def collect(writer, *, now_ms=5, store=None):
 
 
 def sequences(store):
-    return [parse_manifest_key(info.key.removeprefix(PREFIX)) for info in store.list(PREFIX + HEADS)]
+    return [parse_manifest_key(info.key.removeprefix(PREFIX)) for info in store.list(PREFIX + MANIFESTS)]
 
 
 def sound(store):
@@ -59,13 +59,13 @@ def sound(store):
 def test_the_newest_manifests_stay_and_a_fresh_reader_finds_the_newest():
     store = MemoryStore()
     writer = opened(store, commits=9)
-    assert collect(writer).heads == 7
+    assert collect(writer).manifests == 7
     assert sequences(store) == [8, 9, 10]
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
-    assert collect(writer).heads == 0
+    assert collect(writer).manifests == 0
     commit_some(writer, 5)
     assert writer.log.cached.void_upto == 7
-    assert collect(writer).heads == 5
+    assert collect(writer).manifests == 5
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
     sound(store)
 
@@ -82,7 +82,7 @@ def test_a_writer_that_slept_through_a_collection_is_fenced_though_its_name_was_
     assert MetadataLog(store, PREFIX).load() == newest
     commit_some(writer, 1)
     sound(store)
-    assert collect(writer).heads == 2
+    assert collect(writer).manifests == 2
     assert 2 not in sequences(store)
 
 
@@ -109,8 +109,8 @@ def test_a_takeover_after_a_long_sleep_follows_the_newest_manifest():
     sleeper.load()
     writer = opened(store, "b", commits=8)
     collect(writer)
-    head = sleeper.become_writer("c", 9, topic="orders", topic_id="A" * 22, partition=0)
-    assert (head.sequence, head.epoch) == (writer.log.cached.sequence + 1, 3)
+    manifest = sleeper.become_writer("c", 9, topic="orders", topic_id="A" * 22, partition=0)
+    assert (manifest.sequence, manifest.epoch) == (writer.log.cached.sequence + 1, 3)
     with pytest.raises(Fenced):
         collect(writer)
     sound(store)
@@ -120,7 +120,7 @@ def test_the_gc_boundary_of_a_stale_writer_stays_below_every_newer_one():
     store = MemoryStore()
     stale = opened(store, "stale", commits=6)
     writer = opened(store, "b", commits=12)
-    stale.log._chain.advance(stale.log._head.sequence - KEPT)
+    stale.log._chain.advance(stale.log._manifest.sequence - KEPT)
     collect(writer)
     uptos = [decode_boundary(store.get(PREFIX + boundary_key(number))) for number in (1, 2)]
     assert uptos == sorted(uptos)
@@ -204,11 +204,11 @@ def test_a_pinned_manifest_stays_and_only_objects_unlinked_earlier_are_free():
         writer.copy(base)
     writer.expire(100)
     reader = MetadataLog(store, PREFIX)
-    pin, head = pin_newest(store, PREFIX, reader, now_ms=5, expires_ms=100, holder="a job")
+    pin, manifest = pin_newest(store, PREFIX, reader, now_ms=5, expires_ms=100, holder="a job")
     writer.expire(110)
     commit_some(writer, 9)
     collect(writer, now_ms=99)
-    assert head.sequence in sequences(store)
+    assert manifest.sequence in sequences(store)
     held = lowest_pinned(list_pins(store, PREFIX), 99)
     free = [each for each in writer.log.cached.unlinked if each.unlinked_sequence <= held]
     assert sorted(each.key[5:25] for each in free) == [f"{100:020d}"] * 2
@@ -217,7 +217,7 @@ def test_a_pinned_manifest_stays_and_only_objects_unlinked_earlier_are_free():
     release(store, PREFIX, [pin])
     commit_some(writer, 1)
     collect(writer, now_ms=99)
-    assert head.sequence not in sequences(store)
+    assert manifest.sequence not in sequences(store)
     sound(store)
 
 
@@ -275,10 +275,10 @@ def test_a_pin_written_too_late_is_withdrawn_and_the_next_manifest_is_pinned(dee
                     writer.delete_pending()
             store.put(key, body)
 
-    pin, head = pin_newest(Slow(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="late")
-    assert head == writer.log.cached
-    assert [each.sequence for each in list_pins(store, PREFIX)] == [head.sequence]
-    assert pin.commit_id == head.commit_id
+    pin, manifest = pin_newest(Slow(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="late")
+    assert manifest == writer.log.cached
+    assert [each.sequence for each in list_pins(store, PREFIX)] == [manifest.sequence]
+    assert pin.commit_id == manifest.commit_id
 
 
 def test_a_pin_written_after_the_deleter_read_the_pins_protects_its_manifest():
@@ -300,9 +300,9 @@ def test_a_pin_written_after_the_deleter_read_the_pins_protects_its_manifest():
             stalls.clear()
             store.put(key, body)
 
-    _, head = pin_newest(Stalling(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="slow")
+    _, manifest = pin_newest(Stalling(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="slow")
     writer.delete_pending()
-    for row in entries_of(writer.log, head):
+    for row in entries_of(writer.log, manifest):
         assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
 
 
@@ -401,7 +401,9 @@ def test_three_racing_writers_that_sleep_and_collect_lose_no_acknowledged_commit
                 collect(writer)
             else:
                 mark = f"{rng.random()}"
-                writer.log.commit(lambda head: replace(head, properties={**head.properties, mark: ""}), now_ms=5)
+                writer.log.commit(
+                    lambda manifest: replace(manifest, properties={**manifest.properties, mark: ""}), now_ms=5
+                )
                 acknowledged.add(mark)
         except (Fenced, InvalidRequest):
             return

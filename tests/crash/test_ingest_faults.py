@@ -9,6 +9,7 @@ import pytest
 from bucket_truth import assert_sound
 from disk_model import ModelDisk
 from fault_store import Fault, FaultStore, Killed
+from run_profile import each_call
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError
 from local.format.record import Record
@@ -79,7 +80,7 @@ def calls() -> int:
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
 def test_an_ingest_with_any_fault_and_a_second_run_has_every_record_once(fault: Fault) -> None:
-    for at in range(calls()):
+    for at in each_call(range(calls()), fault):
         inner = MemoryStore()
         store = FaultStore(inner, at, fault)
         with suppress(LogError, Killed):
@@ -95,7 +96,7 @@ def test_an_ingest_with_any_fault_and_a_second_run_has_every_record_once(fault: 
 
 @pytest.mark.parametrize("event", ["the same job", "another job"])
 def test_an_ingest_with_another_job_between_two_calls_fails_or_has_every_record_once(event: str) -> None:
-    for at in range(calls()):
+    for at in each_call(range(calls()), event):
         inner = MemoryStore()
 
         def meanwhile(number: int, at: int = at, inner: MemoryStore = inner) -> None:
@@ -141,7 +142,7 @@ def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None
     metadata = MetadataLog(store, prefix)
     metadata.become_writer("m", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
     row = copy_segment(store, prefix, segment_to_copy(log, log.segments()[0]), epoch=1, now_ms=NOW)
-    head = metadata.commit(add_segments([row]), NOW)
+    manifest = metadata.commit(add_segments([row]), NOW)
     with pytest.raises(InvalidRequest, match="transaction is open"):
         plan_ingest(store, "t", now_ms=NOW)
-    assert CoWriterLog(store, prefix).join() == head
+    assert CoWriterLog(store, prefix).join() == manifest

@@ -15,6 +15,7 @@ import pytest
 import test_ingest_faults
 from bucket_truth import assert_sound
 from fault_store import Fault, FaultStore, Killed
+from run_profile import each_call
 from test_bucket_compaction_faults import SETTINGS, Scene
 from test_recompaction_faults import HOUR, check, check_bucket_alone
 
@@ -22,7 +23,7 @@ from local.errors import AlreadyExists, LogError, Unavailable
 from remote.keys import manifest_key
 from remote.manifest import co_writer, job_changes
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import Body, ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs import ingest
@@ -35,7 +36,7 @@ FAULTS = [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3, Fault.KILL_BEFO
 
 def compaction(scene: Scene, store: ObjectStore) -> None:
     scene.job(store, job_id="nightly")
-    assert [each.job_id for each in scene.head().jobs] == ["nightly"]
+    assert [each.job_id for each in scene.manifest().jobs] == ["nightly"]
 
 
 def merge(scene: Scene, store: ObjectStore) -> None:
@@ -48,7 +49,7 @@ def recode(scene: Scene, store: ObjectStore) -> None:
 
 def _rewritten(scene: Scene, store: ObjectStore, plan: RewritePlan) -> None:
     run_rewrite(store, plan, now_ms=lambda: scene.story.clock, groups_a_manifest=8)
-    there = {row.ulid for row in scene.head().segments}
+    there = {row.ulid for row in scene.manifest().segments}
     assert not there & {row.ulid for group in plan.groups for row in group.rows}
 
 
@@ -90,9 +91,8 @@ def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
 def test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job: Job, fault: Fault) -> None:
     found = effects(job)
     assert len(found) > 2, "the job has too few effects"
-    for at in found:
-        for behind in (False, True):
-            raced(job, at, fault, behind=behind)
+    for at, behind in each_call([(at, behind) for at in found for behind in (False, True)], job.__name__, fault):
+        raced(job, at, fault, behind=behind)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
@@ -122,11 +122,11 @@ def test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(fault
 # --- planted bugs are detected ----------------------------------------------------------------------------------------
 
 
-def _believes_any_answer(self: MetadataLog, head: Head, body: Body) -> Head:
+def _believes_any_answer(self: MetadataLog, manifest: Manifest, body: Body) -> Manifest:
     """The answer "exists" is taken for the own object, and a missing answer for success."""
     with suppress(AlreadyExists, Unavailable):
-        self._store.put_if_absent(self._prefix + manifest_key(head.sequence), body)
-    return head
+        self._store.put_if_absent(self._prefix + manifest_key(manifest.sequence), body)
+    return manifest
 
 
 @pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
@@ -139,6 +139,6 @@ def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.Monke
 
 def test_an_ingest_that_does_not_check_its_note_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ingest, job_changes):
-        monkeypatch.setattr(module, "is_done", lambda head, note: False)
+        monkeypatch.setattr(module, "is_done", lambda manifest, note: False)
     with pytest.raises((AssertionError, LogError)):
         test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(Fault.AFTER)

@@ -13,6 +13,7 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import NAME, NOW, World, settle
+from run_profile import each_call
 
 from local.errors import LogError, NotFound
 from local.format.record import Record
@@ -138,7 +139,7 @@ def test_a_view_build_renames_parts_then_the_catalog_then_deletes_old_parts() ->
 @pytest.mark.parametrize("before", [True, False])
 def test_a_power_cut_during_a_view_build_leaves_the_old_or_the_new_view_complete(before: bool) -> None:
     seen = set()
-    for at in range(1, len(EFFECTS) + 1):
+    for at in each_call(range(1, len(EFFECTS) + 1)):
         for state in range(STATES):
             world = prepared()
             cut(world, refresh, at, before=before)
@@ -152,7 +153,7 @@ def test_a_power_cut_during_a_view_build_leaves_the_old_or_the_new_view_complete
 @pytest.mark.parametrize("before", [True, False])
 def test_a_disk_error_during_a_view_build_leaves_the_old_or_the_new_view(before: bool) -> None:
     """In the manager that continues, and after the next open."""
-    for at in range(1, len(EFFECTS) + 1):
+    for at in each_call(range(1, len(EFFECTS) + 1), before):
         world = prepared()
         cut(world, refresh, at, before=before, fails=True)
         world.disk = world.disk.crash(random.Random(at))
@@ -172,7 +173,7 @@ def test_a_view_catalog_that_may_not_be_durable_permits_no_deletion() -> None:
     cut(counted, refresh, renamed, before=False)
     begun = counted.disk.effects
     start_and_round(counted)
-    for at in range(1, counted.disk.effects - begun + 1):
+    for at in each_call(range(1, counted.disk.effects - begun + 1)):
         for state in range(STATES):
             world = prepared()
             cut(world, refresh, renamed, before=False)
@@ -190,7 +191,7 @@ def test_a_dropped_view_with_a_power_cut_is_complete_or_absent(before: bool) -> 
         manager.tick(NOW)
 
     effects = effects_of(drop)
-    for at in range(1, len(effects) + 1):
+    for at in each_call(range(1, len(effects) + 1), before):
         world = prepared()
         cut(world, drop, at, before=before)
         world.disk = world.disk.crash(random.Random(at))
@@ -210,7 +211,7 @@ def test_a_view_never_has_records_that_a_truncation_removed_from_its_log(before:
         manager.flush()
 
     effects = effects_of(truncate)
-    for at in range(1, len(effects) + 1):
+    for at in each_call(range(1, len(effects) + 1), before):
         world = prepared()
         cut(world, truncate, at, before=before)
         world.disk = world.disk.crash(random.Random(at))
@@ -262,7 +263,7 @@ def test_a_power_cut_while_a_view_moves_to_the_bucket_loses_none_of_it(before: b
     refresh(manager)
     effects = world.disk.journal[begun:]
     assert any("view-catalog" in what for what in effects)
-    for at in range(1, len(effects) + 1):
+    for at in each_call(range(1, len(effects) + 1), before):
         world = enabled()
         cut(world, refresh, at, before=before)
         world.disk = world.disk.crash(random.Random(at))
@@ -274,7 +275,7 @@ def test_a_store_fault_while_a_view_moves_to_the_bucket_loses_none_of_it(fault: 
     calls = carry_with(enabled(), 0, None).calls
     assert calls.count("upload") > 1
     seen = set()
-    for at in range(len(calls)):
+    for at in each_call(range(len(calls)), fault):
         world = enabled()
         carry_with(world, at, fault)
         seen.add(check_carried(world, f"call {at} {calls[at]}") == NEW)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from log_explorer import Tally, explore
 from log_programs import CASES, Case, drawn
+from run_profile import CRASH_STATES, CRASH_STATES_OWN
 
 DRAWN = 12
-STATES_OF_A_SHARE = 1_000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -20,18 +20,18 @@ def test_a_crash_after_any_effect_of_a_fixed_program_breaks_no_promise(case: Cas
     # A cleaner pass has many effects. Few states of each leave time for states inside the recoveries.
     draws = 1 if case.settings.is_compacted else 8
     for seed in range(share, 40, 2):
-        explore(case, draws=draws, seed=seed, tally=tally, states_max=STATES_OF_A_SHARE)
-        if tally.distinct >= STATES_OF_A_SHARE:
+        explore(case, draws=draws, seed=seed, tally=tally, states_max=CRASH_STATES, own_max=CRASH_STATES_OWN)
+        if tally.distinct >= CRASH_STATES:
             break
-    assert tally.distinct >= STATES_OF_A_SHARE
-    assert tally.nested > 50, "too few crashes inside recoveries"
+    assert tally.distinct >= CRASH_STATES
+    assert tally.nested > CRASH_STATES // 20, "too few crashes inside recoveries"
 
 
 @pytest.mark.parametrize("share", range(DRAWN))
 def test_a_crash_after_any_effect_of_a_drawn_program_breaks_no_promise(share: int) -> None:
     tally = Tally()
     for at in range(200):
-        explore(drawn(share + DRAWN * at), draws=3, tally=tally, states_max=STATES_OF_A_SHARE)
-        if tally.distinct >= STATES_OF_A_SHARE:
+        explore(drawn(share + DRAWN * at), draws=3, tally=tally, states_max=CRASH_STATES, own_max=CRASH_STATES_OWN)
+        if tally.distinct >= CRASH_STATES:
             return
     pytest.fail("too few states")

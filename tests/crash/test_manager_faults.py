@@ -1,7 +1,7 @@
 """A whole manager's life with a fault at every store call and every disk call; then a restart and a comparison.
 
 The story: two topics (one compacted) are written, copied, dropped from the disk, expired, and deleted after the grace
-period. A fault hits one call. `_check` then checks I1 to I5 and I7 to I9 as far as they are visible.
+period. A fault hits one call. `check` then checks I1 to I5 and I7 to I9 as far as they are visible.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from bucket_truth import assert_sound
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
+from run_profile import each_call
 
 from local.cleaner.record_retention import RecordFilter
 from local.errors import LogError
@@ -146,16 +147,16 @@ def _check_bucket(store: MemoryStore, name: TopicPartition) -> None:
     bucket = RemoteLog(store)
     if name.topic not in bucket.topics():
         return
-    head = bucket.head(name)
+    manifest = bucket.manifest(name)
     reached = 0
-    for row in head.segments:
+    for row in manifest.segments:
         assert row.base_offset >= reached
         reached = row.next_offset
     start, end = bucket.reader().offsets(name)
     count = sum(1 for _ in bucket.reader().records(name, start)) if start < end else 0
-    live = [row for row in head.segments if row.next_offset > head.log_start_offset]
+    live = [row for row in manifest.segments if row.next_offset > manifest.log_start_offset]
     assert count <= sum(row.record_count for row in live)
-    if name == PLAIN and all(row.base_offset >= head.log_start_offset for row in live):
+    if name == PLAIN and all(row.base_offset >= manifest.log_start_offset for row in live):
         assert count == sum(row.record_count for row in live)
 
 
@@ -190,14 +191,14 @@ CALLS, EFFECTS = rehearse()
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
 def test_manager_with_a_store_fault_at_any_call_loses_or_duplicates_no_record(fault: Fault) -> None:
     assert CALLS > 50
-    for at in range(CALLS):
+    for at in each_call(range(CALLS), fault):
         run_with_store_fault(at, fault)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
 def test_manager_with_a_power_cut_at_any_effect_loses_or_duplicates_no_record(before: bool) -> None:
     assert EFFECTS > 100
-    for at in range(1, EFFECTS + 1, 2):
+    for at in each_call(range(1, EFFECTS + 1, 2), before):
         run_with_power_cut(at, before=before, seed=1)
 
 
@@ -248,7 +249,7 @@ def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
     """The end of the bucket is ignored: a machine that lost its disk would give offsets twice."""
-    patch.setattr(partition_opening, "reconcile", lambda log, head, now_ms, producers: None)
+    patch.setattr(partition_opening, "reconcile", lambda log, manifest, now_ms, producers: None)
 
 
 def kill_at_every_call() -> None:

@@ -10,6 +10,7 @@ import pytest
 from broken_disk import BrokenDisk
 from disk_model import ModelDisk, PowerCut
 from log_world import SMALL, fill, read_all
+from run_profile import each_call
 
 from local.cleaner import cleaner
 from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
@@ -316,7 +317,7 @@ def test_a_segment_closed_by_a_failed_roll_moves_with_its_final_indexes() -> Non
     )
     assert log.segments()[-1].base_offset < 120
     log.roll(now_ms=0)
-    assert log.segments()[-2].max_timestamp_ms == 9000, "the segment looks older than it is, so it would be dropped"
+    assert log.segments()[-2].max_timestamp_ms == 9000, "the moved segment has the wrong largest timestamp"
     assert log.offset_for_timestamp(9000) == 120
 
 
@@ -346,7 +347,7 @@ def test_a_batch_undone_for_lack_of_space_does_not_move() -> None:
 def test_a_crash_at_any_effect_of_a_move_leaves_exactly_one_live_copy(before: bool) -> None:
     effects = effects_of_a_move()
     assert effects > 100
-    for at in range(1, effects + 1):
+    for at in each_call(range(1, effects + 1), before):
         cut_and_check(at, before, random.Random(at), states=4)
 
 
@@ -363,7 +364,7 @@ def cut_and_check(at: int, before: bool, rng: random.Random, *, states: int) -> 
 def test_a_crash_during_the_clean_up_after_a_move_leaves_exactly_one_live_copy() -> None:
     """Every third call of a move is the last one, then every call of the open after it."""
     rng = random.Random(7)
-    for at in range(1, effects_of_a_move(), 3):
+    for at in each_call(range(1, effects_of_a_move(), 3)):
         disk = ModelDisk()
         story = Story(begun(disk))
         disk.cut_at = disk.effects + at
@@ -388,7 +389,7 @@ def test_a_crash_during_the_clean_up_after_a_move_leaves_exactly_one_live_copy()
 def test_a_process_killed_during_a_move_and_a_later_power_cut_leave_one_live_copy() -> None:
     """Kill, open, and then a power cut: names that the open saw were not durable yet."""
     rng = random.Random(11)
-    for at in range(1, effects_of_a_move() + 1):
+    for at in each_call(range(1, effects_of_a_move() + 1)):
         disk = ModelDisk()
         story = Story(begun(disk))
         disk.cut_at = disk.effects + at

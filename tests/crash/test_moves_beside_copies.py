@@ -136,9 +136,9 @@ class World:
         """Every segment is in the bucket once and dropped from the log's new directory, and no file is left over."""
         manager = self.manager
         assert manager.problems == {}
-        head = manager.partition(NAME).head()
-        assert head is not None
-        rows = list(manager.partition(NAME).metadata.index(head).rows())  # type: ignore[union-attr]
+        manifest = manager.partition(NAME).manifest()
+        assert manifest is not None
+        rows = list(manager.partition(NAME).metadata.index(manifest).rows())  # type: ignore[union-attr]
         assert [0, *(row.next_offset for row in rows)] == [*(row.base_offset for row in rows), COUNT]
         assert [info.base_offset for info in manager.partition(NAME).log.segments()] == [COUNT]
         start, end = manager.reader().offsets(NAME)
@@ -192,8 +192,9 @@ def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None
     """As if lost, because the copied segment is retired."""
 
     def unlink(rows: list[SegmentEntry]) -> Change:
-        return lambda head: replace(
-            head, unlinked=head.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, head.epoch))
+        return lambda manifest: replace(
+            manifest,
+            unlinked=manifest.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, manifest.epoch)),
         )
 
     patch.setattr(upload_and_commit, "unlink_uploads", unlink)

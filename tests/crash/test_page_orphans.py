@@ -16,7 +16,7 @@ from local.errors import LogError
 from remote.keys import PAGES, parse_page_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
@@ -72,7 +72,7 @@ def test_a_page_without_a_manifest_is_deleted_only_after_the_next_epoch_began(fa
                 return
             now = listed(inner)
             taken = collect(inner, before[0]) + collect(inner, now)
-            assert taken == [], "the writer of the first epoch may still name every object"
+            assert taken == [], "no page of the first epoch may be an orphan yet"
             before[0] = now
 
         store = FaultStore(inner, at, fault, before_call=others)
@@ -82,10 +82,10 @@ def test_a_page_without_a_manifest_is_deleted_only_after_the_next_epoch_began(fa
         store.deliver(1 << 60)
         successor = Writer(inner, "b")
         successor.open()
-        head = check(inner, successor, writer) if writer.acknowledged else check(inner, successor)
-        assert head is not None
-        named = {spill.key for spill in head.spills} | {each.key for each in head.unlinked}
-        named |= {page.spill.key for page in head.unlinked_pages}
+        manifest = check(inner, successor, writer) if writer.acknowledged else check(inner, successor)
+        assert manifest is not None
+        named = {page.key for page in manifest.pages} | {each.key for each in manifest.unlinked}
+        named |= {page.page.key for page in manifest.unlinked_pages}
         unnamed = pages(inner) - named
         found = listed(inner)
         assert {each.key for each in found.entries if parse_page_key(each.key)} == unnamed
@@ -95,7 +95,7 @@ def test_a_page_without_a_manifest_is_deleted_only_after_the_next_epoch_began(fa
         assert unnamed <= set(collect(inner, found))
         assert pages(inner) <= named
         assert listed(inner).entries == []
-        successor.copy(max(100, head.next_offset))
+        successor.copy(max(100, manifest.next_offset))
         check(inner, successor)
         orphans |= unnamed
     assert orphans or fault is Fault.OUTAGE, "no page was left without a manifest"

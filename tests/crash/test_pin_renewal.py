@@ -76,7 +76,7 @@ def test_a_renewal_counts_only_if_all_pinned_objects_exist_and_stay(deed, woke_m
     for base in (100, 110):
         writer.copy(base)
     log = MetadataLog(store, PREFIX)
-    pin, head = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
+    pin, manifest = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
     now = [END - 1]
 
     def stall():
@@ -87,7 +87,7 @@ def test_a_renewal_counts_only_if_all_pinned_objects_exist_and_stay(deed, woke_m
     assert (later is not None) == counts
     assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([LATER] if counts else [0] if fork else [])
     if counts:
-        for row in entries_of(log, head):
+        for row in entries_of(log, manifest):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
 
 
@@ -149,7 +149,7 @@ def test_a_renewal_that_was_written_and_not_verified_is_not_relied_on(deed, woke
     for base in (100, 110):
         writer.copy(base)
     log = MetadataLog(store, PREFIX)
-    pin, head = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
+    pin, manifest = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
     now = [END - 1]
 
     def stall():
@@ -159,13 +159,13 @@ def test_a_renewal_that_was_written_and_not_verified_is_not_relied_on(deed, woke
     with pytest.raises(Unavailable):
         renew(Cut(store, stall), PREFIX, pin, clock=lambda: now[0], expires_ms=LATER)
     (left,) = list_pins(store, PREFIX)
-    assert left.expires_ms == LATER, "a pin that stays longer is always safe"
+    assert left.expires_ms == LATER, "a stalled renewal must leave the later expiry"
     later = renew(store, PREFIX, pin, clock=lambda: again_ms, expires_ms=asked_ms)
     assert (later is not None) == counts
     if counts:
         assert later.expires_ms == later.sure_until_ms == max(LATER, asked_ms)
         assert list_pins(store, PREFIX) == [later]
-        for row in entries_of(log, head):
+        for row in entries_of(log, manifest):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
     else:
         assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([0] if fork else [])

@@ -16,6 +16,7 @@ from disk_model import ModelDisk, ModelFile
 from log_explorer import Tally, explore
 from log_programs import CASES
 from log_script import NAME, ROOT
+from run_profile import CRASH_STATES_SOUND
 
 from local import names
 from local.cleaner import cleaner, offset_map, record_retention
@@ -386,4 +387,4 @@ def test_a_planted_durability_bug_is_detected(monkeypatch: Patch, plant: Plant, 
 
 def test_the_same_programs_pass_without_a_planted_bug() -> None:
     for name in ("retention", "delete records and epochs", "transactions", "truncation", "compaction"):
-        explore(BY_NAME[name], draws=3, states_max=300)
+        explore(BY_NAME[name], draws=3, states_max=CRASH_STATES_SOUND)

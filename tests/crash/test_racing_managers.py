@@ -11,17 +11,16 @@ from race_plants import PLANTED, Plant, fork_outlives, forker_sleeps_long
 from race_scenes import TOPICS, scene_of
 from race_stage import Actor, GatedStore, Life
 from racing import Race, race_once
+from run_profile import RACE_SEEDS, RACE_SEEDS_OF_FORKS
 
 from local.errors import Unavailable
 from tiered.node.writer_ids import DELETION
 
-SEEDS = 320
 RUNS = 8
-DANGEROUS_SEEDS = 8  # for each of two dangers, a second each
 PLANTED_SEEDS = 1200  # most bugs show within the first ten of the seeds in which they can show
 
 ENOUGH: dict[str, tuple[Callable[[Race], int], float]] = {
-    "heads": (lambda race: len(race.truth.heads), 5),
+    "heads": (lambda race: len(race.truth.manifests), 5),
     "takeovers": (lambda race: len(race.truth.writers), 2),
     "records": (lambda race: len(race.truth.committed), 8),
 }
@@ -33,17 +32,17 @@ RARER: dict[str, Callable[[Race], int]] = {
     "pages": lambda race: race.truth.pages_seen,
     "replaced rows": lambda race: race.truth.replaced,
     "collected orphans": lambda race: len(race.truth.orphans),
-    "jobs": lambda race: len(race.truth.heads[-1].jobs),
+    "jobs": lambda race: len(race.truth.manifests[-1].jobs),
     "forks": lambda race: sum(each.is_told for each in race.forks),
-    "heads of forks": lambda race: sum(len(each.heads) - 3 for each in race.forks if each.is_told),
-    "epochs taken to free": lambda race: sum(each.writer_id.startswith(DELETION) for each in race.truth.heads),
+    "heads of forks": lambda race: sum(len(each.manifests) - 3 for each in race.forks if each.is_told),
+    "epochs taken to free": lambda race: sum(each.writer_id.startswith(DELETION) for each in race.truth.manifests),
     "deleted topics": lambda race: race.truth.is_deleted,
 }
 
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_races_for_a_partition_lose_and_duplicate_no_record(run: int) -> None:
-    races = [race_once(seed) for seed in range(run, SEEDS, RUNS)]
+    races = [race_once(seed) for seed in range(run, RACE_SEEDS, RUNS)]
     for what, (count, per_race) in ENOUGH.items():
         assert sum(map(count, races)) >= per_race * len(races), f"hardly any {what}"
 
@@ -56,10 +55,10 @@ def test_a_seed_always_gives_the_same_race(seed: int) -> None:
 
 
 def test_forks_of_an_expiring_source_are_whole_or_their_creation_does_not_return() -> None:
-    for in_danger, least_told in ((forker_sleeps_long, 0), (fork_outlives, DANGEROUS_SEEDS // 4)):
-        races = [race_once(seed, scene=in_danger(scene_of(seed))) for seed in range(DANGEROUS_SEEDS)]
+    for in_danger, least_told in ((forker_sleeps_long, 0), (fork_outlives, RACE_SEEDS_OF_FORKS // 4)):
+        races = [race_once(seed, scene=in_danger(scene_of(seed))) for seed in range(RACE_SEEDS_OF_FORKS)]
         forks = [each for race in races for each in race.forks]
-        assert len(forks) > DANGEROUS_SEEDS, "hardly any fork"
+        assert len(forks) > RACE_SEEDS_OF_FORKS, "hardly any fork"
         assert sum(each.is_told for each in forks) >= least_told, "hardly any fork was made in time"
 
 
@@ -94,11 +93,11 @@ def test_a_helper_thread_of_an_actor_neither_takes_the_baton_nor_outlives_it() -
 
 
 def test_the_seeds_of_the_suite_cover_every_scene_and_every_actor() -> None:
-    scenes = [scene_of(seed) for seed in range(SEEDS)]
+    scenes = [scene_of(seed) for seed in range(RACE_SEEDS)]
     assert {each.kind for each in scenes} == set(TOPICS)
     for trait in ("rule", "kept_heads", "kills", "deletes_topic", "has_guest", "has_fork", "pauses", "has_freer"):
-        assert 3 * sum(bool(getattr(each, trait)) for each in scenes) > SEEDS // 10, trait
-    races = [race_once(seed) for seed in range(0, SEEDS, 8)]
+        assert 3 * sum(bool(getattr(each, trait)) for each in scenes) > RACE_SEEDS // 10, trait
+    races = [race_once(seed) for seed in range(0, RACE_SEEDS, RACE_SEEDS // 40)]
     idle = [what for what, count in RARER.items() if not sum(map(count, races))]
     assert idle == []
 

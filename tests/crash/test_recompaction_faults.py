@@ -20,13 +20,14 @@ import pytest
 from bucket_truth import assert_sound
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
+from run_profile import each_call
 
 from local.errors import LogError
 from local.format.record import Record, StoredRecord
 from local.log import Durability
 from local.names import TopicPartition
 from remote.keys import parse_data_key
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
 from tiered.maintenance import upload_and_commit
@@ -115,9 +116,9 @@ def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
         story.put(manager, "y", "4")
         story.settle(manager)
         assert manager.problems == {}
-        head = manager.partitions()[0].head()
-        assert head is not None
-        check_objects(store, manager.partitions()[0].prefix, head)
+        manifest = manager.partitions()[0].manifest()
+        assert manifest is not None
+        check_objects(store, manager.partitions()[0].prefix, manifest)
         check_bucket_alone(store, story)
         manager.close()
 
@@ -153,14 +154,14 @@ def check_table(records: list[StoredRecord], story: Story, *, below: int | None)
             assert newest.offset >= offset, f"{key!r} has returned with the value of {newest.offset}"
 
 
-def check_objects(store: MemoryStore, prefix: str, head: Head) -> None:
+def check_objects(store: MemoryStore, prefix: str, manifest: Manifest) -> None:
     there = {each.key.removeprefix(prefix) for each in store.list(prefix)}
-    named = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
-    named |= {each.key for each in head.unlinked}
+    named = {key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
+    named |= {each.key for each in manifest.unlinked}
     parsed = {key: parse_data_key(key) for key in there - named}
-    leaked = [key for key, name in parsed.items() if name is not None and name.epoch == head.epoch]
+    leaked = [key for key, name in parsed.items() if name is not None and name.epoch == manifest.epoch]
     assert leaked == [], "objects of this epoch are not named"
-    assert {key for row in head.segments for key in (row.data_key, row.indexes_key)} <= there
+    assert {key for row in manifest.segments for key in (row.data_key, row.indexes_key)} <= there
 
 
 def run_with_store_fault(at: int, fault: Fault) -> None:
@@ -196,9 +197,9 @@ CALLS, EFFECTS = rehearse()
 def test_recompaction_replaces_entries_and_removes_tombstones() -> None:
     disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
     play(disk, store, story)
-    head = RemoteLog(store).head(NAME)
-    assert head.segments[0].next_offset > 10, "several segments were not merged into one"
-    assert all((row.cleaned_through or 0) > 10 for row in head.segments)
+    manifest = RemoteLog(store).manifest(NAME)
+    assert manifest.segments[0].next_offset > 10, "several segments were not merged into one"
+    assert all((row.cleaned_through or 0) > 10 for row in manifest.segments)
     assert not any(record.value is None for record in RemoteLog(store).reader().records(NAME, 0))
     assert len(CALLS) > 20
     assert len(EFFECTS) > 40
@@ -206,13 +207,13 @@ def test_recompaction_replaces_entries_and_removes_tombstones() -> None:
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
 def test_a_replacement_with_any_store_fault_loses_no_value_and_leaks_no_object(fault: Fault) -> None:
-    for at in CALLS:
+    for at in each_call(CALLS, fault):
         run_with_store_fault(at, fault)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
 def test_a_replacement_with_any_power_cut_loses_or_revives_no_value(before: bool) -> None:
-    for at in EFFECTS[::5]:
+    for at in each_call(EFFECTS[::5], before):
         run_with_power_cut(at, before=before)
 
 
@@ -235,20 +236,22 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
     def replace_segments(row: object, ulids: object) -> object:
         change = real(row, ulids)  # type: ignore[arg-type]
 
-        def gone(head: Head) -> Head:
-            for each in head.segments:
+        def gone(manifest: Manifest) -> Manifest:
+            for each in manifest.segments:
                 if each.ulid in ulids:  # type: ignore[operator]
                     LOSSES.append(each.data_key)
-            return change(head)
+            return change(manifest)
 
         return gone
 
     patch.setattr(upload_and_commit, "replace_segments", replace_segments)
     commit = upload_and_commit._commit
 
-    def delete_then_commit(ways: upload_and_commit._Ways, change: Callable[[Head], Head], infos: object) -> None:
+    def delete_then_commit(
+        ways: upload_and_commit._Ways, change: Callable[[Manifest], Manifest], infos: object
+    ) -> None:
         LOSSES.clear()
-        change(ways.head)
+        change(ways.manifest)
         ways.store.delete([ways.partition.prefix + key for key in LOSSES])
         commit(ways, change, infos)  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import rot
 from care_world import KEYS, MODES, NOW, all_kinds, named
+from run_profile import ROT_CASES, each_call
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -21,7 +22,7 @@ from tiered.health.scrub_report import Found
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.read.bucket_reader import RemoteLog
 
-CASES = int(os.environ.get("TIERED_ROT_CASES", "240"))
+CASES = int(os.environ.get("TIERED_ROT_CASES", str(ROT_CASES // 2)))
 TOPICS = (*MODES, "paged", "viewed")
 
 
@@ -120,7 +121,7 @@ def test_a_lost_page_is_restored_from_older_manifests_or_from_the_objects(heads_
 
         log = world.logs["t"]
         collect_manifests(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
-    lost = MetadataLog(store, prefix).refresh().spills[1]
+    lost = MetadataLog(store, prefix).refresh().pages[1]
     body = store.get(prefix + lost.key)
     store.delete([prefix + lost.key])
     plan = plan_repair(store, rot.scrubbed(store, "t"))
@@ -142,8 +143,8 @@ def test_a_repair_stopped_at_any_call_is_finished_by_a_second_run(what: str) -> 
     assert isinstance(world.store, MemoryStore)
     truth, prefix = _records(world.store, "t"), named("t").prefix
     log = MetadataLog(world.store, prefix)
-    head = log.refresh()
-    lost = head.spills[1].key if what == "page" else list(log.index(head).rows())[3].indexes_key
+    manifest = log.refresh()
+    lost = manifest.pages[1].key if what == "page" else list(log.index(manifest).rows())[3].indexes_key
     world.store.delete([prefix + lost])
 
     def cut(at: int, kind: Kind | None) -> int:
@@ -162,9 +163,9 @@ def test_a_repair_stopped_at_any_call_is_finished_by_a_second_run(what: str) -> 
         assert rot.scrubbed(bad, "t").of("corrupt") == []
         return calls
 
-    for at in range(cut(-1, None)):
-        for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER):
-            cut(at, kind)
+    kinds = (Kind.ERROR_BEFORE, Kind.ERROR_AFTER)
+    for at, kind in each_call([(at, kind) for at in range(cut(-1, None)) for kind in kinds], what):
+        cut(at, kind)
 
 
 def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
@@ -205,7 +206,7 @@ def test_a_page_of_rewritten_entries_is_not_restored_with_the_entries_before() -
     world.commit("t", change, touches=(0, 2000))  # as a manager with small pages: new pages in the same manifest
     log = MetadataLog(store, prefix)
     before = [row.data_key for row in log.index(log.refresh()).rows()]
-    lost = log.refresh().spills[1]
+    lost = log.refresh().pages[1]
     store.delete([prefix + lost.key])
     plan_of_pages = plan_repair(store, rot.scrubbed(store, "t"))
     assert [each.source for each in plan_of_pages.pages] == ["objects"]
@@ -225,7 +226,7 @@ def test_a_damaged_page_of_an_immutable_bucket_is_replaced_under_a_new_name() ->
     store = world.store
     assert isinstance(store, MemoryStore)
     truth, prefix = _records(store, "t"), named("t").prefix
-    page = MetadataLog(store, prefix).refresh().spills[1].key
+    page = MetadataLog(store, prefix).refresh().pages[1].key
     body = bytearray(store.get(prefix + page))
     body[len(body) // 2] ^= 1
     store.put(prefix + page, bytes(body))

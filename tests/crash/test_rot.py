@@ -7,11 +7,12 @@ import os
 import pytest
 import rot
 from care_world import KEYS, MODES, all_kinds, named
+from run_profile import ROT_CASES
 
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, run_scrub
 
-CASES = int(os.environ.get("TIERED_ROT_CASES", "480"))
+CASES = int(os.environ.get("TIERED_ROT_CASES", str(ROT_CASES)))
 TOPICS = (*MODES, "paged", "viewed")
 UNSEALED = ("encrypted", "both", "paged")  # encrypted topics with manifests of a version before sealing
 

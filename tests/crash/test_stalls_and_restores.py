@@ -9,12 +9,12 @@ from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, Fenced, RemoteLost
 from remote.gc.pins import pin_newest
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.page_spill import named_keys
+from remote.manifest.page_out import named_keys
 from tiered.jobs.orphan_collection import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
@@ -23,10 +23,10 @@ DAY = 24 * HOUR
 KEEPS = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 
 
-def head_of(manager: LogManager) -> Head:
-    head = manager.partitions()[0].head()
-    assert head is not None
-    return head
+def head_of(manager: LogManager) -> Manifest:
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    return manifest
 
 
 # --- a stall between the check and the deletes ------------------------------------------------------------------------
@@ -64,8 +64,8 @@ def test_a_writer_that_stalls_before_its_deletes_deletes_no_object_still_in_use(
         assert isinstance(manager.problems[NAME], Fenced)
     newest = MetadataLog(world.store, held.prefix).refresh()
     there = {info.key.removeprefix(held.prefix) for info in world.store.list(held.prefix)}
-    for head in (newest, pinned[0][1]):
-        assert set() < named_keys(head, lambda page: ()) <= there
+    for manifest in (newest, pinned[0][1]):
+        assert set() < named_keys(manifest, lambda page: ()) <= there
     assert newest.writer_id == "another"
 
 
@@ -94,7 +94,7 @@ class Timeline:
     def restore(self, *, all_of_it: bool) -> None:
         """Restore the bucket of the backup, or only its manifests, as after a listing that lost the newer ones."""
         objects = self.world.store._objects
-        gone = [key for key in objects if key not in self.backup and (all_of_it or HEADS in key)]
+        gone = [key for key in objects if key not in self.backup and (all_of_it or MANIFESTS in key)]
         for key in gone:
             del objects[key]
 
@@ -162,7 +162,7 @@ def test_objects_of_the_epoch_before_a_restore_are_orphans_after_the_next_takeov
         prefix, expected = manager.partitions()[0].prefix, values(manager.reader())
         names = list_partitions(line.world.store)
         found = list_garbage(line.world.store, names, now_ms=NOW + DAY)
-        assert found.entries, "objects of the epoch before the restore"
+        assert found.entries, "expected orphans of the epoch before the restore"
         delete_garbage(line.world.store, found, now_ms=NOW + DAY, grace_ms=0)
         assert values(manager.reader()) == expected
         assert prefix == names[0].prefix

@@ -138,7 +138,7 @@ def test_a_creation_stopped_by_a_disk_error_raises_and_the_next_open_finishes_it
         world.disk.fail_at, is_told = world.disk.effects + at, False
         try:
             manager.create_topics(ASKED, now_ms=NOW)
-        except Exception:  # noqa: BLE001 - whatever it is, nothing was acknowledged
+        except Exception:  # noqa: BLE001 - any error: nothing was acknowledged
             is_told = True
         reached = world.disk.effects >= world.disk.fail_at
         assert is_told == reached, at

@@ -9,6 +9,7 @@ import pytest
 from disk_model import PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, settle
+from run_profile import each_call
 
 from local.errors import Fenced, LogError
 from local.format.record import Record
@@ -48,7 +49,7 @@ def read(world: World) -> list[tuple[int, bytes | None]]:
     """The records that a reader of the bucket alone finds below the horizon."""
     with RemoteLog(world.store) as bucket:
         reader = bucket.reader(read_compacted=True)
-        view = find_view(bucket.head(NAME).views, "compacted")
+        view = find_view(bucket.manifest(NAME).views, "compacted")
         assert view is not None
         return [(each.offset, each.value) for each in reader.records(NAME, 0, view.horizon_offset)]
 
@@ -66,9 +67,9 @@ def test_building_a_view_reuses_one_part_and_writes_two() -> None:
     world = prepared()
     assert read(world) == OLD
     with world.open() as manager:
-        before = {row.ulid for row in manager.partitions()[0].head().view_entries}
+        before = {row.ulid for row in manager.partitions()[0].manifest().view_entries}
         build(manager)
-        after = {row.ulid for row in manager.partitions()[0].head().view_entries}
+        after = {row.ulid for row in manager.partitions()[0].manifest().view_entries}
     assert read(world) == NEW
     assert before & after
     assert before - after
@@ -96,7 +97,7 @@ CALLS = run_with(prepared(), 0, None).calls
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_build_with_a_store_fault_at_any_call_leaves_the_old_or_the_new_view(fault: Fault) -> None:
     seen = set()
-    for at in range(len(CALLS)):
+    for at in each_call(range(len(CALLS)), fault):
         world = prepared()
         run_with(world, at, fault)
         found = read(world)
@@ -104,8 +105,8 @@ def test_a_build_with_a_store_fault_at_any_call_leaves_the_old_or_the_new_view(f
         seen.add(found == NEW)
         assert damage(check_bucket(world.store)) == []
         with world.open() as manager:
-            head = manager.partitions()[0].head()
-            state = find_view(head.views, "compacted").state(head.epoch)
+            manifest = manager.partitions()[0].manifest()
+            state = find_view(manifest.views, "compacted").state(manifest.epoch)
             assert state is ViewState.SUCCESS or found == OLD, f"call {at}: {state}"
             build(manager)
             assert manager.problems == {}
@@ -125,9 +126,9 @@ def test_an_error_before_the_commit_leaves_no_object_and_its_reason_in_the_manif
         run_with(world, at, Fault.BEFORE)
         assert {each.key for each in world.store.list("") if "/view/" in each.key} == before
         with RemoteLog(world.store) as bucket:
-            head = bucket.head(NAME)
-        view = find_view(head.views, "compacted")
-        assert view.state(head.epoch) is ViewState.ERROR
+            manifest = bucket.manifest(NAME)
+        view = find_view(manifest.views, "compacted")
+        assert view.state(manifest.epoch) is ViewState.ERROR
         assert "injected fault" in view.failure.error
 
 
@@ -135,11 +136,11 @@ def test_a_build_interrupted_by_a_crash_differs_from_a_running_one() -> None:
     world = prepared()
     run_with(world, CALLS.index("upload"), Fault.KILL_BEFORE)
     with RemoteLog(world.store) as bucket:
-        head = bucket.head(NAME)
-    view = find_view(head.views, "compacted")
-    assert view.state(head.epoch) is ViewState.RUNNING
+        manifest = bucket.manifest(NAME)
+    view = find_view(manifest.views, "compacted")
+    assert view.state(manifest.epoch) is ViewState.RUNNING
     with world.open() as manager:
-        assert view.state(manager.partitions()[0].head().epoch) is ViewState.INTERRUPTED
+        assert view.state(manager.partitions()[0].manifest().epoch) is ViewState.INTERRUPTED
 
 
 def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> None:
@@ -156,10 +157,10 @@ def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> No
 
         store._before_call = take_over
         build(late)
-        head = taken[0].partitions()[0].head()
+        manifest = taken[0].partitions()[0].manifest()
         with RemoteLog(world.store) as bucket:
-            newest = bucket.head(NAME)
-        if newest.epoch == head.epoch and newest.sequence == head.sequence:
+            newest = bucket.manifest(NAME)
+        if newest.epoch == manifest.epoch and newest.sequence == manifest.sequence:
             assert read(world) in (OLD, NEW)
             assert isinstance(late.problems.get(NAME), Fenced) or read(world) == NEW, f"call {at}"
         named = {row.data_key for view in newest.views for row in view.rows}
@@ -186,7 +187,7 @@ def test_a_build_with_a_disk_fault_at_any_call_leaves_the_log_and_the_view_whole
     is_power_cut: bool, before: bool
 ) -> None:
     """The part on the disk means nothing to the next open."""
-    for at in range(1, disk_effects() + 1):
+    for at in each_call(range(1, disk_effects() + 1), is_power_cut, before):
         world = prepared()
         manager = world.open()
         log = list(manager.reader().records(NAME, 0))

@@ -16,7 +16,7 @@ from local.log.producer_state import Producer
 from local.verify.findings import Severity
 from remote.check.partition_check import BucketReport, ObjectKind
 from remote.keys import data_key, manifest_key, new_ulid
-from remote.manifest.manifest import Head, decode_manifest, encode_manifest
+from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.segments.index_bundle import decode_bundle, encode_bundle
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
@@ -39,11 +39,11 @@ def store() -> MemoryStore:
         settle(manager)
     (report,) = check_bucket(world.store)
     assert damage([report]) == []
-    assert report.head is not None
-    assert report.head.epoch == 2
-    assert len(report.head.segments) > 3
-    assert len(report.head.unlinked) > 1
-    assert set(report.counts()) == {ObjectKind.HEAD, ObjectKind.SEGMENT, ObjectKind.INDEXES, ObjectKind.UNLINKED}
+    assert report.manifest is not None
+    assert report.manifest.epoch == 2
+    assert len(report.manifest.segments) > 3
+    assert len(report.manifest.unlinked) > 1
+    assert set(report.counts()) == {ObjectKind.MANIFEST, ObjectKind.SEGMENT, ObjectKind.INDEXES, ObjectKind.UNLINKED}
     return world.store
 
 
@@ -56,24 +56,24 @@ def _told(store: MemoryStore) -> str:
     return "; ".join(f"{each.severity.name} {each.path}: {each.what}" for each in _report(store).findings)
 
 
-def _newest(store: MemoryStore) -> tuple[str, Head]:
+def _newest(store: MemoryStore) -> tuple[str, Manifest]:
     report = _report(store)
-    assert report.head is not None
-    return report.prefix, report.head
+    assert report.manifest is not None
+    return report.prefix, report.manifest
 
 
-def _rewrite_head(store: MemoryStore, change: Callable[[Head], Head]) -> None:
-    prefix, head = _newest(store)
-    store.put(prefix + manifest_key(head.sequence), forged(change(head)))
+def _rewrite_head(store: MemoryStore, change: Callable[[Manifest], Manifest]) -> None:
+    prefix, manifest = _newest(store)
+    store.put(prefix + manifest_key(manifest.sequence), forged(change(manifest)))
 
 
 def _rewrite_row(store: MemoryStore, **changes: object) -> None:
     """Change fields of the last entry but one."""
 
-    def change(head: Head) -> Head:
-        rows = list(head.segments)
+    def change(manifest: Manifest) -> Manifest:
+        rows = list(manifest.segments)
         rows[-2] = replace(rows[-2], **changes)  # type: ignore[arg-type]
-        return replace(head, segments=tuple(rows))
+        return replace(manifest, segments=tuple(rows))
 
     _rewrite_head(store, change)
 
@@ -88,8 +88,8 @@ def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     """Change the bytes of the last segment, and make every checksum around them fit."""
     from remote.segments.chunk_table import table_of
 
-    prefix, head = _newest(store)
-    row = head.segments[-1]
+    prefix, manifest = _newest(store)
+    row = manifest.segments[-1]
     body = bytearray(store.get(prefix + row.data_key))
     change(body)
     store.put(prefix + row.data_key, bytes(body))
@@ -99,27 +99,27 @@ def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
 
 
 def _put_bundle(store: MemoryStore, bundle: object, **changes: object) -> None:
-    prefix, head = _newest(store)
-    row = head.segments[-1]
+    prefix, manifest = _newest(store)
+    row = manifest.segments[-1]
     encoded, ranges = encode_bundle(bundle)  # type: ignore[arg-type]
     store.put(prefix + row.indexes_key, encoded)
     changed = replace(row, indexes=ranges, indexes_bytes=len(encoded), **changes)  # type: ignore[arg-type]
-    _rewrite_head(store, lambda head: replace(head, segments=(*head.segments[:-1], changed)))
+    _rewrite_head(store, lambda manifest: replace(manifest, segments=(*manifest.segments[:-1], changed)))
 
 
 def _other_index(store: MemoryStore, **sections: bytes) -> None:
-    prefix, head = _newest(store)
-    _put_bundle(store, replace(decode_bundle(store.get(prefix + head.segments[-1].indexes_key)), **sections))
+    prefix, manifest = _newest(store)
+    _put_bundle(store, replace(decode_bundle(store.get(prefix + manifest.segments[-1].indexes_key)), **sections))
 
 
 def _head_flipped(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    _flip(store, prefix + manifest_key(head.sequence - 1), 100)
+    prefix, manifest = _newest(store)
+    _flip(store, prefix + manifest_key(manifest.sequence - 1), 100)
 
 
 def _head_missing(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    store.delete([prefix + manifest_key(head.sequence - 2)])
+    prefix, manifest = _newest(store)
+    store.delete([prefix + manifest_key(manifest.sequence - 2)])
 
 
 def _first_head_missing(store: MemoryStore) -> None:
@@ -127,76 +127,76 @@ def _first_head_missing(store: MemoryStore) -> None:
 
 
 def _head_under_anothers_name(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    store.put(prefix + manifest_key(head.sequence + 1), encode_manifest(head))
+    prefix, manifest = _newest(store)
+    store.put(prefix + manifest_key(manifest.sequence + 1), encode_manifest(manifest))
 
 
 def _head_of_another_partition(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, partition=7))
+    _rewrite_head(store, lambda manifest: replace(manifest, partition=7))
 
 
 def _two_writers_in_one_epoch(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, writer_id="somebody"))
+    _rewrite_head(store, lambda manifest: replace(manifest, writer_id="somebody"))
 
 
 def _epoch_goes_back(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, epoch=1))
+    _rewrite_head(store, lambda manifest: replace(manifest, epoch=1))
 
 
 def _other_parent(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, parent_id="X" * 26))
+    _rewrite_head(store, lambda manifest: replace(manifest, parent_id="X" * 26))
 
 
 def _log_start_goes_back(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, log_start_offset=head.log_start_offset - 1))
+    _rewrite_head(store, lambda manifest: replace(manifest, log_start_offset=manifest.log_start_offset - 1))
 
 
 def _row_forgotten(store: MemoryStore) -> None:
-    _rewrite_head(store, lambda head: replace(head, segments=head.segments[1:]))
+    _rewrite_head(store, lambda manifest: replace(manifest, segments=manifest.segments[1:]))
 
 
 def _named_again(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    old = next(each for each in _heads(store, prefix) if len(each.segments) > 1 and each.epoch == 1)
+    prefix, manifest = _newest(store)
+    old = next(each for each in _manifests(store, prefix) if len(each.segments) > 1 and each.epoch == 1)
     again = old.segments[0]
-    assert again.data_key in {each.key for each in head.unlinked}
-    _rewrite_head(store, lambda head: replace(head, segments=(again, *head.segments)))
+    assert again.data_key in {each.key for each in manifest.unlinked}
+    _rewrite_head(store, lambda manifest: replace(manifest, segments=(again, *manifest.segments)))
 
 
-def _heads(store: MemoryStore, prefix: str) -> list[Head]:
+def _manifests(store: MemoryStore, prefix: str) -> list[Manifest]:
     return [decode_manifest(store.get(info.key)) for info in store.list(prefix + "meta/head/")]
 
 
 def _data_missing(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    store.delete([prefix + head.segments[1].data_key])
+    prefix, manifest = _newest(store)
+    store.delete([prefix + manifest.segments[1].data_key])
 
 
 def _indexes_missing(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    store.delete([prefix + head.segments[1].indexes_key])
+    prefix, manifest = _newest(store)
+    store.delete([prefix + manifest.segments[1].indexes_key])
 
 
 def _data_short(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    key = prefix + head.segments[1].data_key
+    prefix, manifest = _newest(store)
+    key = prefix + manifest.segments[1].data_key
     store.put(key, store.get(key)[:-1])
 
 
 def _bit_in_data(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    _flip(store, prefix + head.segments[1].data_key, 77)
+    prefix, manifest = _newest(store)
+    _flip(store, prefix + manifest.segments[1].data_key, 77)
 
 
 def _bit_in_indexes(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    _flip(store, prefix + head.segments[1].indexes_key, 5)
+    prefix, manifest = _newest(store)
+    _flip(store, prefix + manifest.segments[1].indexes_key, 5)
 
 
 def _name_of_another_segment(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    row = head.segments[-2]
-    key = data_key(row.base_offset, row.next_offset, head.epoch, row.ulid)
+    prefix, manifest = _newest(store)
+    row = manifest.segments[-2]
+    key = data_key(row.base_offset, row.next_offset, manifest.epoch, row.ulid)
     store.put(prefix + key, store.get(prefix + row.data_key))
     _rewrite_row(store, data_key=key)
 
@@ -233,9 +233,9 @@ def _aborted_transactions_are_none(store: MemoryStore) -> None:
 
 
 def _row_of_a_later_epoch(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    row = head.segments[-2]
-    key = data_key(row.base_offset, row.next_offset - 1, head.epoch + 1, row.ulid)
+    prefix, manifest = _newest(store)
+    row = manifest.segments[-2]
+    key = data_key(row.base_offset, row.next_offset - 1, manifest.epoch + 1, row.ulid)
     store.put(prefix + key, store.get(prefix + row.data_key))
     _rewrite_row(store, data_key=key)
 
@@ -257,18 +257,18 @@ def _newest_time(store: MemoryStore) -> None:
 
 
 def _epochs_of_the_row(store: MemoryStore) -> None:
-    _, head = _newest(store)
-    _rewrite_row(store, epochs=((77, head.segments[-2].base_offset),))
+    _, manifest = _newest(store)
+    _rewrite_row(store, epochs=((77, manifest.segments[-2].base_offset),))
 
 
 def _offsets_of_the_row(store: MemoryStore) -> None:
-    _, head = _newest(store)
-    _rewrite_row(store, next_offset=head.segments[-2].next_offset - 3)
+    _, manifest = _newest(store)
+    _rewrite_row(store, next_offset=manifest.segments[-2].next_offset - 3)
 
 
 def _index_range(store: MemoryStore) -> None:
-    _, head = _newest(store)
-    row = head.segments[-2]
+    _, manifest = _newest(store)
+    row = manifest.segments[-2]
     _rewrite_row(store, indexes={**row.indexes, "time": replace(row.indexes["time"], length=row.indexes_bytes + 1)})
 
 
@@ -342,8 +342,8 @@ def test_a_transaction_index_that_differs_from_the_data_is_found(
         manager.roll("t", now_ms=NOW)
         settle(manager)
     assert damage([_report(world.store)]) == []
-    prefix, head = _newest(world.store)
-    bundle = decode_bundle(world.store.get(prefix + head.segments[-1].indexes_key))
+    prefix, manifest = _newest(world.store)
+    bundle = decode_bundle(world.store.get(prefix + manifest.segments[-1].indexes_key))
     entries = txn_index.entries(bundle.txn)
     assert [each.producer_id for each in entries] == [1, 3]
     wrong = [*entries[kept], *(replace(entries[-1], producer_id=each, last_offset=99) for each in more)]
@@ -353,14 +353,14 @@ def test_a_transaction_index_that_differs_from_the_data_is_found(
 
 
 def test_a_pending_delete_that_an_entry_still_names_is_damage(store: MemoryStore) -> None:
-    _, head = _newest(store)
-    twice = replace(head.unlinked[0], key=head.segments[-1].data_key)
-    _rewrite_head(store, lambda head: replace(head, unlinked=(*head.unlinked, twice)))
+    _, manifest = _newest(store)
+    twice = replace(manifest.unlinked[0], key=manifest.segments[-1].data_key)
+    _rewrite_head(store, lambda manifest: replace(manifest, unlinked=(*manifest.unlinked, twice)))
     assert "given up for deletion and still named" in _told(store)
 
 
 def test_unnamed_objects_are_reported_by_kind_and_are_not_damage(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
+    prefix, manifest = _newest(store)
     store.put(prefix + data_key(500, 509, 1, new_ulid(1)), b"12345")
     store.put(prefix + data_key(500, 509, 2, new_ulid(1)), b"123")
     store.put(prefix + "meta/probe/01", b"p")
@@ -373,12 +373,12 @@ def test_unnamed_objects_are_reported_by_kind_and_are_not_damage(store: MemorySt
     assert "INFO" in _told(store)
     assert "orphan of an older epoch: objects=1 bytes=5" in _told(store)
     assert f"WARNING {prefix}data/notes.txt: an object that is not ours" in _told(store)
-    assert head == _newest(store)[1]
+    assert manifest == _newest(store)[1]
 
 
 def test_a_pending_delete_that_is_already_deleted_is_not_damage(store: MemoryStore) -> None:
-    prefix, head = _newest(store)
-    store.delete([prefix + each.key for each in head.unlinked])
+    prefix, manifest = _newest(store)
+    store.delete([prefix + each.key for each in manifest.unlinked])
     assert damage([_report(store)]) == []
 
 
@@ -387,15 +387,17 @@ def test_a_pending_delete_that_is_already_deleted_is_not_damage(store: MemorySto
 def test_missing_offsets_between_entries_are_a_warning_unless_cleaning_removed_them(
     store: MemoryStore, is_cleaned: bool, is_compacted: bool
 ) -> None:
-    prefix, head = _newest(store)
-    gone = head.segments[2]
+    prefix, manifest = _newest(store)
+    gone = manifest.segments[2]
     store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
 
-    def without(head: Head) -> Head:
-        behind = head.segments[3]
+    def without(manifest: Manifest) -> Manifest:
+        behind = manifest.segments[3]
         behind = replace(behind, cleaned_through=behind.next_offset if is_cleaned else None)
         properties = {"cleanup.policy": "compact,delete"} if is_compacted else {"cleanup.policy": "delete"}
-        return replace(head, segments=(*head.segments[:2], behind, *head.segments[4:]), properties=properties)
+        return replace(
+            manifest, segments=(*manifest.segments[:2], behind, *manifest.segments[4:]), properties=properties
+        )
 
     _rewrite_head(store, without)
     holes = [each for each in _report(store).findings if "no row holds these offsets" in each.what]
@@ -405,18 +407,18 @@ def test_missing_offsets_between_entries_are_a_warning_unless_cleaning_removed_t
 
 def test_an_entry_that_expires_during_the_check_is_not_damage(store: MemoryStore) -> None:
     """The writer commits and deletes between the check's read of the manifests and its read of the entries."""
-    prefix, head = _newest(store)
-    gone = head.segments[0]
+    prefix, manifest = _newest(store)
+    gone = manifest.segments[0]
 
     class Meanwhile(MemoryStore):
         def get(self, key: str) -> bytes:
             if key == prefix + gone.indexes_key:
                 after = replace(
-                    head,
-                    sequence=head.sequence + 1,
-                    parent_id=head.commit_id,
+                    manifest,
+                    sequence=manifest.sequence + 1,
+                    parent_id=manifest.commit_id,
                     commit_id="Z" * 26,
-                    segments=head.segments[1:],
+                    segments=manifest.segments[1:],
                     log_start_offset=gone.next_offset,
                 )
                 store.put(prefix + manifest_key(after.sequence), encode_manifest(after))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_profile import examples
 
 from remote.external.external_lineage import Chosen, Copy, choose, lineage_of
 
@@ -66,7 +67,7 @@ def _epochs(base, content):
     return [(epoch, base + at) for at, epoch in enumerate(content) if at == 0 or content[at - 1] != epoch]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(_histories())
 def test_chosen_copies_give_exactly_the_records_of_the_last_leader(history) -> None:
     """No offset twice, no record of a lost branch, and no record left out that some copy has."""

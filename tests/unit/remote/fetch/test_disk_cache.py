@@ -222,7 +222,7 @@ def test_manager_and_bucket_reader_find_fetched_chunks_after_a_restart(tmp_path:
         opener = Opener(config, LogDirectories(ModelDisk(), ["./x"]), store, DiskStorage())
         assert opener._disk_cache is not None
         with RemoteLog(store, disk=opener._disk_cache) as bucket:
-            end = bucket.head(NAME).next_offset
+            end = bucket.manifest(NAME).next_offset
             before = store.counts()
             assert values(bucket.reader()) == [each for each in everything if each[0] < end]
             assert ((store.counts() - before).gets == 0) == is_second

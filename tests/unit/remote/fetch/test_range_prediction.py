@@ -91,7 +91,7 @@ EVEN = [(even(at), at) for at in range(4096, SIZE, 4096)]
 
 
 def look(partition: RemotePartition, offset: int) -> bytes:
-    row = partition.head().segments[0]
+    row = partition.manifest().segments[0]
     return bytes(partition.read(row, partition.position_of_offset(row, offset), 4096))
 
 
@@ -111,7 +111,7 @@ def test_a_prediction_saves_one_of_four_sequential_requests_of_a_cold_read(store
 def test_a_predicted_range_is_read_without_another_request_and_is_correct(store: Turns, place: int) -> None:
     row = kept(store, EVEN)
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
-    partition.head()
+    partition.manifest()
     store.turns.clear()
     position = partition.position_of_offset(row, even(place))
     assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
@@ -125,7 +125,7 @@ def test_a_wrong_prediction_costs_one_request_and_returns_no_wrong_byte(store: T
     places = [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)]
     row = kept(store, places)
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
-    partition.head()
+    partition.manifest()
     store.turns.clear()
     position = partition.position_of_offset(row, 5000)
     assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]

@@ -219,7 +219,7 @@ def test_indexes_of_another_segment_are_refused(store):
 
 def test_a_partition_without_a_manifest_raises_not_found(partition):
     with pytest.raises(NotFound, match="head"):
-        partition.head()
+        partition.manifest()
 
 
 # --- copying ----------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_every_attempt_of_a_copy_has_new_object_names(store):
     assert copied(store).data_key != copied(store).data_key
 
 
-def test_a_copy_costs_two_puts_and_two_heads(store):
+def test_a_copy_costs_two_put_and_two_head_requests(store):
     metered = MeteredStore(store)
     copied(metered)
     assert (metered.counts().puts, metered.counts().gets) == (2, 2)

@@ -189,7 +189,7 @@ def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, row
             assert b"".join(drained(reader, rows[:1])) == BODIES[0]
         asked = len(store.asked)
         other.read(rows[2], 0, 4 * CHUNK)
-        assert store.asked[asked:] == [], f"gone after stream {passed}"
+        assert store.asked[asked:] == [], f"evicted by stream {passed}"
 
 
 def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, rows: list[SegmentEntry]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_samples import head, row
+from remote_samples import manifest, row
 
 from local.errors import Corrupt, InvalidRequest
 from remote.gc.orphans import Orphan, find_orphans, named_by, unreferenced_objects
@@ -17,7 +17,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import PendingDelete, encode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.manifest.manifest_page import encode_page
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.manifest.view import CompactedView
 from remote.store import ObjectInfo
 from remote.store.memory_store import MemoryStore
@@ -94,9 +94,9 @@ def test_a_manifest_names_its_entries_pages_views_and_pending_deletes() -> None:
     part = _row(0, view="v")
     gone = PendingDelete(key=data_key(70, 79, 1, ULID), size_bytes=1, unlinked_ms=1, epoch=1)
     view = CompactedView(name="v", rows=(part,), horizon_offset=10)
-    known = head(*rows[2:], spills=(page,), views=(view,), unlinked=(gone,))
+    known = manifest(*rows[2:], pages=(page,), views=(view,), unlinked=(gone,))
     wanted = {key for each in (*rows, part) for key in (each.data_key, each.indexes_key)} | {page.key, gone.key}
-    assert named_by(known, lambda spill: tuple(rows[:2])) == wanted
+    assert named_by(known, lambda page: tuple(rows[:2])) == wanted
 
 
 # --- in a bucket -----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_pages_in_a_manifest_are_named_and_a_page_without_one_is_an_orphan() -> 
         log.commit(add_segments([each]), NOW)
     newest = log.cached
     assert newest is not None
-    assert newest.spills
+    assert newest.pages
     lost, body = encode_page(tuple(rows[:3]), 1, new_ulid(NOW))
     store.put(PREFIX + lost.key, body)
     _opened(store)
@@ -174,7 +174,7 @@ def test_an_unreadable_manifest_or_page_raises_corrupt_and_gives_no_orphans() ->
         log.commit(add_segments([each]), NOW)
     newest = _opened(store).cached
     assert newest is not None
-    page = PREFIX + newest.spills[0].key
+    page = PREFIX + newest.pages[0].key
     body = store.get(page)
     store.put(page, body[:-1] + bytes([body[-1] ^ 1]))
     with pytest.raises(Corrupt):

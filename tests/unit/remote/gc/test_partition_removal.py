@@ -11,7 +11,7 @@ from local.errors import NotFound
 from remote.gc.partition_removal import PartitionRemoval, Removal
 from remote.gc.pin_watch import LISTING_LAG_MS, RECHECK_MS, PinWatch
 from remote.gc.pins import list_pins, pin_newest, release
-from remote.keys import HEADS, PINS
+from remote.keys import MANIFESTS, PINS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -79,16 +79,16 @@ def test_a_reader_with_a_pin_can_read_its_manifest_however_late_pins_are_listed(
     at(began_ms)
     store.before_pin = lambda: at(wrote_ms)
     try:
-        pin, head = pin_newest(store, PREFIX, log, now_ms=began_ms, expires_ms=9 * GRACE, holder="a job")
+        pin, manifest = pin_newest(store, PREFIX, log, now_ms=began_ms, expires_ms=9 * GRACE, holder="a job")
     except NotFound:
-        pin, head = None, None
+        pin, manifest = None, None
         assert not [key for key in store._objects if PINS in key], "the pin was not withdrawn"
     store.before_pin = lambda: None
     at(1)
     store.now_ms = GRACE + 1
     state = run(removal, store.now_ms)
-    if head is not None:
-        for row in entries_of(log, head):
+    if manifest is not None:
+        for row in entries_of(log, manifest):
             assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
     assert (pin is not None) == (max(began_ms, wrote_ms) == 0)
     assert state is (Removal.DONE if pin is None else Removal.WAITING)
@@ -103,7 +103,7 @@ def test_removal_steps_do_not_list_while_a_pin_protects_an_old_manifest(has_entr
             writer.expire(base)
         writer.delete_pending()
     log = MetadataLog(inner, PREFIX)
-    pin, head = pin_newest(inner, PREFIX, log, now_ms=0, expires_ms=9 * GRACE, holder="a job")
+    pin, manifest = pin_newest(inner, PREFIX, log, now_ms=0, expires_ms=9 * GRACE, holder="a job")
     store = MeteredStore(inner)
     removal = removal_of(store)
     assert run(removal, 0) is Removal.WAITING
@@ -114,11 +114,11 @@ def test_removal_steps_do_not_list_while_a_pin_protects_an_old_manifest(has_entr
     asked = store.counts() - before
     assert (asked.lists, asked.puts, asked.deletes) == (0, 0, 0)
     assert asked.gets <= 600 // 5 + 1
-    kept = MetadataLog(inner, PREFIX)._chain.read(head.sequence)
-    assert kept == head
+    kept = MetadataLog(inner, PREFIX)._chain.read(manifest.sequence)
+    assert kept == manifest
     release(inner, PREFIX, [pin])
     assert run(removal, GRACE + 600 * 60_000 + RECHECK_MS) is Removal.DONE
-    assert len(list(inner.list(PREFIX + HEADS))) == 1
+    assert len(list(inner.list(PREFIX + MANIFESTS))) == 1
     assert list_pins(inner, PREFIX) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+from run_profile import examples
 
 from local.errors import Corrupt
 from local.format.record import Record
@@ -135,7 +136,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(STEPS)
 def test_the_watch_frees_at_most_what_a_fresh_listing_frees_and_the_same_in_time(steps):
     """Compared with reading all pins every time. Pins are on the newest manifest, as the protocol requires."""

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from remote_samples import head, stored_row
+from remote_samples import manifest, stored_row
 
 from remote.manifest.manifest import encode_manifest
 
@@ -91,7 +91,7 @@ def test_every_decoder_is_created_when_its_module_is_imported(path: Path) -> Non
 
 
 def test_eight_threads_decode_the_first_manifest_of_a_process() -> None:
-    body = encode_manifest(head(stored_row()))
+    body = encode_manifest(manifest(stored_row()))
     for _ in range(10):
         done = subprocess.run([sys.executable, "-c", PROGRAM], input=body, cwd=ROOT, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr

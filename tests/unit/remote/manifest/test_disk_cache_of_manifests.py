@@ -9,11 +9,11 @@ import pytest
 
 from local.errors import Corrupt
 from remote.gc.old_manifests import collect_manifests
-from remote.keys import HEADS, manifest_key
+from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
@@ -54,10 +54,10 @@ class Bench:
         """Open once; return the manifest, the entry, and the requests (puts, gets, lists)."""
         metered = MeteredStore(store or self.store)
         log = MetadataLog(metered, PREFIX, copies=ManifestDiskCache(self.disk, "./copies"))
-        head = log.refresh()
-        found = log.ask(head, lambda index: index.find_by_offset(offset))
+        manifest = log.refresh()
+        found = log.ask(manifest, lambda index: index.find_by_offset(offset))
         counts = metered.counts()
-        return head, found, (counts.puts, counts.gets, counts.lists)
+        return manifest, found, (counts.puts, counts.gets, counts.lists)
 
     def names(self, suffix):
         return [name for name in self.disk.list("./copies") if name.endswith(suffix)]
@@ -65,16 +65,16 @@ class Bench:
 
 def test_a_cold_open_takes_one_listing_two_gets_and_the_page():
     store = MemoryStore()
-    head = filled(store).cached
-    assert len(head.spills) > 2
+    manifest = filled(store).cached
+    assert len(manifest.pages) > 2
     metered = MeteredStore(store)
     log = MetadataLog(metered, PREFIX)
-    assert log.refresh() == head
+    assert log.refresh() == manifest
     assert (metered.counts().gets, metered.counts().lists) == (2, 1), "expected the manifest and a miss behind it"
-    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+    assert log.index(manifest).find_by_offset(5).ulid == ulid_of("U0")
     assert metered.counts().gets == 3, "expected one more GET for the page"
-    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
-    assert log.index(head).find_by_offset(299).ulid == ulid_of("U29")
+    assert log.index(manifest).find_by_offset(5).ulid == ulid_of("U0")
+    assert log.index(manifest).find_by_offset(299).ulid == ulid_of("U29")
     assert metered.counts().gets == 3
     before = metered.counts()
     for _ in range(10):
@@ -86,11 +86,11 @@ def test_a_cold_open_takes_one_listing_two_gets_and_the_page():
 def test_an_open_with_a_copy_takes_three_small_gets_and_no_listing():
     bench = Bench()
     for _ in range(2):
-        head, found, requests = bench.start()
-        assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 3, 0))
+        manifest, found, requests = bench.start()
+        assert (manifest, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 3, 0))
     touch(bench.writer, 2)
-    head, found, requests = bench.start()
-    assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 5, 0))
+    manifest, found, requests = bench.start()
+    assert (manifest, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 5, 0))
 
 
 def test_a_torn_copy_of_a_manifest_counts_as_none():
@@ -99,16 +99,16 @@ def test_a_torn_copy_of_a_manifest_counts_as_none():
         whole = bench.disk.read(f"./copies/{name}")
         bench.disk.unlink(f"./copies/{name}")
         bench.disk.create(f"./copies/{name}").append(whole[:-9])
-        head, found, _ = bench.start()
-        assert (head, found.ulid) == (bench.writer.cached, ulid_of("U0"))
+        manifest, found, _ = bench.start()
+        assert (manifest, found.ulid) == (bench.writer.cached, ulid_of("U0"))
         assert bench.disk.read(f"./copies/{name}") == whole
 
 
 def test_a_copy_of_another_buckets_manifest_is_never_used():
     bench = Bench()
     for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
-        head, found, _ = bench.start(other._store)
-        assert (head, found.ulid) == (other.cached, ulid_of("U0"))
+        manifest, found, _ = bench.start(other._store)
+        assert (manifest, found.ulid) == (other.cached, ulid_of("U0"))
         bench.start()
 
 
@@ -130,10 +130,10 @@ def test_copies_of_pages_that_the_newest_manifest_does_not_name_are_deleted():
     bench = Bench()
     for offset in range(0, 300, 20):
         bench.start(offset=offset)
-    assert len(bench.names(".page")) == len(bench.writer.cached.spills)
+    assert len(bench.names(".page")) == len(bench.writer.cached.pages)
     bench.writer.commit(expire_segments([ulid_of("U0")], now_ms=5), now_ms=5, touches=(0, 10))
     bench.start(offset=299)
-    assert len(bench.names(".page")) == len(bench.writer.cached.spills) - 1
+    assert len(bench.names(".page")) == len(bench.writer.cached.pages) - 1
 
 
 def test_a_failing_disk_costs_only_the_local_copy():
@@ -145,10 +145,10 @@ def test_a_failing_disk_costs_only_the_local_copy():
             raise OSError(5, "input/output error")
 
     store = MemoryStore()
-    head = filled(store).cached
+    manifest = filled(store).cached
     log = MetadataLog(store, PREFIX, copies=ManifestDiskCache(Failing(), "./copies"))
-    assert log.refresh() == head
-    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+    assert log.refresh() == manifest
+    assert log.index(manifest).find_by_offset(5).ulid == ulid_of("U0")
 
 
 def prefix_of(number):
@@ -160,7 +160,7 @@ def test_copies_of_all_partitions_stay_within_their_bound_and_the_last_used_stay
     copies = ManifestDiskCache(disk, "./copies", 1000)
     for number in range(50):
         copies.keep_manifest(prefix_of(number), bytes(90), [])
-        copies.head(prefix_of(3))  # read repeatedly, although it is not a valid manifest
+        copies.manifest(prefix_of(3))  # read repeatedly, although it is not a valid manifest
         assert sum(disk.size(f"./copies/{name}") for name in disk.list("./copies")) == copies.size_bytes <= 1000
     left = {int(name.split("-")[-1].split(".")[0]) for name in disk.list("./copies")}
     assert left == {3, *range(40, 50)}, "the copies left are not the last used ones"
@@ -208,7 +208,7 @@ def test_a_writer_stores_a_copy_of_each_manifest_it_commits():
     log = MetadataLog(bench.store, PREFIX, rule=RULE, copies=ManifestDiskCache(bench.disk, "./copies"))
     log.become_writer("w2", 9, **PARTITION)
     touch(log, 3)
-    assert ManifestDiskCache(bench.disk, "./copies").head(PREFIX)[0] == log.cached
+    assert ManifestDiskCache(bench.disk, "./copies").manifest(PREFIX)[0] == log.cached
 
 
 def test_damage_in_the_bucket_is_not_hidden_by_a_copy():
@@ -217,4 +217,4 @@ def test_damage_in_the_bucket_is_not_hidden_by_a_copy():
     bench.store.put(key, b"x" + bench.store.get(key)[1:])
     with pytest.raises(Corrupt):
         bench.start()
-    assert [info.key for info in bench.store.list(PREFIX + HEADS)]
+    assert [info.key for info in bench.store.list(PREFIX + MANIFESTS)]

@@ -26,11 +26,11 @@ from remote.manifest.manifest_changes import (
     unlink_uploads,
 )
 from remote.manifest.manifest_page import encode_page
-from remote.manifest.page_spill import lost_object
+from remote.manifest.page_out import lost_object
 from remote.segment_entry import SegmentState
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from remote_samples import head, ulid_of
+from remote_samples import manifest, ulid_of
 from remote_samples import stored_row as row
 
 GOLDEN = (
@@ -46,7 +46,7 @@ GOLDEN = (
 )
 
 
-SAMPLE = head(
+SAMPLE = manifest(
     row(cleaned_through=10, committed_ms=1_699_999_999_999),
     log_start_offset=5,
     unlinked=(
@@ -99,16 +99,16 @@ def test_a_newer_format_of_a_manifest_is_named_in_the_error():
 @pytest.mark.parametrize(
     "wrong",
     [
-        head(row("U1", 0, 10), row("U2", 9, 20)),
-        head(row("U2", 10, 20), row("U1", 0, 10)),
-        head(row("U1", 5, 5)),
-        head(row(state=SegmentState.COPY_STARTED)),
-        head(row(size_bytes=0)),
-        head(sequence=0),
-        head(epoch=0),
-        head(commit_id=""),
-        head(log_start_offset=-1),
-        head(format_version=2),
+        manifest(row("U1", 0, 10), row("U2", 9, 20)),
+        manifest(row("U2", 10, 20), row("U1", 0, 10)),
+        manifest(row("U1", 5, 5)),
+        manifest(row(state=SegmentState.COPY_STARTED)),
+        manifest(row(size_bytes=0)),
+        manifest(sequence=0),
+        manifest(epoch=0),
+        manifest(commit_id=""),
+        manifest(log_start_offset=-1),
+        manifest(format_version=2),
     ],
 )
 def test_a_contradictory_manifest_is_neither_written_nor_read(wrong):
@@ -121,26 +121,26 @@ def test_a_contradictory_manifest_is_neither_written_nor_read(wrong):
 
 
 def test_missing_offsets_between_entries_are_allowed():
-    assert decode_manifest(encode_manifest(head(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
+    assert decode_manifest(encode_manifest(manifest(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
 
 
 def test_next_offset_of_a_manifest_is_its_last_entrys_end_or_the_log_start():
-    assert head().next_offset == 0
-    assert head(log_start_offset=9).next_offset == 9
-    assert head(row("U1", 0, 10), log_start_offset=4).next_offset == 10
-    assert head(row("U1", 0, 10), log_start_offset=12).next_offset == 12
+    assert manifest().next_offset == 0
+    assert manifest(log_start_offset=9).next_offset == 9
+    assert manifest(row("U1", 0, 10), log_start_offset=4).next_offset == 10
+    assert manifest(row("U1", 0, 10), log_start_offset=12).next_offset == 12
 
 
 def test_adding_entries_twice_adds_them_once():
     change = add_segments([row("U1", 0, 10), row("U2", 10, 20)])
-    once = change(head(committed_ms=42))
+    once = change(manifest(committed_ms=42))
     assert [(each.ulid, each.committed_ms) for each in once.segments] == [(ulid_of("U1"), 42), (ulid_of("U2"), 42)]
     assert change(once) is once
 
 
 def test_a_second_upload_of_the_same_segment_is_unlinked():
     change = add_segments([row("U9", 0, 10), row("U3", 20, 30)])
-    after = change(head(row("U1", 0, 10), row("U2", 10, 20), committed_ms=42))
+    after = change(manifest(row("U1", 0, 10), row("U2", 10, 20), committed_ms=42))
     assert [each.ulid for each in after.segments] == [ulid_of(name) for name in ("U1", "U2", "U3")]
     assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
         (row("U9").data_key, 42, 3),
@@ -153,13 +153,13 @@ def test_a_second_upload_of_the_same_segment_is_unlinked():
 
 def test_adding_entries_over_others_is_refused():
     with pytest.raises(InvalidRequest, match=r"offsets are taken: base_offset=9"):
-        add_segments([row("U2", 9, 20)])(head(row("U1", 0, 10)))
+        add_segments([row("U2", 9, 20)])(manifest(row("U1", 0, 10)))
     with pytest.raises(InvalidRequest, match="offsets are taken"):
-        add_segments([row("U2", 0, 10), row("U3", 5, 15)])(head())
+        add_segments([row("U2", 0, 10), row("U3", 5, 15)])(manifest())
 
 
 def test_expiry_unlinks_both_objects_and_only_raises_the_log_start_offset():
-    before = head(row("U1", 0, 10), row("U2", 10, 20), log_start_offset=3)
+    before = manifest(row("U1", 0, 10), row("U2", 10, 20), log_start_offset=3)
     change = expire_segments({ulid_of("U1")}, now_ms=99, log_start_offset=10)
     after = change(before)
     assert [each.ulid for each in after.segments] == [ulid_of("U2")]
@@ -179,33 +179,33 @@ def test_deleted_objects_leave_the_pending_deletes_once():
 
 
 def test_settings_are_recorded_once():
-    after = set_properties({"a": "b"})(head())
+    after = set_properties({"a": "b"})(manifest())
     assert after.properties == {"a": "b"}
     assert set_properties({"a": "b"})(after) is after
 
 
-def no_pages(spill):
+def no_pages(page):
     raise AssertionError("no page is named")
 
 
 def test_a_change_that_drops_an_entry_without_unlinking_its_objects_is_found():
-    before = head(row("U1", 0, 10), row("U2", 10, 20))
+    before = manifest(row("U1", 0, 10), row("U2", 10, 20))
     assert loses_objects(before, expire_segments({ulid_of("U1")}, now_ms=1)(before), no_pages) is None
     lost = loses_objects(before, replace(before, segments=before.segments[1:]), no_pages)
     assert f"key={row('U1').data_key}" in (lost or "")
-    assert "go back" in (loses_objects(head(log_start_offset=5), head(), no_pages) or "")
+    assert "go back" in (loses_objects(manifest(log_start_offset=5), manifest(), no_pages) or "")
 
 
 def test_an_entry_cleaned_beyond_the_end_of_the_bucket_is_refused():
     """Cleaning removed its records for newer ones without an entry. A lost disk loses them, and gives their offsets
     again.
     """
-    encode_manifest(head(row(cleaned_through=10)))
+    encode_manifest(manifest(row(cleaned_through=10)))
     with pytest.raises(InvalidRequest, match="for the sake of records that no row holds, cleaned_through=11"):
-        encode_manifest(head(row(cleaned_through=11)))
+        encode_manifest(manifest(row(cleaned_through=11)))
 
 
-THREE = head(row("A", 0, 4), row("B", 4, 6), row("C", 6, 9))
+THREE = manifest(row("A", 0, 4), row("B", 4, 6), row("C", 6, 9))
 
 
 def test_replacing_entries_by_one_that_tiles_them_unlinks_their_objects():
@@ -237,7 +237,7 @@ def test_replacing_missing_entries_changes_no_entry_and_unlinks_its_own_objects(
 
 
 def test_cleaned_offsets_of_entries_only_rise():
-    sample = head(row("A", 0, 4, cleaned_through=4), row("B", 4, 6))
+    sample = manifest(row("A", 0, 4, cleaned_through=4), row("B", 4, 6))
     raised = advance_cleaned_offset([ulid_of(name) for name in "ABX"], 6)(sample)
     assert [each.cleaned_through for each in raised.segments] == [6, 6]
     assert advance_cleaned_offset([ulid_of("A")], 3)(sample) is sample
@@ -251,21 +251,21 @@ def test_uploads_are_unlinked_unless_they_were_committed():
 
 def test_a_page_is_unlinked_whole_only_below_the_log_start_offset():
     rows = (row("A", 0, 10), row("B", 10, 20))
-    spill, _ = encode_page(rows, 3, "P" * 26)
-    tier = head(row("C", 20, 30), spills=(spill,), log_start_offset=15)
+    page, _ = encode_page(rows, 3, "P" * 26)
+    tier = manifest(row("C", 20, 30), pages=(page,), log_start_offset=15)
     with pytest.raises(InvalidRequest, match="it is retained"):
-        expire_pages([spill.key], now_ms=5)(tier)
+        expire_pages([page.key], now_ms=5)(tier)
     tier = replace(tier, log_start_offset=20)
-    after = expire_pages([spill.key], now_ms=5)(tier)
-    assert (after.spills, [each.spill for each in after.unlinked_pages]) == ((), [spill])
+    after = expire_pages([page.key], now_ms=5)(tier)
+    assert (after.pages, [each.page for each in after.unlinked_pages]) == ((), [page])
     assert lost_object(tier, after, lambda page: rows) is None
-    assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {rows[0].data_key, spill.key}
-    assert expire_pages([spill.key], now_ms=5)(after) is after
-    assert remove_pending_page_deletes([spill.key])(after).unlinked_pages == ()
+    assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {rows[0].data_key, page.key}
+    assert expire_pages([page.key], now_ms=5)(after) is after
+    assert remove_pending_page_deletes([page.key])(after).unlinked_pages == ()
 
 
 def test_an_abandoned_remote_tier_accepts_no_entry_until_its_last_one_is_unlinked():
-    tier = head(row("A", 0, 10), row("B", 10, 20), log_start_offset=2)
+    tier = manifest(row("A", 0, 10), row("B", 10, 20), log_start_offset=2)
     tier = disable_tier(log_start_offset=5, now_ms=9)(tier)
     assert (tier.given_up, tier.log_start_offset, tier.next_offset, tier.allocated_end_offset) == (True, 5, 5, 20)
     assert disable_tier(log_start_offset=5, now_ms=10)(tier) is tier
@@ -276,4 +276,4 @@ def test_an_abandoned_remote_tier_accepts_no_entry_until_its_last_one_is_unlinke
     tier = expire_segments([ulid_of("B")], now_ms=9)(tier)
     assert not tier.given_up
     assert add_segments([row("C", 5, 30)])(tier).segments[0].ulid == ulid_of("C")
-    assert disable_tier(log_start_offset=5, now_ms=9)(head(log_start_offset=5)).given_up is False
+    assert disable_tier(log_start_offset=5, now_ms=9)(manifest(log_start_offset=5)).given_up is False

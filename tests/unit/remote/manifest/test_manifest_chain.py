@@ -34,10 +34,10 @@ class Behind(MemoryStore):
         pass
 
 
-def committed(store: MemoryStore, heads: int) -> MetadataLog:
+def committed(store: MemoryStore, manifests: int) -> MetadataLog:
     log = MetadataLog(store, PREFIX)
     log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
-    for now_ms in range(heads - 1):
+    for now_ms in range(manifests - 1):
         log.commit(set_properties({"retention.ms": str(now_ms)}), now_ms)
     return log
 

@@ -31,28 +31,30 @@ class Watcher:
         """Read after `after_ms`; return the commit id found, and the requests of the read."""
         self.now_ms += after_ms
         metered = MeteredStore(self.store)
-        head = MetadataLog(metered, PREFIX, known=self.known).load()
+        manifest = MetadataLog(metered, PREFIX, known=self.known).load()
         counts = metered.counts()
         asked = {name: getattr(counts, name) for name in ("lists", "gets", "heads", "puts", "deletes")}
-        return head.commit_id if head is not None else None, {name: count for name, count in asked.items() if count}
+        return manifest.commit_id if manifest is not None else None, {
+            name: count for name, count in asked.items() if count
+        }
 
 
-def writer(store: MemoryStore, heads: int = 1) -> MetadataLog:
+def writer(store: MemoryStore, manifests: int = 1) -> MetadataLog:
     log = MetadataLog(store, PREFIX)
     log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
-    commit(log, heads - 1)
+    commit(log, manifests - 1)
     return log
 
 
-def commit(log: MetadataLog, heads: int) -> None:
-    for _ in range(heads):
+def commit(log: MetadataLog, manifests: int) -> None:
+    for _ in range(manifests):
         assert log.cached is not None
         log.commit(set_properties({"retention.ms": str(log.cached.sequence)}), log.cached.sequence)
 
 
 def newest(store: MemoryStore) -> str | None:
-    head = MetadataLog(store, PREFIX).load()
-    return head.commit_id if head is not None else None
+    manifest = MetadataLog(store, PREFIX).load()
+    return manifest.commit_id if manifest is not None else None
 
 
 def test_a_read_without_a_newer_manifest_costs_one_small_request() -> None:
@@ -67,12 +69,12 @@ def test_a_read_without_a_newer_manifest_costs_one_small_request() -> None:
     assert watcher.look() == (newest(store), {"gets": 1})
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 5, 9])
-def test_manifests_committed_since_the_last_read_are_seen(heads: int) -> None:
+@pytest.mark.parametrize("manifests", [1, 2, 4, 5, 9])
+def test_manifests_committed_since_the_last_read_are_seen(manifests: int) -> None:
     store = MemoryStore()
     log, watcher = writer(store, 2), Watcher(store)
     watcher.look()
-    commit(log, heads)
+    commit(log, manifests)
     assert watcher.look()[0] == newest(store)
     assert watcher.look() == (newest(store), {"gets": 1})
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from remote_samples import forged, head, stored_row, ulid_of
+from remote_samples import forged, manifest, stored_row, ulid_of
 from view_samples import view, view_row
 
 from local.errors import Corrupt, InvalidRequest, NotFound
@@ -29,7 +29,7 @@ from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_page import decode_page, encode_page
 from remote.manifest.manifest_validation import Part
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.number_bounds import OBJECT_BYTES_MAX
 from remote.segment_entry import SegmentState
 from remote.store.memory_store import MemoryStore
@@ -38,7 +38,7 @@ PREFIX = partition_prefix("orders", "A" * 22, 2)
 ROWS = tuple(stored_row(f"R{at}", at * 10, at * 10 + 10) for at in range(4))
 SPILL, _ = encode_page((stored_row("S1", 0, 10), stored_row("S2", 10, 20)), 1, ulid_of("P"))
 WAITING = PendingDelete(key=stored_row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2, unlinked_sequence=5)
-SAMPLE = head(*ROWS, unlinked=(WAITING,), views=(view(view_row()),), properties={"a": "b"})
+SAMPLE = manifest(*ROWS, unlinked=(WAITING,), views=(view(view_row()),), properties={"a": "b"})
 
 
 def with_row(at=1, **changes):
@@ -50,7 +50,7 @@ def with_waiting(**changes):
 
 
 def with_spill(**changes):
-    return head(*ROWS[2:], spills=(replace(SPILL, **changes),))
+    return manifest(*ROWS[2:], pages=(replace(SPILL, **changes),))
 
 
 FORK = f"/other-{'B' * 22}/0/"
@@ -112,7 +112,7 @@ FORGERIES = {
     "a page with a gap outside it": (with_spill(gaps=((5, 25),)), "a gap outside the page"),
     "a page whose leader epoch is beyond it": (with_spill(epochs=((1, 2**50),)), "outside the page"),
     "a pending delete of a named page": (
-        replace(with_spill(), unlinked_pages=(PendingPageDelete(spill=SPILL, unlinked_ms=1, epoch=1),)),
+        replace(with_spill(), unlinked_pages=(PendingPageDelete(page=SPILL, unlinked_ms=1, epoch=1),)),
         "still named by a row",
     ),
     "a view with an illegal name": (replace(SAMPLE, views=(view(name="../x"),)), "naming a view"),
@@ -171,15 +171,15 @@ def test_a_valid_manifest_with_entries_of_all_kinds_is_accepted():
 def test_the_salvaged_part_of_a_forged_manifest_is_valid_and_the_rest_is_named(forgery):
     salvage = salvage_manifest(forged(FORGERIES[forgery][0]), PREFIX)
     assert salvage.found
-    if salvage.head is not None:
-        assert {row.ulid for row in salvage.head.segments} <= {row.ulid for row in (*ROWS, OTHER)} | {ulid_of("X")}
-        assert decode_manifest(forged(salvage.head), PREFIX) == salvage.head
+    if salvage.manifest is not None:
+        assert {row.ulid for row in salvage.manifest.segments} <= {row.ulid for row in (*ROWS, OTHER)} | {ulid_of("X")}
+        assert decode_manifest(forged(salvage.manifest), PREFIX) == salvage.manifest
 
 
 def test_a_refused_entry_is_reported_with_its_key_and_the_others_are_salvaged():
     salvage = salvage_manifest(forged(with_row(data_crc32c=2**32)), PREFIX)
-    assert salvage.head is not None
-    assert [row.ulid for row in salvage.head.segments] == [ROWS[0].ulid, ROWS[2].ulid, ROWS[3].ulid]
+    assert salvage.manifest is not None
+    assert [row.ulid for row in salvage.manifest.segments] == [ROWS[0].ulid, ROWS[2].ulid, ROWS[3].ulid]
     (found,) = salvage.found
     assert (found.part, found.index, found.key) == (Part.SEGMENTS, 1, ROWS[1].data_key)
 
@@ -203,10 +203,10 @@ def test_a_manifest_of_sixty_thousand_entries_is_validated_to_the_end():
         names = at * 10, at * 10 + 9, 3, ulid
         keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
         rows.append(replace(ROWS[0], ulid=ulid, base_offset=names[0], next_offset=names[1] + 1, epochs=(), **keys))
-    body = encode_manifest(head(*rows))
+    body = encode_manifest(manifest(*rows))
     assert decode_manifest(body, PREFIX).segment_count == 60_000
     with pytest.raises(Corrupt, match=r"place=segments\[59999\]"):
-        decode_manifest(forged(head(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
+        decode_manifest(forged(manifest(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def paged():
         for key in (made.data_key, made.indexes_key):
             store.put(PREFIX + key, b"x")
         log.commit(add_segments([made]), 2)
-    assert log.cached.spills
+    assert log.cached.pages
     return store, log
 
 
@@ -254,12 +254,12 @@ def test_a_forged_pending_delete_of_an_object_named_in_a_page_deletes_nothing(pa
 def test_a_pending_page_delete_spares_objects_that_another_page_names(paged):
     store, log = paged
     newest = log.refresh(exact=True)
-    spill = newest.spills[0]
-    rows = tuple(log.page_entries(spill))
+    page = newest.pages[0]
+    rows = tuple(log.page_entries(page))
     twin, body = encode_page(rows, 1, ulid_of("TW"))
     store.put(PREFIX + twin.key, body)
     before = data_objects(store)
-    next_head(store, newest, unlinked_pages=(PendingPageDelete(spill=twin, unlinked_ms=0, epoch=1),))
+    next_head(store, newest, unlinked_pages=(PendingPageDelete(page=twin, unlinked_ms=0, epoch=1),))
     log.refresh(exact=True)
     delete_due_pages(store, PREFIX, log, PinWatch(store, PREFIX), [twin.key], 10**12)
     assert data_objects(store) == before
@@ -281,9 +281,9 @@ FORGED_PAGES = {
 def test_a_forged_page_with_a_valid_checksum_raises_corrupt(forgery):
     changes, told = FORGED_PAGES[forgery]
     rows = (ROWS[0], replace(ROWS[1], **changes), ROWS[2])
-    spill, body = encode_page(rows, 1, ulid_of("P"))
+    page, body = encode_page(rows, 1, ulid_of("P"))
     with pytest.raises(Corrupt, match=told):
-        list(decode_page(spill, body))
+        list(decode_page(page, body))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from local.errors import Corrupt, LogError, NotFound, Unavailable
 from remote.check.partition_check import survey_partition
 from remote.gc.old_manifests import collect_manifests
 from remote.gc.orphans import find_orphans
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
@@ -37,7 +37,7 @@ class Hiding:
         return getattr(self._inner, name)
 
     def list(self, prefix, *, start_after=""):
-        return (info for info in self._inner.list(prefix, start_after=start_after) if HEADS not in info.key)
+        return (info for info in self._inner.list(prefix, start_after=start_after) if MANIFESTS not in info.key)
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def bucket():
 
 
 def without_heads(store):
-    store.delete([info.key for info in store.list("") if HEADS in info.key])
+    store.delete([info.key for info in store.list("") if MANIFESTS in info.key])
     return store
 
 
 READERS = {
     "records": lambda store, name: list(RemoteLog(store).reader().records(NAME, 0)),
     "offsets": lambda store, name: RemoteLog(store).reader().offsets(NAME),
-    "head": lambda store, name: RemoteLog(store).head(NAME),
+    "head": lambda store, name: RemoteLog(store).manifest(NAME),
     "refresh": lambda store, name: MetadataLog(store, name.prefix).refresh(),
     "spark": lambda store, name: plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW),
     "segments": lambda store, name: list(segment_rows(store, name, TableOptions(now_ms=NOW))),
@@ -83,8 +83,8 @@ def test_a_listing_that_hides_manifests_raises_unavailable_for_every_reader(buck
     store, name = bucket
     if is_collected:
         log = MetadataLog(store, name.prefix)
-        head = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
-        collect_manifests(store, name.prefix, log, head.sequence - 1, now_ms=NOW)
+        manifest = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
+        collect_manifests(store, name.prefix, log, manifest.sequence - 1, now_ms=NOW)
     with pytest.raises(Unavailable, match="the listing hides objects that are there"):
         READERS[reader](Hiding(store), name)
 
@@ -122,7 +122,7 @@ class Opening(MemoryStore):
     "reader",
     [
         lambda store: MetadataLog(store, store.prefix).refresh(),
-        lambda store: RemoteLog(store).head(NAME),
+        lambda store: RemoteLog(store).manifest(NAME),
     ],
     ids=["refresh", "head"],
 )
@@ -152,11 +152,11 @@ def test_a_writer_never_starts_a_new_chain_while_a_listing_hides_the_manifests(b
     before = dict(store._objects)
     log = MetadataLog(Hiding(store), name.prefix)
     try:
-        head = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
+        manifest = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
     except LogError:
         assert store._objects == before
         return
-    assert head.has_entries, "the takeover lost the entries"
+    assert manifest.has_entries, "the takeover lost the entries"
 
 
 @pytest.mark.parametrize("words", [["consume", "t", "--remote"], ["remote", "ls"]])
@@ -170,8 +170,8 @@ def test_commands_exit_with_4_and_name_the_missing_manifest(tmp_path: Path, monk
     assert invoke(["topic", "create", "t", *settings]) == 0
     assert invoke(["append", "t", "lines"]) == 0
     assert invoke(["run", "--once"]) == 0
-    (heads,) = bucket.glob("t-*/0/meta/head")
-    shutil.rmtree(heads)
+    (manifests,) = bucket.glob("t-*/0/meta/head")
+    shutil.rmtree(manifests)
     capfd.readouterr()
     assert invoke([*words, bucket.as_uri(), *(["--from", "earliest"] if "consume" in words else [])]) == 4
     out, said = capfd.readouterr()

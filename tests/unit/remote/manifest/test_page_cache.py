@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_samples import stored_row as row
+from run_profile import examples
 
 from local.errors import Unavailable
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import PageCache, Pages
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
@@ -35,27 +36,27 @@ def filled(store, partition=0, rows=33, rule=RULE, epochs=lambda number: ((0, nu
 
 def test_the_pages_of_all_partitions_share_one_bound():
     store, cache = MemoryStore(), PageCache(rows_max=10)
-    heads = [filled(store, partition) for partition in range(3)]
-    for number, head in enumerate(heads):
+    manifests = [filled(store, partition) for partition in range(3)]
+    for number, manifest in enumerate(manifests):
         pages = Pages(store, partition_prefix("t", ID, number), cache=cache)
-        for spill in head.spills:
-            assert len(pages.rows(spill)) == spill.segment_count
+        for page in manifest.pages:
+            assert len(pages.rows(page)) == page.segment_count
             assert cache.rows <= 10
     big = Pages(store, partition_prefix("t", ID, 0), cache=PageCache(rows_max=1))
     metered = MeteredStore(store)
     big._store = metered
-    assert [len(big.rows(heads[0].spills[0])) for _ in range(3)] == [heads[0].spills[0].segment_count] * 3
+    assert [len(big.rows(manifests[0].pages[0])) for _ in range(3)] == [manifests[0].pages[0].segment_count] * 3
     assert metered.counts().gets == 1, "expected one cached page with any bound"
 
 
 def test_the_last_used_page_stays_and_a_page_cached_twice_counts_once():
     store = MemoryStore()
-    head = filled(store)
-    one, two, three = head.spills[:3]
+    manifest = filled(store)
+    one, two, three = manifest.pages[:3]
     metered, cache = MeteredStore(store), PageCache(rows_max=one.segment_count + two.segment_count)
     pages = Pages(metered, partition_prefix("t", ID, 0), cache=cache)
-    for spill in (one, two, one, three, one):
-        pages.rows(spill)
+    for page in (one, two, one, three, one):
+        pages.rows(page)
     assert metered.counts().gets == 3
     pages.rows(two)
     assert metered.counts().gets == 4
@@ -66,12 +67,12 @@ def test_the_last_used_page_stays_and_a_page_cached_twice_counts_once():
 
 def test_pages_of_the_same_name_in_two_partitions_are_separate():
     cache, stores = PageCache(), [MemoryStore(), MemoryStore()]
-    heads = [filled(stores[0]), filled(stores[1], epochs=lambda number: ((7, number * 10),))]
-    spill = heads[0].spills[0]
+    manifests = [filled(stores[0]), filled(stores[1], epochs=lambda number: ((7, number * 10),))]
+    page = manifests[0].pages[0]
     other = Pages(stores[1], partition_prefix("t", ID, 0), cache=cache)
-    other.keep(spill, other.rows(heads[1].spills[0]))
+    other.keep(page, other.rows(manifests[1].pages[0]))
     mine = Pages(stores[0], partition_prefix("t", ID, 0), cache=cache)
-    assert mine.rows(spill)[0].epochs == ((0, 0),)
+    assert mine.rows(page)[0].epochs == ((0, 0),)
 
 
 class Slow(MemoryStore):
@@ -96,11 +97,11 @@ class Slow(MemoryStore):
 
 def test_readers_of_one_page_share_one_get():
     store = MemoryStore()
-    spill = filled(store).spills[0]
+    page = filled(store).pages[0]
     slow = Slow(store)
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(8) as pool:
-        reading = [pool.submit(pages.rows, spill) for _ in range(8)]
+        reading = [pool.submit(pages.rows, page) for _ in range(8)]
         assert slow.begun.acquire(timeout=60)
         slow.go.set()
         found = [each.result() for each in reading]
@@ -110,20 +111,20 @@ def test_readers_of_one_page_share_one_get():
 
 def test_readers_that_waited_for_a_failed_get_read_by_themselves():
     store = MemoryStore()
-    spill = filled(store).spills[0]
+    page = filled(store).pages[0]
     slow = Slow(store, failing=1)
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(pages.rows, spill)
+        first = pool.submit(pages.rows, page)
         assert slow.begun.acquire(timeout=60)
-        others = [pool.submit(pages.rows, spill) for _ in range(3)]
+        others = [pool.submit(pages.rows, page) for _ in range(3)]
         slow.go.set()
         with pytest.raises(Unavailable):
             first.result()
-        assert all(len(each.result()) == spill.segment_count for each in others)
+        assert all(len(each.result()) == page.segment_count for each in others)
     assert pages._flights == {}
     before = slow.gets
-    pages.rows(spill)
+    pages.rows(page)
     assert slow.gets == before
 
 
@@ -133,18 +134,18 @@ def test_readers_that_waited_for_a_failed_get_read_by_themselves():
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_a_page_reference_lists_at_most_the_allowed_number_of_epochs(most):
     rule = PageRule(manifest_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
-    head = filled(MemoryStore(), rows=200, rule=rule, epochs=lambda number: ((number, number * 10),))
-    assert head.spills
-    assert max(len(spill.epochs) for spill in head.spills) == most
-    assert sum(spill.segment_count for spill in head.spills) + len(head.segments) == 200
-    told = [epoch for epoch, _ in head.lineage]
+    manifest = filled(MemoryStore(), rows=200, rule=rule, epochs=lambda number: ((number, number * 10),))
+    assert manifest.pages
+    assert max(len(page.epochs) for page in manifest.pages) == most
+    assert sum(page.segment_count for page in manifest.pages) + len(manifest.segments) == 200
+    told = [epoch for epoch, _ in manifest.lineage]
     assert sorted(set(told)) == list(range(200))
 
 
 LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), max_size=3), st.booleans()), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
 def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_start, epochs_max):
     """Entries with gaps between some, and epochs that rise within and between them; most entries are in pages."""
@@ -185,8 +186,8 @@ def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_
 
 def test_a_lookup_by_epoch_reads_at_most_one_page():
     store = MeteredStore(MemoryStore())
-    head = filled(store, epochs=lambda number: ((number // 10, number * 10),))
-    assert len(head.spills) > 6
+    manifest = filled(store, epochs=lambda number: ((number // 10, number * 10),))
+    assert len(manifest.pages) > 6
     for ask in (lambda index: index.highest_offset_for_epoch(1), lambda index: index.find_by_epoch(1, 155)):
         fresh = MetadataLog(store, partition_prefix("t", ID, 0))
         index, before = fresh.index(fresh.refresh()), store.counts().gets

@@ -16,7 +16,7 @@ from remote.manifest import page_entries
 from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import _touching
 from remote.manifest.manifest_page import decode_page, encode_page
-from remote.manifest.page_entries import BLOCK_ROWS, PageEntries
+from remote.manifest.page_entries import BLOCK_ROWS, DecodedPage
 from remote.segment_entry import IndexRange, SegmentEntry
 
 
@@ -49,7 +49,7 @@ def made_up(count: int, seed: int = 1) -> tuple[SegmentEntry, ...]:
     return tuple(rows)
 
 
-def page_of(rows: tuple[SegmentEntry, ...]) -> PageEntries:
+def page_of(rows: tuple[SegmentEntry, ...]) -> DecodedPage:
     return decode_page(*encode_page(rows, 1, "A" * 26))
 
 
@@ -101,14 +101,14 @@ def spoilt(drop: str | None = None, **columns: object) -> tuple[PageEntry, bytes
     import pyarrow as pa
     from pyarrow import parquet
 
-    spill, body = encode_page(made_up(2), 1, "A" * 26)
+    page, body = encode_page(made_up(2), 1, "A" * 26)
     table = parquet.read_table(io.BytesIO(body))
     for name, values in columns.items():
         table = table.set_column(table.column_names.index(name), name, pa.array(values))
     sink = pa.BufferOutputStream()
     parquet.write_table(table.drop_columns([drop]) if drop else table, sink)
     changed = sink.getvalue().to_pybytes()
-    return replace(spill, page_bytes=len(changed), page_crc32c=crc32c(changed)), changed
+    return replace(page, page_bytes=len(changed), page_crc32c=crc32c(changed)), changed
 
 
 @pytest.mark.parametrize("name", ["base_offset", "next_offset", "max_timestamp_ms"])

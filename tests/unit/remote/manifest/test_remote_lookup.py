@@ -14,15 +14,15 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from remote_samples import head, row
+from remote_samples import manifest, row
 
 ID = "AbCdEfGhIjKlMnOpQrSt-_"
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-HEAD = head(row("A", 0, 10), row("B", 10, 20), row("C", 30, 40), row("D", 40, 50))
+MANIFEST = manifest(row("A", 0, 10), row("B", 10, 20), row("C", 30, 40), row("D", 40, 50))
 
 
-def index_of(head):
-    return MetadataIndex(head, lambda spill: ())
+def index_of(manifest):
+    return MetadataIndex(manifest, lambda page: ())
 
 
 @pytest.mark.parametrize(
@@ -30,26 +30,27 @@ def index_of(head):
     [(0, "A"), (9, "A"), (10, "B"), (19, "B"), (20, "C"), (29, "C"), (30, "C"), (39, "C"), (49, "D"), (50, None)],
 )
 def test_an_offset_is_found_in_its_entry_or_the_next_one(offset, expected):
-    found = index_of(HEAD).find_by_offset(offset)
+    found = index_of(MANIFEST).find_by_offset(offset)
     assert (found and found.ulid) == expected
 
 
 def test_entries_below_the_log_start_offset_are_skipped():
-    started = head(*HEAD.segments, log_start_offset=15)
+    started = manifest(*MANIFEST.segments, log_start_offset=15)
     assert index_of(started).find_by_offset(0).ulid == "B"
     assert index_of(started).find_by_timestamp(0).ulid == "B"
-    assert index_of(head(*HEAD.segments, log_start_offset=20)).find_by_offset(12).ulid == "C"
-    assert index_of(head()).find_by_offset(0) is None
-    assert index_of(head()).find_by_timestamp(0) is None
+    assert index_of(manifest(*MANIFEST.segments, log_start_offset=20)).find_by_offset(12).ulid == "C"
+    assert index_of(manifest()).find_by_offset(0) is None
+    assert index_of(manifest()).find_by_timestamp(0) is None
 
 
 @pytest.mark.parametrize(("timestamp", "expected"), [(0, "A"), (100, "A"), (101, "C"), (300, "C"), (301, None)])
 def test_a_time_is_found_in_the_first_entry_that_reaches_it_in_any_order(timestamp, expected):
     times = {"A": 100, "B": None, "C": 300, "D": 200}
     rows = [
-        row(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid]) for each in HEAD.segments
+        row(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid])
+        for each in MANIFEST.segments
     ]
-    found = index_of(head(*rows)).find_by_timestamp(timestamp)
+    found = index_of(manifest(*rows)).find_by_timestamp(timestamp)
     assert (found and found.ulid) == expected
 
 
@@ -58,7 +59,7 @@ def test_a_time_is_found_in_the_first_entry_that_reaches_it_in_any_order(timesta
     [(0, None, "ABCD"), (10, None, "BCD"), (20, 30, ""), (20, 31, "C"), (9, 11, "AB"), (0, 0, ""), (60, None, "")],
 )
 def test_the_entries_of_a_range_are_the_ones_that_touch_it(start, end, expected):
-    assert "".join(each.ulid for each in index_of(HEAD).rows(start, end)) == expected
+    assert "".join(each.ulid for each in index_of(MANIFEST).rows(start, end)) == expected
 
 
 def test_a_partition_prefix_has_its_topic_and_its_id():

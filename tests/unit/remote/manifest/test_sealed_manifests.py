@@ -22,17 +22,17 @@ from local.format.record import Record
 from local.names import TopicPartition
 from remote.check.partition_check import check_partition
 from remote.fetch.segment_check import Severity
-from remote.keys import HEADS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
+from remote.keys import MANIFESTS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.catalog import list_partitions
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.key_rotation import rewrap_keys
-from remote.manifest.manifest import Head, decode_manifest, encode_manifest
+from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.manifest.manifest_page import decode_page, encode_page
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.manifest.seal_memory import FILE
 from remote.manifest.sealing import Sealer, is_sealed, keyed, sealed_size
 from remote.segments.encryption import KeyRing, is_current, parse_key_ring
@@ -81,7 +81,7 @@ def values(store: MemoryStore, ring: KeyRing = RING, partition: TopicPartition =
     return [record.value for record in RemoteLog(store, keys=ring).reader().records(partition, 0)]
 
 
-def newest(store: MemoryStore, prefix: str) -> Head:
+def newest(store: MemoryStore, prefix: str) -> Manifest:
     return MetadataLog(keyed(store, RING), prefix).refresh(exact=True)
 
 
@@ -90,7 +90,7 @@ def rows(store: MemoryStore, prefix: str):
     return log.ask(log.refresh(), lambda index: list(index.rows()))
 
 
-def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **changes: object) -> Head:
+def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **changes: object) -> Manifest:
     """A manifest of an attacker who knows the format: not sealed, because the attacker has no key."""
     known = newest(store, prefix)  # generous: the attacker knows its content
     made = {
@@ -103,9 +103,9 @@ def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **
         "views": (),
         **changes,
     }
-    head = replace(known, **made)  # type: ignore[arg-type]
-    store.put(prefix + manifest_key(head.sequence), encode_manifest(head))
-    return head
+    manifest = replace(known, **made)  # type: ignore[arg-type]
+    store.put(prefix + manifest_key(manifest.sequence), encode_manifest(manifest))
+    return manifest
 
 
 def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
@@ -134,7 +134,7 @@ def test_an_encrypted_topic_has_no_plaintext_in_the_bucket(world: World) -> None
         assert None not in sums
         for info in world.store.list(prefix):
             body = world.store.get(info.key)
-            assert is_sealed(body) or HEADS not in info.key, info.key
+            assert is_sealed(body) or MANIFESTS not in info.key, info.key
             assert is_sealed(body) or PAGES not in info.key, info.key
             for crc in sums:
                 assert crc is not None
@@ -147,8 +147,8 @@ def test_an_encrypted_topic_has_no_plaintext_in_the_bucket(world: World) -> None
 def test_a_plain_topic_is_stored_in_the_older_format() -> None:
     store = MemoryStore()
     log = MetadataLog(keyed(store, RING), f"t-{'A' * 22}/0/")
-    head = log.become_writer("w", 1, topic="t", topic_id="A" * 22, partition=0, properties={})
-    assert store.get(f"t-{'A' * 22}/0/{manifest_key(1)}") == encode_manifest(head)
+    manifest = log.become_writer("w", 1, topic="t", topic_id="A" * 22, partition=0, properties={})
+    assert store.get(f"t-{'A' * 22}/0/{manifest_key(1)}") == encode_manifest(manifest)
     assert store.get(f"t-{'A' * 22}/0/{manifest_key(1)}").startswith(b"tiered-head 1 ")
 
 
@@ -196,11 +196,11 @@ def relined(sealed: bytes) -> bytes:
 
 def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_fitting_checksums(world: World) -> None:
     prefix = prefixes(world.store)[0]
-    head = newest(world.store, prefix)
-    whole = world.store.get(prefix + manifest_key(head.sequence))
+    manifest = newest(world.store, prefix)
+    whole = world.store.get(prefix + manifest_key(manifest.sequence))
     sealer = Sealer(prefix, RING)
     start = whole.index(b"\n") + 1
-    assert decode_manifest(whole, sealer=sealer) == head
+    assert decode_manifest(whole, sealer=sealer) == manifest
     for at in range(start, len(whole), max(1, len(whole) // 200)):
         body = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
         for forged in (body, relined(body), relined(body[:-1])):
@@ -210,21 +210,21 @@ def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_fitting_check
 
 def test_a_manifest_that_claims_a_seal_it_does_not_have_is_refused(world: World) -> None:
     prefix = prefixes(world.store)[0]
-    head = newest(world.store, prefix)
-    bare = encode_manifest(replace(head, seal_key_id=None))
+    manifest = newest(world.store, prefix)
+    bare = encode_manifest(replace(manifest, seal_key_id=None))
     sealer = Sealer(prefix, RING)
     assert decode_manifest(bare, sealer=sealer).seal_key_id is None
-    inner = bytes(sealer.open(world.store.get(prefix + manifest_key(head.sequence))).body)
+    inner = bytes(sealer.open(world.store.get(prefix + manifest_key(manifest.sequence))).body)
     with pytest.raises(Corrupt, match="says that it is sealed, and is not"):
         decode_manifest(inner, sealer=sealer)
-    other = sealer.seal(manifest_key(head.sequence), encode_manifest(replace(head, seal_key_id=None)), "one")
+    other = sealer.seal(manifest_key(manifest.sequence), encode_manifest(replace(manifest, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
         decode_manifest(other, sealer=sealer)
 
 
 def test_a_page_with_another_seal_or_none_is_refused_even_with_a_fitting_checksum(world: World) -> None:
     prefix = prefixes(world.store)[0]
-    page, sealer = newest(world.store, prefix).spills[0], Sealer(prefix, RING)
+    page, sealer = newest(world.store, prefix).pages[0], Sealer(prefix, RING)
     whole = world.store.get(prefix + page.key)
     inner = bytes(sealer.open(whole).body)
     assert len(decode_page(page, whole, sealer)) == page.segment_count
@@ -241,7 +241,7 @@ def test_a_commit_that_removes_the_seal_of_a_chain_is_refused(world: World) -> N
     log = CoWriterLog(keyed(world.store, RING), prefixes(world.store)[0])
     before = log.join()
     with pytest.raises(InvalidRequest, match="takes the seal away"):
-        log.commit(lambda head: replace(head, seal_key_id=None), NOW)
+        log.commit(lambda manifest: replace(manifest, seal_key_id=None), NOW)
     assert log.refresh(exact=True) == before
 
 
@@ -280,14 +280,14 @@ def move_manifest(store: MemoryStore) -> None:
 
 def swap_pages(store: MemoryStore) -> None:
     one, other = prefixes(store)
-    mine, theirs = newest(store, one).spills[0], newest(store, other).spills[0]
+    mine, theirs = newest(store, one).pages[0], newest(store, other).pages[0]
     store.put(one + mine.key, store.get(other + theirs.key))
 
 
 def plain_page(store: MemoryStore) -> None:
     """Put the page without its seal."""
     one = prefixes(store)[0]
-    page = newest(store, one).spills[0]
+    page = newest(store, one).pages[0]
     store.put(one + page.key, bytes(Sealer(one, RING).open(store.get(one + page.key)).body))
 
 
@@ -338,10 +338,10 @@ def forge_chain(store: MemoryStore) -> None:
     _, entries = own_segments(prefix, store)
     sequence = newest(store, prefix).sequence
     forged = [replace(each, committed_ms=NOW) for each in entries]
-    head = forged_head(store, prefix, sequence, segments=tuple(forged), parent_id=None, log_start_offset=0)
-    for info in list(store.list(prefix + HEADS)):
+    manifest = forged_head(store, prefix, sequence, segments=tuple(forged), parent_id=None, log_start_offset=0)
+    for info in list(store.list(prefix + MANIFESTS)):
         found = parse_manifest_key(info.key.removeprefix(prefix))
-        if found != head.sequence:
+        if found != manifest.sequence:
             store.delete([info.key])
 
 
@@ -380,7 +380,7 @@ def test_a_reader_that_has_seen_the_sealed_chain_accepts_no_other_one(
     known = ManifestMemoryCache(lambda: clock[0])
     log = MetadataLog(store, prefix)
 
-    def look() -> Head | None:
+    def look() -> Manifest | None:
         match memory:
             case "process":
                 return log.load(exact=True)
@@ -480,7 +480,7 @@ def test_a_missing_seal_is_reported_as_such_and_not_as_an_older_state(world: Wor
 def test_a_reader_refuses_an_encrypted_topics_manifest_without_seal_and_entries(world: World) -> None:
     prefix = prefixes(world.store)[0]
     forged = forged_head(world.store, prefix, newest(world.store, prefix).sequence, parent_id=None)
-    for info in list(world.store.list(prefix + HEADS)):
+    for info in list(world.store.list(prefix + MANIFESTS)):
         if parse_manifest_key(info.key.removeprefix(prefix)) != forged.sequence:
             world.store.delete([info.key])
     with pytest.raises(Corrupt, match="the manifest of an encrypted topic is not sealed and names no segment"):
@@ -527,25 +527,25 @@ def test_forks_restores_scrubs_and_jobs_open_sealed_topics_only_with_the_key_rin
 
 def test_a_damaged_sealed_page_is_restored_from_sealed_manifests_alone(world: World) -> None:
     prefix, store = prefixes(world.store)[0], keyed(world.store, RING)
-    head = newest(world.store, prefix)
-    page = head.spills[0]
+    manifest = newest(world.store, prefix)
+    page = manifest.pages[0]
     whole = world.store.get(prefix + page.key)
     world.store.put(prefix + page.key, whole[:-1] + bytes([whole[-1] ^ 1]))
-    rows, where = entries_of_page(store, prefix, head, page)
+    rows, where = entries_of_page(store, prefix, manifest, page)
     assert where == "older head"
     parsed = parse_page_key(page.key)
     assert parsed is not None
     again, body = encode_page(rows, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")
     assert (again, body) == (page, whole)
-    for sequence in range(1, head.sequence):
+    for sequence in range(1, manifest.sequence):
         older = MetadataLog(store, prefix)._chain.read(sequence)
         if older is not None:  # the forgery of an attacker: the same without a seal
-            spills = tuple(replace(each, seal_key_id=None) for each in older.spills)
+            pages = tuple(replace(each, seal_key_id=None) for each in older.pages)
             world.store.put(
-                prefix + manifest_key(sequence), encode_manifest(replace(older, seal_key_id=None, spills=spills))
+                prefix + manifest_key(sequence), encode_manifest(replace(older, seal_key_id=None, pages=pages))
             )
     with pytest.raises(Corrupt, match="objects alone prove nothing"):
-        entries_of_page(store, prefix, head, page)
+        entries_of_page(store, prefix, manifest, page)
 
 
 # --- the first release, and the upgrade -------------------------------------------------------------------------------
@@ -571,16 +571,16 @@ def test_rotating_keys_seals_an_old_topic_binds_its_keys_and_is_idempotent(old: 
     store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
     before = values(old.store, ring, TopicPartition("encrypted", 0))
     assert not any(is_current(row.wrapped_key) for row in MetadataLog(store, prefix).refresh().segments)
-    head = MetadataLog(store, prefix).refresh()
+    manifest = MetadataLog(store, prefix).refresh()
     log = MetadataLog(store, prefix)
-    log.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
+    log.become_writer("w", NOW, topic="encrypted", topic_id=manifest.topic_id, partition=0)
     assert log.cached is not None
     assert log.cached.seal_key_id is None, "a takeover must not seal an older chain"
     changed = rewrap_keys(log, ring, "first", NOW)
-    assert changed == head.segment_count > 0
+    assert changed == manifest.segment_count > 0
     sealed = log.refresh()
     assert sealed.seal_key_id == "first"
-    assert {page.seal_key_id for page in sealed.spills} <= {"first"}
+    assert {page.seal_key_id for page in sealed.pages} <= {"first"}
     assert rewrap_keys(log, ring, "first", NOW) == 0
     assert log.refresh() == sealed
     assert values(old.store, ring, TopicPartition("encrypted", 0)) == before
@@ -620,15 +620,15 @@ def test_a_scrub_without_the_key_ring_skips_sealed_partitions_and_checks_the_oth
 def test_old_manifests_restored_after_the_upgrade_are_refused(old: World) -> None:
     ring = first_release.KEYS
     store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
-    saved = {info.key: old.store.get(info.key) for info in old.store.list(prefix + HEADS)}
+    saved = {info.key: old.store.get(info.key) for info in old.store.list(prefix + MANIFESTS)}
     log = MetadataLog(store, prefix)
-    head = log.refresh()
+    manifest = log.refresh()
     writer = MetadataLog(store, prefix)
-    writer.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
+    writer.become_writer("w", NOW, topic="encrypted", topic_id=manifest.topic_id, partition=0)
     rewrap_keys(writer, ring, "first", NOW)
     copies = ManifestDiskCache(ModelDisk(), "./index")
     MetadataLog(store, prefix, copies=copies).load()
-    old.store.delete([info.key for info in old.store.list(prefix + HEADS)])
+    old.store.delete([info.key for info in old.store.list(prefix + MANIFESTS)])
     for key, body in saved.items():
         old.store.put(key, body)
     with pytest.raises(Corrupt, match="is not sealed, and a sealed one was seen: forged, or put back"):
@@ -648,7 +648,7 @@ def test_a_key_rotation_stopped_after_any_commit_is_finished_by_a_second_run(wor
         left = cut
 
         def put_if_absent(self, key: str, body: bytes) -> None:
-            if HEADS in key:
+            if MANIFESTS in key:
                 if self.left == 0:
                     raise Cut
                 self.left -= 1

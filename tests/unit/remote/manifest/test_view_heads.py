@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from policy_samples import NOW, local, snapshot
-from remote_samples import head
+from remote_samples import manifest
 from remote_samples import stored_row as row
 from view_samples import RUN, view, view_row
 
@@ -26,8 +26,8 @@ ULID = keys.new_ulid(5)
 LOG = (row("U1", 0, 10), row("U2", 10, 20))
 
 
-def no_pages(spill):
-    raise AssertionError("no head here has pages")
+def no_pages(page):
+    raise AssertionError("no manifest here has pages")
 
 
 def test_names_of_view_objects_have_an_inverse_and_are_not_names_of_segments():
@@ -53,7 +53,7 @@ def test_a_view_name_that_cannot_be_part_of_a_key_is_refused(name):
 def test_a_manifest_with_views_decodes_to_itself():
     failed = CompactedView(name="b", failure=ViewFailure(failed_ms=3, error="no room"), lost=((1, 2),))
     running = CompactedView(name="c", under_way=ViewStart(started_ms=1, epoch=3))
-    whole = head(*LOG, views=(view(view_row()), failed, running))
+    whole = manifest(*LOG, views=(view(view_row()), failed, running))
     assert decode_manifest(encode_manifest(whole)) == whole
 
 
@@ -74,18 +74,18 @@ def test_a_manifest_with_views_decodes_to_itself():
 )
 def test_a_manifest_with_contradictory_views_is_not_written(views):
     with pytest.raises(InvalidRequest, match=r"writing a head, .*view"):
-        encode_manifest(head(*LOG, views=views))
+        encode_manifest(manifest(*LOG, views=views))
 
 
 def test_a_view_horizon_may_be_the_logs_end_even_when_all_entries_have_expired():
-    encode_manifest(head(log_start_offset=20, views=(view(view_row()),)))
+    encode_manifest(manifest(log_start_offset=20, views=(view(view_row()),)))
 
 
 def test_a_view_is_replaced_whole_and_its_old_objects_are_unlinked():
     old = view(view_row("V1", 0, 10), view_row("V2", 10, 15), horizon_offset=15)
     new = view(view_row("V2", 10, 15), view_row("V3", 15, 20), last_run=replace(RUN, started_ms=RUN.started_ms + 1))
     change = switch_view(new, replaces=old, now_ms=99)
-    before = head(*LOG, views=(old, view(name="other")))
+    before = manifest(*LOG, views=(old, view(name="other")))
     after = change(before)
     assert find_view(after.views, "compacted") == new
     assert find_view(after.views, "other") == view(name="other")
@@ -99,7 +99,7 @@ def test_a_view_is_replaced_whole_and_its_old_objects_are_unlinked():
 
 def test_the_first_view_is_added_next_to_the_log():
     new = view(view_row())
-    after = switch_view(new, replaces=None, now_ms=99)(head(*LOG))
+    after = switch_view(new, replaces=None, now_ms=99)(manifest(*LOG))
     assert after.views == (new,)
     assert after.unlinked == ()
 
@@ -108,11 +108,11 @@ def test_a_view_built_from_another_version_is_not_committed():
     new = view(view_row("V3"))
     for there in (view(view_row("V9")), view(view_row("V1"), view_row("V2", 10, 12))):
         with pytest.raises(Conflict, match="another one by now"):
-            switch_view(new, replaces=view(view_row("V1")), now_ms=1)(head(*LOG, views=(there,)))
+            switch_view(new, replaces=view(view_row("V1")), now_ms=1)(manifest(*LOG, views=(there,)))
 
 
 def test_committing_a_view_clears_its_running_and_failed_states():
-    before = head(*LOG, views=(CompactedView(name="compacted"),))
+    before = manifest(*LOG, views=(CompactedView(name="compacted"),))
     running = begin_view("compacted", now_ms=5)(before)
     failed = fail_view("compacted", "the store is away", now_ms=6)(running)
     states = [find_view(each.views, "compacted").state(each.epoch) for each in (before, running, failed)]
@@ -126,13 +126,13 @@ def test_committing_a_view_clears_its_running_and_failed_states():
 
 
 def test_a_failed_build_leaves_the_readable_view_unchanged():
-    before = head(*LOG, views=(view(view_row()),))
+    before = manifest(*LOG, views=(view(view_row()),))
     after = fail_view("compacted", "no", now_ms=6)(before)
     assert replace(after.views[0], failure=None) == before.views[0]
 
 
 def test_a_dropped_view_leaves_the_manifest_and_its_objects_are_unlinked():
-    before = head(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
+    before = manifest(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
     after = drop_view("compacted", now_ms=9)(before)
     assert [each.name for each in after.views] == ["b"]
     assert [each.key for each in after.unlinked] == [view_row().data_key, view_row().indexes_key]
@@ -141,7 +141,7 @@ def test_a_dropped_view_leaves_the_manifest_and_its_objects_are_unlinked():
 
 
 def test_dropping_a_view_entry_without_unlinking_its_objects_is_found():
-    before = head(*LOG, views=(view(view_row()),))
+    before = manifest(*LOG, views=(view(view_row()),))
     assert f"key={view_row().data_key}" in (loses_objects(before, replace(before, views=()), no_pages) or "")
 
 

@@ -17,7 +17,7 @@ import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from remote_samples import head
+from remote_samples import manifest
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
 from local.format.crc32c import crc32c
@@ -522,7 +522,7 @@ def test_a_store_that_accepts_half_of_an_upload_raises_unavailable(store):
 def test_a_segment_encrypted_again_is_recognized_as_the_same_segment(store):
     """A commit with a lost answer is repeated with a second upload: another key, other bytes, the same segment."""
     one, other = copied(store, MODES["encrypted"], BODY), copied(store, MODES["zstd"], BODY)
-    twice = add_segments([other])(add_segments([one])(head()))
+    twice = add_segments([other])(add_segments([one])(manifest()))
     assert [row.ulid for row in twice.segments] == [one.ulid]
     assert {each.key for each in twice.unlinked} == {other.data_key, other.indexes_key}
 
