@@ -47,7 +47,10 @@ class Column:
 
 
 def text(title: str, show: Callable[..., str] = str, *, of: Callable[[Any], object] | None = None) -> Column:
-    """Annotate a field that the table shows. With `of` the cell is made from the whole row."""
+    """Annotate a field that the table shows. With `of` the cell is made from the whole row.
+
+    An annotation is evaluated late, so a lambda in it cannot use names of its module.
+    """
     return Column("", title, show, of=of)
 
 
@@ -201,8 +204,8 @@ def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[
     """Write one object, its list row by row; nothing is written before the first row arrives."""
     rest = iter(rows)
     first = next(rest, None)
-    head = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
-    sys.stdout.write(head[: -len("]}")])
+    manifest = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
+    sys.stdout.write(manifest[: -len("]}")])
     for separator, row in zip(chain([""], repeat(", ")), chain([] if first is None else [first], rest), strict=False):
         sys.stdout.write(separator + _json(row))
     _write("]}")

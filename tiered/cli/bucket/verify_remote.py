@@ -4,31 +4,59 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from tiered.cli.arguments import parse_share
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, Row, emit
+from tiered.cli.render import Result, Struct, number, print_result, text
 from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
     from tiered.health.bucket_verifying import BucketVerdict, Sample
-    from tiered.health.scrub_report import Found
+
+
+class VerifyFinding(Struct):
+    """`at` is a byte of the file, ``[base_offset, next_offset)`` the affected offsets. Info, warning or corrupt."""
+
+    severity: Annotated[str, text("SEVERITY")]
+    path: Annotated[str, text("PATH")]
+    at: Annotated[int | None, number("AT")]
+    what: Annotated[str, text("WHAT")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
+
+
+class VerifiedRemote(Result):
+    """``tiered verify --remote``; `sample_share` and `seed` null without ``--sample``.
+
+    `lost` are partitions with records that the bucket lacks although this disk has dropped them.
+    """
+
+    store: str
+    partitions: int
+    segments: int
+    read_segments: int
+    read_bytes: int
+    unread_segments: int
+    unread_partitions: int
+    sample_share: float | None
+    seed: int | None
+    lost: list[str]
+    findings: list[VerifyFinding]
 
 
 def verify_remote(
     session: Session,
     targets: tuple[str, ...],
     sample: Sample | None,
-    columns: Sequence[Column],
     output: str,
     *,
     deep: bool,
     threads: int | None,
 ) -> int:
-    """`columns` are the columns of findings on the disk.
+    """Check the bucket and print the findings.
 
     | exit code | condition |
     |---|---|
@@ -65,9 +93,8 @@ def verify_remote(
             return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     lost = lost_partitions(session, targets)
     found = verdict.report
-    rows = [_row(each) for each in found.findings]
-    if rows or output != "table":
-        emit("findings", rows, columns, output, **_facts(verdict), lost=[str(name) for name in lost])
+    if found.findings or output != "table":
+        print_result(_verified(verdict, [str(name) for name in lost]), output)
     _tell(session, verdict, targets)
     session.report_problems(lost)
     told = [each for each in found.findings if each.severity != "info"]
@@ -89,30 +116,21 @@ def read_sample(text: str | None, seed: int | None) -> Sample | None:
     return Sample(share=parse_share("--sample", text), seed=secrets.randbelow(100_000) if seed is None else seed)
 
 
-def _row(each: Found) -> Row:
-    return {
-        "severity": each.severity,
-        "path": f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}",
-        "at": each.at,
-        "what": each.what,
-        "base_offset": each.base_offset,
-        "next_offset": each.next_offset,
-    }
-
-
-def _facts(verdict: BucketVerdict) -> dict[str, object]:
+def _verified(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
     sample, report = verdict.sample, verdict.report
-    return {
-        "store": report.store,
-        "partitions": len(report.partitions),
-        "segments": verdict.segments,
-        "read_segments": verdict.read_segments,
-        "read_bytes": report.read_bytes,
-        "unread_segments": report.unread_segments,
-        "unread_partitions": report.unread_partitions,
-        "sample_share": sample.share if sample is not None else None,
-        "seed": sample.seed if sample is not None else None,
-    }
+    findings = [
+        VerifyFinding.of(each, path=f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}")
+        for each in report.findings
+    ]
+    return VerifiedRemote.of(
+        verdict,
+        report,
+        partitions=len(report.partitions),
+        sample_share=sample.share if sample is not None else None,
+        seed=sample.seed if sample is not None else None,
+        lost=lost,
+        findings=findings,
+    )
 
 
 def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes
@@ -20,6 +20,22 @@ from tiered.config.units import counted, format_bytes
 if TYPE_CHECKING:
     from policies.decisions import Decision
     from tiered.plans.saved_plan import SavedPlan
+
+
+class AppliedPartition(Struct):
+    """The number of a partition's decisions that were done, and of those that were not due any more."""
+
+    done: Annotated[int, number("DONE")]
+    skipped: Annotated[int, number("SKIPPED")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    topic: str
+    partition: int
+
+
+class PlanApplied(Result):
+    """``tiered apply`` of a plan."""
+
+    partitions: list[AppliedPartition]
 
 
 @click.command("apply")
@@ -82,17 +98,16 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
         )
         problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
     rows = [
-        {
-            "topic": name.topic,
-            "partition": name.partition,
-            "where": str(name),
-            "done": len(each.done),
-            "skipped": len(each.skipped),
-            "size_bytes": sum(one.size_bytes for one in each.done),
-        }
+        AppliedPartition.of(
+            name,
+            done=len(each.done),
+            skipped=len(each.skipped),
+            size_bytes=sum(one.size_bytes for one in each.done),
+        )
         for name, each in sorted(applied.items())
     ]
-    emit("partitions", rows, _COLUMNS, output)
+    where = Column("", "PARTITION", of=lambda row: f"{row.topic}/{row.partition}")
+    print_result(PlanApplied(rows), output, columns=(where, *columns_of(AppliedPartition)))
     for name, problem in sorted(problems.items()):
         click.echo(f"{one_line(problem)} (partition {name})", err=True)
     left = _count(saved.plan.decisions.values()) - _count([*each.done, *each.skipped] for each in applied.values())
@@ -123,13 +138,3 @@ def confirm(*, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise InvalidRequest("applying a plan without a terminal to ask at, add --yes")
     click.confirm("apply it?", abort=True, err=True)
-
-
-_COLUMNS = (
-    Column("where", "PARTITION", only_table=True),
-    Column("done", "DONE", is_number=True),
-    Column("skipped", "SKIPPED", is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("topic"),
-    Column("partition"),
-)

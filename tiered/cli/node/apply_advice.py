@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from local.errors import InvalidRequest
 from tiered.cli.bucket_options import open_bucket, open_target
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, emit
+from tiered.cli.render import Struct, Work, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_dollars
@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     from remote.store import ObjectStore
     from tiered.cost.advice_applying import StepState
     from tiered.cost.advice_file import SavedAdvice
+
+
+class AdvisedStep(Struct):
+    """A step of saved advice: `due` of `parts` parts are not done. Dollars a month; `once_dollars` once."""
+
+    topic: Annotated[str, text("TOPIC")]
+    change: Annotated[str, text("CHANGE")]
+    due: Annotated[int, number("DUE")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    requests: Annotated[int, number("REQUESTS")]
+    once_dollars: Annotated[float, number("ONCE", format_dollars)]
+    now_dollars: Annotated[float, number("NOW/MONTH", format_dollars)]
+    then_dollars: Annotated[float, number("THEN/MONTH", format_dollars)]
+    reason: Annotated[str, text("WHY")]
+    parts: int
+
+
+class AdviceApplied(Work):
+    """``tiered apply`` of advice."""
+
+    steps: list[AdvisedStep]
 
 
 def advice_of(body: bytes, path: str) -> SavedAdvice:
@@ -76,37 +97,5 @@ def _summary(saved: SavedAdvice) -> str:
 
 
 def _show(states: Sequence[StepState], output: str, *, dry_run: bool) -> None:
-    rows = [
-        {
-            "topic": each.step.topic,
-            "change": each.step.change,
-            "parts": each.parts,
-            "due": each.due,
-            "size_bytes": each.step.size_bytes,
-            "requests": each.step.puts + each.step.gets,
-            "once_dollars": each.step.once_dollars,
-            "now_dollars": each.step.now_dollars,
-            "then_dollars": each.step.then_dollars,
-            "reason": each.step.reason,
-        }
-        for each in states
-    ]
-    emit("steps", rows, _COLUMNS, output, dry_run=dry_run)
-
-
-def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("change", "CHANGE"),
-    Column("due", "DUE", is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("requests", "REQUESTS", is_number=True),
-    Column("once_dollars", "ONCE", _dollars, is_number=True),
-    Column("now_dollars", "NOW/MONTH", _dollars, is_number=True),
-    Column("then_dollars", "THEN/MONTH", _dollars, is_number=True),
-    Column("reason", "WHY"),
-    Column("parts"),
-)
+    rows = [AdvisedStep.of(each, each.step, requests=each.step.puts + each.step.gets) for each in states]
+    print_result(AdviceApplied(dry_run=dry_run, steps=rows), output)

@@ -7,22 +7,81 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import format_bytes, format_count, format_dollars, parse_bytes
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
-    from remote.store.middleware.metered_store import RequestCounts
     from tiered.bench.benchmark import BenchOptions, BenchReport, Measured
+
+
+def _rounded_bytes(value: float) -> str:
+    return format_bytes(round(value))
+
+
+def _percentiles(value: dict[str, float]) -> str:
+    return " ".join(f"{name} {took:.3g}" for name, took in value.items())
+
+
+class MeasuredFigure(Struct):
+    """One figure and its reference; `ratio` 1.0 is as fast as the reference. Null: it was not measured."""
+
+    name: Annotated[str, text("WHAT")]
+    count: Annotated[int, number("COUNT", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    bytes_per_second: Annotated[float, number("PER SECOND", _rounded_bytes)]
+    ms_each: Annotated[float, number("MS EACH", "{:.3g}".format)]
+    ratio: Annotated[float | None, number("RATIO", "{:.2f}".format)]
+    latencies_ms: Annotated[dict[str, float] | None, text("MS", _percentiles)]
+    reference: Annotated[str, text("REFERENCE")]
+    what: str
+    seconds: float
+    reference_seconds: float | None
+    reference_latencies_ms: dict[str, float] | None
+
+
+class RequestsSent(Struct):
+    """Requests and bytes, in the classes that are billed."""
+
+    puts: Annotated[int, number("PUT", format_count)]
+    gets: Annotated[int, number("GET", format_count)]
+    lists: Annotated[int, number("LIST", format_count)]
+    deletes: Annotated[int, number("DELETE", format_count)]
+    bytes_in: Annotated[int, number("BYTES IN", format_bytes)]
+    bytes_out: Annotated[int, number("BYTES OUT", format_bytes)]
+
+
+class BenchMeasured(Result):
+    """``tiered bench``; `requests` null if the bucket was a local folder."""
+
+    machine: dict[str, str]
+    directory: str
+    bucket: str
+    is_complete: bool
+    requests: RequestsSent | None
+    measured: list[MeasuredFigure]
+
+
+class BenchRequests(RequestsSent):
+    """The requests to the bucket and their price."""
+
+    dollars: Annotated[float, number("$", format_dollars)]
+
+
+class BenchPlanned(Work):
+    """``tiered bench --dry-run``."""
+
+    bucket: str
+    requests: list[BenchRequests]
 
 
 @click.command("bench")
@@ -62,7 +121,7 @@ def bench(
             on_measured=lambda each: _tell(session, each),
             should_stop=lambda: stop.is_set,
         )
-    emit("measured", [_row(each) for each in report.measured], _COLUMNS, output, **_facts(report))
+    print_result(_measured(report), output)
     if report.is_complete:
         session.say("ratio: 1 is as fast as the reference, 0.5 half as fast; everything made was removed")
         return Exit.DONE
@@ -130,9 +189,9 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
         raise InvalidRequest("measuring a bucket, it is immutable (remote.immutable): nothing could be removed again")
     counts = predict_requests(now_ms=now_ms(), options=options)
     dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=session.prices().of(None))
-    facts = _counted(counts)
     if dry_run:
-        emit("requests", [{**facts, "dollars": dollars}], _REQUESTS, output, dry_run=True, bucket=config.remote_url)
+        requests = [BenchRequests.of(counts, dollars=dollars)]
+        print_result(BenchPlanned(dry_run=True, bucket=config.remote_url, requests=requests), output)
     told = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
     moved = f"{format_bytes(counts.bytes_in)} in, {format_bytes(counts.bytes_out)} out"
     session.say(f"about {told}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
@@ -149,63 +208,14 @@ def _tell(session: Session, each: Measured) -> None:
     session.say(f"measured: {each.name}")
 
 
-def _facts(report: BenchReport) -> dict[str, object]:
-    return {
-        "machine": dict(report.machine),
-        "directory": report.directory,
-        "bucket": report.bucket,
-        "is_complete": report.is_complete,
-        "requests": _counted(report.requests) if report.requests is not None else None,
-    }
-
-
-def _counted(counts: RequestCounts) -> dict[str, int]:
-    names = ("puts", "gets", "lists", "deletes", "bytes_in", "bytes_out")
-    return {name: getattr(counts, name) for name in names}
-
-
-def _row(each: Measured) -> Row:
-    return {
-        "name": each.name,
-        "what": each.what,
-        "reference": each.reference,
-        "count": each.count,
-        "size_bytes": each.size_bytes,
-        "seconds": each.seconds,
-        "bytes_per_second": each.bytes_per_second,
-        "ms_each": each.ms_each,
-        "reference_seconds": each.reference_seconds,
-        "ratio": each.ratio,
-        "latencies_ms": dict(each.latencies_ms) or None,
-        "reference_latencies_ms": dict(each.reference_latencies_ms) or None,
-    }
-
-
-def _percentiles(value: object) -> str:
-    assert isinstance(value, dict)
-    return " ".join(f"{name} {took:.3g}" for name, took in value.items())
-
-
-_COLUMNS = (
-    Column("name", "WHAT"),
-    Column("count", "COUNT", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("bytes_per_second", "PER SECOND", lambda value: format_bytes(round(float(str(value)))), is_number=True),
-    Column("ms_each", "MS EACH", lambda value: f"{float(str(value)):.3g}", is_number=True),
-    Column("ratio", "RATIO", lambda value: f"{float(str(value)):.2f}", is_number=True),
-    Column("latencies_ms", "MS", _percentiles),
-    Column("reference", "REFERENCE"),
-    Column("what"),
-    Column("seconds"),
-    Column("reference_seconds"),
-    Column("reference_latencies_ms"),
-)
-_REQUESTS = (
-    Column("puts", "PUT", format_count, is_number=True),
-    Column("gets", "GET", format_count, is_number=True),
-    Column("lists", "LIST", format_count, is_number=True),
-    Column("deletes", "DELETE", format_count, is_number=True),
-    Column("bytes_in", "BYTES IN", format_bytes, is_number=True),
-    Column("bytes_out", "BYTES OUT", format_bytes, is_number=True),
-    Column("dollars", "$", lambda value: format_dollars(float(str(value))), is_number=True),
-)
+def _measured(report: BenchReport) -> BenchMeasured:
+    rows = [
+        MeasuredFigure.of(
+            each,
+            latencies_ms=dict(each.latencies_ms) or None,
+            reference_latencies_ms=dict(each.reference_latencies_ms) or None,
+        )
+        for each in report.measured
+    ]
+    requests = RequestsSent.of(report.requests) if report.requests is not None else None
+    return BenchMeasured.of(report, machine=dict(report.machine), requests=requests, measured=rows)

@@ -7,17 +7,61 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Result, Struct, columns_of, number, output_option, print_result, print_table, text
 from tiered.cli.session import Session
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from tiered.demo.main_job import DemoResult
     from tiered.demo.steps import Tell
+
+
+class DemoStep(Struct):
+    """The work of a step."""
+
+    step: Annotated[str, text("STEP")]
+    seconds: Annotated[float, number("SECONDS", "{:.2f}".format)]
+    records: Annotated[int | None, number("RECORDS", format_count)]
+    size_bytes: Annotated[int | None, number("BYTES", format_bytes)]
+    records_per_second: Annotated[int | None, number("RECORDS/S", format_count)]
+    bytes_per_second: Annotated[int | None, number("BYTES/S", format_bytes)]
+    note: Annotated[str, text("NOTE")]
+
+
+class DemoTier(Struct):
+    """The content of one tier of a topic."""
+
+    topic: Annotated[str, text("TOPIC")]
+    partitions: Annotated[int, number("PARTS")]
+    tier: Annotated[str, text("TIER")]
+    records: Annotated[int, number("RECORDS", format_count)]
+    segments: Annotated[int, number("SEGMENTS")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+
+
+class DemoBill(Struct):
+    """The S3 price of a month's storage, and of the requests so far."""
+
+    storage_per_month: float
+    requests_once: float
+    puts: int
+    gets: int
+    lists: int
+    bucket_bytes: int
+    prices_as_of: str
+    region: str
+
+
+class Demo(Result):
+    """``tiered demo``."""
+
+    tiers: list[DemoTier]
+    bill: DemoBill
+    steps: list[DemoStep]
 
 
 @click.command("demo")
@@ -39,13 +83,13 @@ def demo(session: Session, directory: str | None, limit: int | None, no_spark: b
     root = os.path.abspath(directory or os.path.join(session.directory, "tiered-demo"))
     with _progress(session) as tell:
         result = run_demo(root, limit=limit, with_spark=not no_spark, tell=tell)
+    done = Demo(_tiers(result), _bill(result), _steps(result))
+    print_result(done, output)
     if output != "table":
-        emit("steps", _steps(result), _STEP_COLUMNS, output, tiers=_tiers(result), bill=_bill(result))
         return
-    emit("steps", _steps(result), _STEP_COLUMNS, output)
     click.echo()
-    emit("tiers", _tiers(result), _TIER_COLUMNS, output)
-    click.echo(f"\n{_bill_in_words(result)}")
+    print_table(done.tiers, columns_of(DemoTier))
+    click.echo(f"\n{_bill_in_words(done.bill)}")
     session.say(f"\n{_look_around(result)}")
 
 
@@ -73,18 +117,18 @@ def _progress(session: Session) -> Iterator[Tell]:
         yield tell
 
 
-def _steps(result: DemoResult) -> list[dict[str, object]]:
+def _steps(result: DemoResult) -> list[DemoStep]:
     return [
-        {
-            "step": step.name,
-            "seconds": round(step.seconds, 3),
-            "records": step.records,
-            "size_bytes": step.size_bytes,
-            "records_per_second": _rate(step.records, step.seconds),
-            "bytes_per_second": _rate(step.size_bytes, step.seconds),
-            "note": step.note,
-        }
-        for step in result.steps
+        DemoStep(
+            step=each.name,
+            seconds=round(each.seconds, 3),
+            records=each.records,
+            size_bytes=each.size_bytes,
+            records_per_second=_rate(each.records, each.seconds),
+            bytes_per_second=_rate(each.size_bytes, each.seconds),
+            note=each.note,
+        )
+        for each in result.steps
     ]
 
 
@@ -92,51 +136,46 @@ def _rate(amount: int | None, seconds: float) -> int | None:
     return round(amount / seconds) if amount is not None and seconds > 0 else None
 
 
-def _tiers(result: DemoResult) -> list[dict[str, object]]:
+def _tiers(result: DemoResult) -> list[DemoTier]:
     """Two rows for each topic: the content of the disk and of the bucket."""
-    rows: list[dict[str, object]] = []
+    rows = []
     for topic, records in result.records_by_tier.items():
         found = [each for each in result.status if each.partition.topic == topic]
         for tier, count in zip(("local", "remote"), records, strict=True):
             rows.append(
-                {
-                    "topic": topic,
-                    "partitions": len(found),
-                    "tier": tier,
-                    "records": count,
-                    "segments": sum(getattr(each, f"{tier}_segments") for each in found),
-                    "size_bytes": sum(getattr(each, f"{tier}_bytes") for each in found),
-                }
+                DemoTier(
+                    topic=topic,
+                    partitions=len(found),
+                    tier=tier,
+                    records=count,
+                    segments=sum(getattr(each, f"{tier}_segments") for each in found),
+                    size_bytes=sum(getattr(each, f"{tier}_bytes") for each in found),
+                )
             )
     return rows
 
 
-def _bill(result: DemoResult) -> dict[str, object]:
-    """The S3 price of a month's storage, and of the requests so far."""
+def _bill(result: DemoResult) -> DemoBill:
     from policies.cost.storage_cost import S3_STANDARD, monthly_storage, request_cost
 
     made = result.requests
-    return {
-        "storage_per_month": monthly_storage(result.bucket_bytes),
-        "requests_once": request_cost(puts=made.puts, gets=made.gets, lists=made.lists),
-        "puts": made.puts,
-        "gets": made.gets,
-        "lists": made.lists,
-        "bucket_bytes": result.bucket_bytes,
-        "prices_as_of": S3_STANDARD.as_of,
-        "region": S3_STANDARD.region,
-    }
+    return DemoBill(
+        storage_per_month=monthly_storage(result.bucket_bytes),
+        requests_once=request_cost(puts=made.puts, gets=made.gets, lists=made.lists),
+        puts=made.puts,
+        gets=made.gets,
+        lists=made.lists,
+        bucket_bytes=result.bucket_bytes,
+        prices_as_of=S3_STANDARD.as_of,
+        region=S3_STANDARD.region,
+    )
 
 
-def _bill_in_words(result: DemoResult) -> str:
-    from policies.cost.storage_cost import S3_STANDARD, monthly_storage, request_cost
-
-    made = result.requests
-    month = format_dollars(monthly_storage(result.bucket_bytes))
-    once = format_dollars(request_cost(puts=made.puts, gets=made.gets, lists=made.lists))
+def _bill_in_words(bill: DemoBill) -> str:
+    month, once = format_dollars(bill.storage_per_month), format_dollars(bill.requests_once)
     return (
-        f"S3 bill: {month} USD a month for {format_bytes(result.bucket_bytes)}, {once} USD once for {made.puts} put, "
-        f"{made.gets} get, {made.lists} list ({S3_STANDARD.region}, prices of {S3_STANDARD.as_of})"
+        f"S3 bill: {month} USD a month for {format_bytes(bill.bucket_bytes)}, {once} USD once for {bill.puts} put, "
+        f"{bill.gets} get, {bill.lists} list ({bill.region}, prices of {bill.prices_as_of})"
     )
 
 
@@ -184,22 +223,3 @@ def _own_command() -> str:
     if not called.endswith("tiered") or os.path.dirname(called) in os.get_exec_path()[1:]:
         return "tiered"
     return min(called, relative, key=len)
-
-
-_STEP_COLUMNS = (
-    Column("step", "STEP"),
-    Column("seconds", "SECONDS", lambda seconds: f"{seconds:.2f}", is_number=True),
-    Column("records", "RECORDS", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("records_per_second", "RECORDS/S", format_count, is_number=True),
-    Column("bytes_per_second", "BYTES/S", format_bytes, is_number=True),
-    Column("note", "NOTE"),
-)
-_TIER_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partitions", "PARTS", is_number=True),
-    Column("tier", "TIER"),
-    Column("records", "RECORDS", format_count, is_number=True),
-    Column("segments", "SEGMENTS", is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-)

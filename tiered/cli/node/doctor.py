@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Result, Struct, output_option, print_result, text
 from tiered.cli.session import Session
+
+
+class DoctorFinding(Struct):
+    """The result of one check; `state` is ok, warning, error or skipped, `next` empty if there is nothing to do."""
+
+    check: Annotated[str, text("CHECK")]
+    state: Annotated[str, text("STATE")]
+    what: Annotated[str, text("WHAT")]
+    next: Annotated[str, text("NEXT")]
+
+
+class Doctor(Result):
+    """``tiered doctor``."""
+
+    findings: list[DoctorFinding]
 
 
 @click.command("doctor")
@@ -25,19 +42,11 @@ def doctor(session: Session, no_probe: bool, only_problems: bool, output: str) -
     found = list(examine(session.config(), may_write=not no_probe))
     states = {each.state for each in found}
     rows = [
-        {"check": each.check, "state": each.state.value, "what": each.what, "next": each.next_step}
+        DoctorFinding.of(each, state=each.state.value, next=each.next_step)
         for each in found
         if not only_problems or each.state in (State.WARNING, State.ERROR)
     ]
-    emit("findings", rows, _COLUMNS, output)
+    print_result(Doctor(rows), output)
     if State.ERROR in states:
         return Exit.UNHEALTHY
     return Exit.FINDINGS if State.WARNING in states else Exit.DONE
-
-
-_COLUMNS = (
-    Column("check", "CHECK"),
-    Column("state", "STATE"),
-    Column("what", "WHAT"),
-    Column("next", "NEXT"),
-)

@@ -4,47 +4,50 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from typing import Annotated
 
-from tiered.cli.render import Column, emit
+from tiered.cli.render import Result, Struct, columns_of, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms
 from tiered.status.tier_history import tier_history
 
 
+def _time(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+class TierNote(Struct):
+    """Both tiers at a time, of one topic or (null) of all together. Null: the bucket was not read then."""
+
+    topic: Annotated[str | None, text("TOPIC")]
+    at_ms: Annotated[int, text("TIME (UTC)", _time)]
+    local_bytes: Annotated[int, number("LOCAL", format_bytes)]
+    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+    lag_bytes: Annotated[int | None, number("UPLOAD LAG", format_bytes)]
+    at_risk_bytes: Annotated[int | None, number("AT RISK", format_bytes)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    missing_partitions: Annotated[int, number("NOT OPEN")]
+
+
+class StatusHistory(Result):
+    """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
+
+    since_ms: int
+    until_ms: int
+    notes: list[TierNote]
+
+
 def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
     """Show the notes of the last `span_ms`, oldest first: for each of `topics`, or for all together without topics."""
     found = tier_history(session.config(), now_ms(), span_ms=span_ms, topics=topics)
-    rows = [row for each in found for row in each.rows()]
-    columns = _COLUMNS if topics else _COLUMNS[1:]
-    facts = {"since_ms": found[0].since_ms, "until_ms": found[0].until_ms}
-    emit("notes", rows, columns if output == "table" else _COLUMNS, output, **facts)
+    rows = [TierNote.of(point, topic=each.topic) for each in found for point in each.points]
+    columns = columns_of(TierNote)
+    print_result(
+        StatusHistory(found[0].since_ms, found[0].until_ms, rows), output, columns=columns if topics else columns[1:]
+    )
     if not rows:
         session.say("no notes of that time: tiered run takes one every five minutes")
         return
     steps = sorted({each.step_ms for each in found})
     lasted = ", ".join(format_ms(step) for step in steps)
     session.say(f"{counted(len(rows), 'note')}, one for each {lasted} in which somebody was at work")
-
-
-def _time(value: object) -> str:
-    return datetime.datetime.fromtimestamp(int(str(value)) / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _bytes(value: object) -> str:
-    return format_bytes(int(str(value)))
-
-
-def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("at_ms", "TIME (UTC)", _time),
-    Column("local_bytes", "LOCAL", _bytes, is_number=True),
-    Column("remote_bytes", "REMOTE", _bytes, is_number=True),
-    Column("lag_bytes", "UPLOAD LAG", _bytes, is_number=True),
-    Column("at_risk_bytes", "AT RISK", _bytes, is_number=True),
-    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
-    Column("missing_partitions", "NOT OPEN", is_number=True),
-)

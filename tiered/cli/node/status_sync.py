@@ -29,17 +29,17 @@ def _facts(each: TierSync) -> dict[str, object]:
 
 
 def _words(each: TierSync, now_ms: int) -> dict[str, object]:
-    head = None
+    manifest = None
     if each.head_sequence is not None:
         behind = each.head_sequence - (each.seen_sequence or 0)
-        head = f"{each.head_sequence}" + (f" (+{behind})" if behind and each.seen_sequence is not None else "")
+        manifest = f"{each.head_sequence}" + (f" (+{behind})" if behind and each.seen_sequence is not None else "")
     committed = None if each.committed_ms is None else max(0, now_ms - each.committed_ms) // 1000 * 1000
     return {
         "disk": f"{format_count(each.local_start_offset)}..{format_count(each.local_next_offset)}",
         "bucket": None
         if each.remote_start_offset is None or each.remote_next_offset is None
         else f"{format_count(each.remote_start_offset)}..{format_count(each.remote_next_offset)}",
-        "head": head,
+        "head": manifest,
         "committed": None if committed is None else f"{format_ms(committed)} ago",
         "sync": _state(each),
     }

@@ -11,10 +11,11 @@ import click
 
 from local.errors import Conflict, LogError, NotFound
 from tiered.cli.arguments import parse_partition
+from tiered.cli.bucket.verify_remote import VerifyFinding
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, output_option, print_result
 from tiered.cli.session import Session
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 _INTERVAL = "index.interval.bytes"
 _BAR_BYTES_MIN = 256 << 20  # less work shows no bar
+
+
+class Verified(Result):
+    """``tiered verify``."""
+
+    findings: list[VerifyFinding]
 
 
 @click.command("verify")
@@ -65,7 +72,7 @@ def verify(
         from tiered.cli.bucket.verify_remote import read_sample, verify_remote
 
         drawn = read_sample(sample, seed)
-        return verify_remote(session, targets, drawn, _COLUMNS, output, deep=deep, threads=threads)
+        return verify_remote(session, targets, drawn, output, deep=deep, threads=threads)
     if sample is not None or seed is not None:
         raise click.UsageError("--sample and --seed are for --remote; the disk is read whole")
     return _verify_local(session, targets, output, deep=deep, fix_index=fix_index and not dry_run, threads=threads)
@@ -94,19 +101,17 @@ def _verify_local(
                 found.append(_absent(path))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
-    rows: list[Row] = [
-        {
-            "severity": each.severity.name.lower(),
-            "path": each.path,
-            "at": each.at,
-            "what": each.what,
-            "base_offset": each.offsets[0] if each.offsets else None,
-            "next_offset": each.offsets[1] if each.offsets else None,
-        }
+    rows = [
+        VerifyFinding.of(
+            each,
+            severity=each.severity.name.lower(),
+            base_offset=each.offsets[0] if each.offsets else None,
+            next_offset=each.offsets[1] if each.offsets else None,
+        )
         for each in sorted(found, key=lambda each: (-each.severity, each.path, each.at or 0))
     ]
     if rows or output != "table":
-        emit("findings", rows, _COLUMNS, output)
+        print_result(Verified(rows), output)
     heaviest = worst(found)
     counts = {kind: sum(each.severity is kind for each in found) for kind in Severity}
     session.say(f"{len(paths)} verified: " + " ".join(f"{kind.name.lower()}={count}" for kind, count in counts.items()))
@@ -191,13 +196,3 @@ def _absent(path: str) -> Finding:
     from local.verify.findings import Finding, Severity
 
     return Finding(severity=Severity.WARNING, path=path, what="there is no such directory; is its disk mounted?")
-
-
-_COLUMNS = (
-    Column("severity", "SEVERITY"),
-    Column("path", "PATH"),
-    Column("at", "AT", is_number=True),
-    Column("what", "WHAT"),
-    Column("base_offset", "FROM", is_number=True),
-    Column("next_offset", "TO", is_number=True),
-)

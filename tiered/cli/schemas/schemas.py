@@ -162,46 +162,6 @@ class CostAdvise(Strict):
     advice: list[Advice]
 
 
-class AppliedPartition(Strict):
-    """How many of a partition's decisions were done, and how many nobody needs any more."""
-
-    topic: str
-    partition: int
-    done: int
-    skipped: int
-    size_bytes: int
-
-
-class PlanApplied(Strict):
-    """``tiered apply`` of a plan."""
-
-    schema_version: int
-    partitions: list[AppliedPartition]
-
-
-class AdvisedStep(Strict):
-    """A step of saved advice: `due` of `parts` parts are still to be done. Dollars a month, once for `once_dollars`."""
-
-    topic: str
-    change: str
-    parts: int
-    due: int
-    size_bytes: int
-    requests: int
-    once_dollars: float
-    now_dollars: float
-    then_dollars: float
-    reason: str
-
-
-class AdviceApplied(Strict):
-    """``tiered apply`` of advice."""
-
-    schema_version: int
-    dry_run: bool
-    steps: list[AdvisedStep]
-
-
 class PlannedDecision(Strict):
     """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes; null where
     the prices cannot be read."""
@@ -386,100 +346,6 @@ class StatusByPartition(_StatusFacts):
     partitions: list[PartitionFigures]
 
 
-class TierNote(Strict):
-    """How the tiers stood at a time, of one topic or (null) of all together. Null: the bucket was not seen then."""
-
-    topic: str | None
-    at_ms: int
-    local_bytes: int
-    remote_bytes: int | None
-    lag_bytes: int | None
-    at_risk_bytes: int | None
-    dollars_per_month: float | None
-    missing_partitions: int
-
-
-class StatusHistory(Strict):
-    """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
-
-    schema_version: int
-    since_ms: int
-    until_ms: int
-    notes: list[TierNote]
-
-
-class PausedTopic(Strict):
-    """A topic whose uploads are paused; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
-
-    topic: str
-    is_of_all: bool
-    reason: str
-    paused_since_ms: int | None
-
-
-class Paused(Strict):
-    """``tiered pause`` and ``tiered resume``: what is paused now."""
-
-    schema_version: int
-    paused: list[PausedTopic]
-
-
-class DoctorFinding(Strict):
-    """What one check found; `state` is ok, warning, error or skipped, `next` empty where nothing is to be done."""
-
-    check: str
-    state: str
-    what: str
-    next: str
-
-
-class Doctor(Strict):
-    """``tiered doctor``."""
-
-    schema_version: int
-    findings: list[DoctorFinding]
-
-
-class MeasuredOne(Strict):
-    """One figure beside its reference; `ratio` 1.0 is as fast as that. Null where it was not measured."""
-
-    name: str
-    what: str
-    reference: str
-    count: int
-    size_bytes: int
-    seconds: float
-    bytes_per_second: float
-    ms_each: float
-    reference_seconds: float | None
-    ratio: float | None
-    latencies_ms: dict[str, float] | None
-    reference_latencies_ms: dict[str, float] | None
-
-
-class RequestsSent(Strict):
-    """Requests and bytes, in the classes that are billed."""
-
-    puts: int
-    gets: int
-    lists: int
-    deletes: int
-    bytes_in: int
-    bytes_out: int
-
-
-class BenchMeasured(Strict):
-    """``tiered bench``; `requests` null where the bucket was a folder beside the log."""
-
-    schema_version: int
-    machine: dict[str, str]
-    directory: str
-    bucket: str
-    is_complete: bool
-    requests: RequestsSent | None
-    measured: list[MeasuredOne]
-
-
 class ProgressEvent(Strict):
     """A line on stderr under ``--progress json``: how far a command is, or with `message` words of it.
 
@@ -502,12 +368,12 @@ class ProgressEvent(Strict):
 _STRUCTS: dict[str, str] = {  # by the name of the page
     "adopt": "tiered.cli.schemas.schemas_work:Adopted",
     "append": "tiered.cli.schemas.schemas_records:Appended",
-    "apply": "tiered.cli.schemas.schemas:PlanApplied",
-    "apply-advice": "tiered.cli.schemas.schemas:AdviceApplied",
+    "apply": "tiered.cli.node.apply:PlanApplied",
+    "apply-advice": "tiered.cli.node.apply_advice:AdviceApplied",
     "backfill": "tiered.cli.schemas.schemas_work:Backfilled",
     "backfill-dry-run": "tiered.cli.schemas.schemas_work:BackfillPlan",
-    "bench": "tiered.cli.schemas.schemas:BenchMeasured",
-    "bench-dry-run": "tiered.cli.schemas.schemas_work:BenchPlanned",
+    "bench": "tiered.cli.node.bench:BenchMeasured",
+    "bench-dry-run": "tiered.cli.node.bench:BenchPlanned",
     "compact": "tiered.cli.topics.compact:Compacted",
     "compact-bucket": "tiered.cli.bucket.compact_bucket:BucketCompacted",
     "compact-bucket-dry-run": "tiered.cli.bucket.compact_bucket:BucketCompactPlanned",
@@ -525,8 +391,8 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "cost-show": "tiered.cli.schemas.schemas:CostShow",
     "cost-simulate": "tiered.cli.schemas.schemas:CostSimulate",
     "delete-records": "tiered.cli.schemas.schemas_records:DeletedRecords",
-    "demo": "tiered.cli.schemas.schemas_work:Demo",
-    "doctor": "tiered.cli.schemas.schemas:Doctor",
+    "demo": "tiered.cli.node.demo:Demo",
+    "doctor": "tiered.cli.node.doctor:Doctor",
     "dump-batches": "tiered.cli.schemas.schemas_records:DumpedBatches",
     "dump-checkpoint": "tiered.cli.schemas.schemas_records:DumpedCheckpoint",
     "dump-head": "tiered.cli.schemas.schemas_records:DumpedHead",
@@ -567,7 +433,7 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "rotate-keys": "tiered.cli.schemas.schemas_work:KeysRotated",
     "scrub": "tiered.cli.schemas.schemas_daily:Scrubbed",
     "status": "tiered.cli.schemas.schemas:Status",
-    "status-history": "tiered.cli.schemas.schemas:StatusHistory",
+    "status-history": "tiered.cli.node.status_history:StatusHistory",
     "status-partitions": "tiered.cli.schemas.schemas:StatusByPartition",
     "topic": "tiered.cli.topics.topic:Topics",
     "topic-alter-dry-run": "tiered.cli.topics.topic_dry_runs:AlteredTopic",
@@ -576,8 +442,8 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "topic-describe": "tiered.cli.topics.topic:DescribedTopic",
     "topic-describe-settings": "tiered.cli.topics.topic:TopicSettings",
     "transactions": "tiered.cli.schemas.schemas_records:Transactions",
-    "verify": "tiered.cli.schemas.schemas_daily:Verified",
-    "verify-remote": "tiered.cli.schemas.schemas_daily:VerifiedRemote",
+    "verify": "tiered.cli.node.verify:Verified",
+    "verify-remote": "tiered.cli.bucket.verify_remote:VerifiedRemote",
     "view-build": "tiered.cli.topics.view:ViewsBuilt",
     "view-build-dry-run": "tiered.cli.topics.view:ViewsPlanned",
     "view-drop-dry-run": "tiered.cli.topics.view:ViewsToDrop",

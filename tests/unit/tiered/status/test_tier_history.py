@@ -18,7 +18,7 @@ from local.names import TopicPartition
 from local.storage import replace_file
 from remote.keys import new_ulid, ulid_ms
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.cli.main import invoke
 from tiered.cli.schemas.schemas import SCHEMAS
 from tiered.service.worker import Worker
@@ -274,7 +274,7 @@ def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
             total, _ = look(manager, at)
             was.append((at, total.remote_bytes or 0))
         found = still_there(manager)
-        assert any(held.head().spills for held in manager.partitions()), "manifest pages must be part of this test"  # type: ignore[union-attr]
+        assert any(held.manifest().pages for held in manager.partitions()), "manifest pages must be part of this test"  # type: ignore[union-attr]
         assert found == sorted(found)
         assert [size for _, size in found] == sorted(size for _, size in found)
         for at, size in was:
@@ -329,7 +329,7 @@ def test_history_command_prints_notes_as_table_json_and_csv(home: Path, capfd: p
     found = msgspec.json.decode(told.out, type=SCHEMAS["status-history"])
     assert [(each.topic, each.at_ms) for each in found.notes] == [(None, NOW), (None, NOW + HOUR)]
     assert found.notes[0].local_bytes > 0
-    assert json.loads(told.out).keys() == set(SCHEMAS["status-history"].__struct_fields__)
+    assert json.loads(told.out).keys() == {"schema_version", *SCHEMAS["status-history"].__struct_fields__}
     assert invoke(["status", "orders", "--history", "30d", "-o", "csv"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("topic,at_ms,local_bytes,remote_bytes,lag_bytes")
