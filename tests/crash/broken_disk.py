@@ -1,4 +1,4 @@
-"""A storage in which single log directories fail: every call below a broken root and on files open there."""
+"""A storage in which single log directories fail, with the files open in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local.storage import Space
 
 
 class BrokenDisk:
-    """A `ModelDisk` with several roots. `break_after` names the call of each root at which the root breaks."""
+    """A `ModelDisk` with several roots. `break_after` gives the call at which each root breaks."""
 
     def __init__(self, inner: ModelDisk | None = None) -> None:
         self.inner = inner or ModelDisk()

@@ -24,7 +24,7 @@ def assert_sound(
 
 
 def sound_roots(bucket_url: str, options: dict[str, object]) -> list[str]:
-    """Check every store below the bucket URL and return their prefixes; fail when one of them holds damage."""
+    """Check every store below the bucket URL and return the prefixes; fail on damage in any of them."""
     with_all = open_store(bucket_url, options)
     keys = [info.key for info in with_all.list("") if MANIFESTS in info.key]
     with_all.close()

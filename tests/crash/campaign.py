@@ -1,4 +1,4 @@
-"""The long run of the crash tests: hundreds of thousands of distinct crash states, in several processes.
+"""The long run of the crash tests: hundreds of thousands of distinct crash states.
 
     python tests/crash/campaign.py --states 1000000 --jobs 2 [--first-seed 1000] [--resume DIR]
 

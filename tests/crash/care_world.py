@@ -1,4 +1,4 @@
-"""Buckets to scrub, repair and rewrite: a partition for each object encoding and each form of a manifest.
+"""Buckets to scrub, repair and rewrite: a partition for each encoding and form of a manifest.
 
 The segments are built as the manager builds them: indexes, leader epochs and facts come from the bytes. No manager
 runs, so a thousand buckets take a moment.
@@ -139,8 +139,9 @@ class CareWorld:
 def fill(
     world: CareWorld, topic: str, object_encoding: ObjectEncoding, segments: int = 5, rule: PageRule | None = None
 ) -> None:
-    """Copy segments of three batches; offsets are missing after each. There are two leader epochs and one unlinked
-    segment.
+    """Copy segments of three batches with gaps, two leader epochs and one unlinked segment.
+
+    Offsets are missing after each segment.
     """
     world.writer(topic, rule)
     for number in range(segments):
@@ -165,7 +166,7 @@ def with_view(world: CareWorld, topic: str) -> None:
 
 
 def all_kinds() -> CareWorld:
-    """One topic for each object encoding, one with entries in manifest pages, and one with a compacted view."""
+    """One topic for each object encoding, one with manifest pages, and one with a compacted view."""
     world = CareWorld.empty()
     for topic, object_encoding in MODES.items():
         fill(world, topic, object_encoding)

@@ -1,4 +1,4 @@
-"""The promises of a compacted log after any crash, derived from what was sent and acknowledged (`log_script.Story`).
+"""The promises of a compacted log after any crash, derived from a `log_script.Story`.
 
 1. The newest value of a key stays.
 2. A key whose newest record is a tombstone has this tombstone or, after the tombstone's retention, no record. It never

@@ -38,7 +38,7 @@ class PowerCut(BaseException):
 
 
 class Inode:
-    """The bytes of one file: `synced` is durable, `unsynced` lists later changes, `live` is the current content."""
+    """The bytes of one file: `synced` is durable, `unsynced` lists changes, `live` is the content."""
 
     __slots__ = ("live", "modified_ms", "synced", "unsynced")
 
@@ -84,7 +84,7 @@ Change = tuple[Entry, ...]
 
 
 class ModelDisk:
-    """Counts every effect. `cut_at` makes the n-th the last; `fail_at` makes the n-th fail, before or after it."""
+    """Counts every effect. `cut_at` makes the n-th the last; `fail_at` makes the n-th fail."""
 
     def __init__(self) -> None:
         self.names: dict[str, Inode] = {}
@@ -374,7 +374,10 @@ def _rebuild(
 
 
 def _surviving_changes(changes: list[Change], rng: random.Random) -> Iterable[Change]:
-    """All, none, a prefix, or any subset (all but one, one alone, each with even odds) of the unsynced changes."""
+    """All, none, a prefix, or any subset of the unsynced changes.
+
+    Subsets: all but one, one alone, or each change with even odds.
+    """
     if not changes:
         return ()
     pick = rng.randrange(len(changes))
@@ -440,7 +443,7 @@ def _torn(body: bytes, sure: int, rng: random.Random) -> bytes:
 
 
 def _unwritten(body: bytes, sure: int, rng: random.Random) -> bytes:
-    """Keep the full length, but only some of the bytes: the rest are zeros or the earlier contents of the sectors."""
+    """Keep the full length; the last bytes are zeros or the earlier contents of the sectors."""
     cut = rng.randrange(min(sure, len(body)), len(body) + 1)
     size = len(body) - cut
     return body[:cut] + (bytes(size) if rng.random() < 0.5 else rng.randbytes(size))

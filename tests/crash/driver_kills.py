@@ -1,4 +1,4 @@
-"""Kill the process of a job (SIGKILL) before or after each of its effects on a bucket, and run the job again.
+"""Kill the process of a job (SIGKILL) at each of its effects on a bucket, and run the job again.
 
     python tests/crash/driver_kills.py                              all flows and effects, before and after: a campaign
     python tests/crash/driver_kills.py --flow merge --step 5        every fifth point of one flow
@@ -234,7 +234,7 @@ def _copy(home: Path, spark: Any) -> None:
 
 
 def _fleet(home: Path) -> None:
-    """Prepare a node with segments to clean and to copy, and an ingested topic whose segments expired a week ago."""
+    """Prepare a node with segments to clean and to copy, and an ingested topic with expired segments."""
     import pyarrow as pa
     from pipeline_world import NOW, FleetWorld
 
@@ -428,7 +428,7 @@ def _in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def careless() -> None:
-    """Break the rule by hand: delete the replaced segments before the manifest that replaces them is committed."""
+    """Break the rule by hand: delete the replaced segments before the commit of their replacement."""
     from tiered.jobs import rewriting
 
     real = rewriting.commit_groups
@@ -449,7 +449,7 @@ def sweep(
     spark: str | None = None,
     asked: Sequence[tuple[int, bool]] = (),
 ) -> dict[str, Any]:
-    """For each flow: the number of effects, the number of points tried, and the failure of each failed point."""
+    """For each flow: its number of effects, the number of points tried, and the failed points."""
     found: dict[str, Any] = {}
     for name in names:
         if spark is not None and name == "ingest":

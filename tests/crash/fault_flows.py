@@ -214,8 +214,9 @@ def write_on(world: World, manager: LogManager) -> None:
 
 
 def switch_off_and_on(world: World, manager: LogManager) -> None:
-    """Switch tiering off and on: remote-only segments are unlinked, deleted after the grace period, and the rest is
-    copied again.
+    """Switch tiering off and on: remote-only segments are deleted, and the rest is copied again.
+
+    Unlinked segments are deleted after the grace period.
     """
     world.log_start = manager.partitions()[0].log.local_log_start_offset
     manager.alter_topic("t", {ENABLE: "false", "remote.log.delete.on.disable": "true"}, now_ms=world.clock.now_ms)
@@ -525,7 +526,7 @@ def _check_records(world: World, manager: LogManager) -> None:
 
 
 def _check_end(world: World, manager: LogManager) -> None:
-    """Copy everything to the bucket, read all of it from there; no unlinked object remains after the grace period."""
+    """Copy everything and read it from the bucket; no unlinked object outlives the grace period."""
     if manager.topic("t").properties[ENABLE] == "false":
         manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
     manager.roll("t", now_ms=world.clock.now_ms)

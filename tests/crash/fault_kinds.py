@@ -1,4 +1,4 @@
-"""Kinds of object store faults, each injected at one chosen call: the material of the sweep over every flow.
+"""Kinds of object store faults, each injected at one chosen call.
 
 Numbers and names are those of the list in docs/reference/reliability.md. `Kind.verbs` says which calls can meet a kind.
 Time is virtual: a slow call advances the clock. `heal` ends each lasting fault (a quota, a changed object, an old
@@ -95,7 +95,7 @@ class _Current(threading.local):
 
 
 class FaultStore:
-    """Wraps a memory store. `arm` selects the call (from 0) that meets a kind; `calls` lists the calls so far."""
+    """Wraps a memory store. `arm` selects the call (from 0) that meets a kind; `calls` lists all."""
 
     def __init__(self, inner: MemoryStore, clock: Clock) -> None:
         self.inner = inner

@@ -12,7 +12,9 @@ NEEDS_ROOM = ("append", "create", "mkdir")
 
 
 class FillingDisk(ModelDisk):
-    """A disk without free space from its effect `full_from` until `full_from` is None; half of each append fits.
+    """A disk without free space from its effect `full_from` on; half of each append fits.
+
+    Setting `full_from` to None frees the disk.
 
     A rename needs no space where a file has, or had, the new name: ext4 adds a block to a directory for a name and
     never takes it back.

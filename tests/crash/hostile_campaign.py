@@ -1,4 +1,6 @@
-"""Attacks on a deployment through its commands: damage, forged manifests, faulty and lost stores, two writers, kills.
+"""Attacks on a deployment through its commands.
+
+The attacks: damaged files and objects, forged manifests, faulty and lost stores, two writers, kills.
 
     python tests/crash/hostile_campaign.py [--store file|moto|versitygw|localstack|hdfs] [--seeds 200] [--first-seed 0]
 
@@ -111,7 +113,7 @@ def _misbehaviour(answer: Answer) -> list[str]:
 
 
 def _untruth(truth: list[str], answer: Answer, attack: Attack, *, is_remote: bool) -> list[str]:
-    """Compare the records read with the truth; a read of the remote tier alone may lack the active segment."""
+    """Compare the records with the truth; the remote tier alone may lack the active segment."""
     found = answer.out.splitlines()
     if found == truth or ((is_remote or attack.may_cut) and found == truth[: len(found)] and found):
         return []

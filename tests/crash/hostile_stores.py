@@ -115,7 +115,10 @@ def dead_bucket(world: HostileWorld, rng: random.Random) -> Attack:
 
 
 def lying_store(world: HostileWorld, rng: random.Random) -> Attack:
-    """Run commands while the store returns false replies; then it works again. A bucket in a folder is dead instead."""
+    """Run commands while the store returns false replies.
+
+    Afterwards the store works again. A bucket in a folder is dead instead.
+    """
     if world.gate is None:
         return dead_bucket(world, rng)
     lie = rng.choice(tuple(Lie)) if world.is_s3 else Lie.LOST

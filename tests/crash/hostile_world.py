@@ -1,4 +1,4 @@
-"""A deployment under attack: its data directory and its bucket are damaged, forged or emptied, and then restored.
+"""A deployment under attack: its directory and bucket are damaged or emptied, then restored.
 
 `HostileWorld` makes the deployment once, by commands. `restore` returns both tiers to that state. `ATTACKS` are
 functions of (world, random generator) that change one thing and return an `Attack`. An `Attack` states which results of
@@ -86,7 +86,7 @@ class Answer:
 
 
 class HostileWorld:
-    """A deployment in `home` over a bucket of `server` (None: a folder), and the state that `restore` returns to."""
+    """A deployment in `home` over a bucket of `server` (None: a folder), with its saved state."""
 
     def __init__(self, home: Path, commands: Commands, server: RunningServer | None, name: str) -> None:
         self.home, self.data = home, home / "data"

@@ -37,7 +37,7 @@ NESTED_ODDS = 0.05
 
 @dataclass
 class Tally:
-    """Figures of an exploration: `checked` holds a digest of every distinct state that went through the aftermath.
+    """Figures of an exploration: `checked` holds a digest of every distinct checked state.
 
     `seen` also holds the states that were drawn and skipped because enough others were checked.
     """
@@ -254,7 +254,7 @@ def _batches(data: bytes) -> list[_Batch]:
 
 
 def _check_indexes(disk: ModelDisk, segments: dict[int, list[_Batch]]) -> None:
-    """Every entry names a batch of the log, in order; a time entry has the largest timestamp up to its offset."""
+    """Every index entry names a batch, in order; a time entry has the largest timestamp so far."""
     for base, batches in segments.items():
         path = f"{ROOT}/{NAME.directory}/{base:020d}"
         offsets, times = disk.read(path + OFFSET_INDEX), disk.read(path + TIME_INDEX)
@@ -289,7 +289,7 @@ def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
 
 
 def remembered(log: Log) -> dict[int, tuple[int, bool]]:
-    """The last offset of every producer that the log knows, and whether the producer has an open transaction."""
+    """The last offset of every producer in the log, and whether it has an open transaction."""
     return {
         each.producer_id: (each.last_offset, each.transaction_first_offset >= 0) for each in log._producers.entries()
     }
@@ -321,7 +321,7 @@ def _check_producers(log: Log, story: Story, kept: dict[int, int], *, is_compact
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warnings of recovery: it logs every tail that it truncates, and here that is most of the work."""
+    """Silence the warnings of recovery, which logs every tail that it truncates."""
     logger = logging.getLogger("local")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -58,7 +58,7 @@ class Known(NamedTuple):
 
 @dataclass
 class Story:
-    """The begun and the promised facts so far; offsets are int, and records are identified by their serial."""
+    """The begun and the promised facts so far; a record is identified by its serial."""
 
     sent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
@@ -276,7 +276,10 @@ class World:
             self.story.promise_all_below(result.next_offset)
 
     def end(self, producer_id: int, commit: int, bump: int, flushed: int) -> None:
-        """Write the marker that ends the open transaction of a producer, if any; it may raise the producer epoch."""
+        """Write the marker that ends the open transaction of a producer, if any.
+
+        The marker may raise the producer epoch.
+        """
         first = self.log.next_offset
         known = self.story.producers({}, first)[0].get(producer_id)
         if known is None or known.first_open < 0:
@@ -297,7 +300,7 @@ class World:
             self.story.promise_all_below(result.next_offset)
 
     def repeat(self) -> None:
-        """Every producer repeats its last batch: the answer has the existing offsets, and the log does not grow."""
+        """Every producer repeats its last batch: the answer has the old offsets, and the log is unchanged."""
         end = self.log.next_offset
         for known in self.story.producers({}, end)[0].values():
             if known.last_batch is not None:
@@ -308,7 +311,10 @@ class World:
         assert self.log.next_offset == end
 
     def truncate(self, percent: int) -> None:
-        """Truncate at a batch boundary, which is looked up first. Decisions of earlier cleaner passes stay valid."""
+        """Truncate at a batch boundary, which is looked up first.
+
+        Decisions of earlier cleaner passes stay valid.
+        """
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
         cut = truncation.find(self.disk, self.log._view.segments, offset)
@@ -361,7 +367,7 @@ class World:
         self._clean(tombstones_below=0)
 
     def sweep(self, wait_ms: int) -> None:
-        """After `wait_ms`, run a pass that may remove tombstones, markers and aborted data; write its checkpoint."""
+        """After `wait_ms`, run a pass that may remove tombstones and markers; write its checkpoint."""
         self.story.clock += wait_ms
         self._clean(tombstones_below=None)
 

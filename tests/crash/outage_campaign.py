@@ -1,4 +1,4 @@
-"""A real daemon without its bucket for an hour, or for a given number of minutes, under constant appends.
+"""A real daemon without its bucket for an hour, or for the given minutes, under constant appends.
 
     python tests/crash/outage_campaign.py [--minutes 60] [--way REFUSED] [--before 3] [--after 3] [--home DIR]
 
@@ -8,8 +8,7 @@
    lag.
 3. The gate opens. Without help the daemon must copy every closed segment and become healthy.
 4. At the end every acknowledged record must be readable in both tiers together and in the bucket alone. No orphan and
-   no
-   pending delete may be left. Memory, threads and open files must have fallen to their earlier level.
+   no pending delete may be left. Memory, threads and open files must have fallen to their earlier level.
 
 Otherwise the exit code is 1, and the failed expectations are printed.
 """
@@ -243,7 +242,7 @@ def judge(watch: Watch, appends: Appends, minutes: float) -> list[str]:
 
 
 def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
-    """Failed expectations about the final state, after another process rolled and copied everything once more."""
+    """Failed expectations about the final state, after another process copied everything."""
     now_ms = time.time_ns() // 1_000_000
     wrong: list[str] = []
     with node.manager() as manager:

@@ -1,4 +1,4 @@
-"""A gate on loopback in front of a server: it passes connections on, or simulates an outage in one of three ways."""
+"""A gate on loopback in front of a server: it passes connections on, or simulates an outage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Way(Enum):
 
 
 class Gate:
-    """In front of the server at `port`; a context manager. `met` counts connections while it hangs, requests while
-    busy.
+    """A gate in front of the server at `port`; a context manager.
+
+    `met` counts connections while the server hangs, and requests while it is busy.
     """
 
     def __init__(self, port: int) -> None:

@@ -1,4 +1,4 @@
-"""A fork in a race: a process creates it and retries until it is whole; then managers and readers race for it too.
+"""A fork in a race: a process creates it, then managers and readers race for it too.
 
 A fork has a truth of its own (`race_truth`). Its first records are the records of its source. From the return of a
 successful creation on, no object that the fork names may be deleted, whatever happens to the source.
@@ -28,7 +28,7 @@ FORK = TopicPartition("f", 0)
 
 
 def make_fork(actor: Actor, machines: list[Machine]) -> None:
-    """A process that forks the topic, dies and runs again; it ends when a call returned that the fork is whole."""
+    """A process that forks the topic, dies and runs again, until a call returns that the fork is whole."""
     race = actor.race
     while not race.is_ending:
         actor.frozen_until = race.steps + actor.rng.randrange(race.scene.steps // 5)
@@ -42,7 +42,7 @@ def make_fork(actor: Actor, machines: list[Machine]) -> None:
 
 
 class _SleepyStore(GatedStore):
-    """A store whose process may sleep between the announcement of a fork and the manifest that names its objects."""
+    """A store whose process may sleep between announcing a fork and committing its manifest."""
 
     def put_if_absent(self, key: str, body: Body) -> None:
         if self.race.scene.forker_sleeps and parse_manifest_key(key.rpartition("/0/")[2]) is not None:
@@ -80,7 +80,7 @@ def _full(truth: Truth, key: str) -> str:
 
 
 def _let_in(race: Race, truth: Truth, machines: list[Machine]) -> None:
-    """Start the managers and readers of the fork; the first of `machines` is for the final phase without races."""
+    """Start the managers and readers of the fork; the first machine is for the final phase."""
     topic_id = truth.prefix.split("/")[0].removeprefix("f-")
     settings = {**race.scene.topic, **race.scene.fork_topic}
     topic = Topic(name=FORK.topic, topic_id=topic_id, partition_count=1, properties=settings, was_tiered=True)

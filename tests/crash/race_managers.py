@@ -1,4 +1,4 @@
-"""Machines in a race: a disk with a sequence of managers, which append, copy, compact, expire and delete."""
+"""Machines in a race: a disk with a sequence of managers that append, copy, compact and delete."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def config() -> Config:
 
 @dataclass
 class Machine:
-    """A disk with a sequence of managers, and the records that they acknowledged until the disk was replaced, by
-    offset.
+    """A disk with a sequence of managers, and the records that they acknowledged, by offset.
+
+    A replaced disk starts without acknowledged records.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Machine:
         return self.truth.name
 
     def holds(self) -> dict[int, Record]:
-        """Every record in the segment files, by offset; records of a segment that is being put in place count too."""
+        """Every record in the segment files, by offset, with segments that are being put in place."""
         found: dict[int, Record] = {}
         for path, inode in sorted(self.disk.names.items(), reverse=True):
             if f"/{self.truth.name.directory}/" in path and path.endswith((".log", ".log.swap")):
@@ -156,8 +157,9 @@ def open_manager(machine: Machine, life: Life) -> LogManager:
 
 
 def _replace_disk(machine: Machine, *, is_killed: bool) -> None:
-    """Replace the disk by an operator's decision, which never follows a kill: records that only this disk held are
-    lost.
+    """Replace the disk by an operator's decision, which never follows a kill.
+
+    Records that only this disk held are lost.
     """
     if not is_killed:
         machine.disk, machine.acked, machine.sent, machine.seen = fresh_disk(machine.disk), {}, {}, {}
@@ -258,7 +260,10 @@ def _delete_records(machine: Machine, race: Race, rng: random.Random, manager: L
 
 
 def _pause(machine: Machine, race: Race, manager: LogManager, deed: str) -> None:
-    """Pause or resume uploads. After a pause returned, no segment is copied. A killed process leaves either state."""
+    """Pause or resume uploads. After a pause returned, no segment is copied.
+
+    A killed process leaves either state.
+    """
     machine.is_paused = None
     if deed == "pause":
         manager.pause_uploads(now_ms=race.now_ms)

@@ -1,4 +1,4 @@
-"""Planted bugs: rules broken by hand, each in the actor that depends on it. The races must detect every one of them."""
+"""Planted bugs: rules broken by hand. The races must detect every one of them."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
 
 
 def forker_sleeps_long(scene: SceneOfRace) -> SceneOfRace:
-    """Hours pass between the announcement of a fork and its manifest; the source's entries expire and are deleted."""
+    """Hours pass between the announcement of a fork and its manifest; the source expires entries."""
     return _danger_for_forks(scene, retention_ms=2 * HOUR, jumps=0.08, kept_heads=None, forker_sleeps=200)
 
 

@@ -1,4 +1,4 @@
-"""Readers in a race that know only the bucket: short reads by old manifests, long reads by a pinned manifest."""
+"""Readers that know only the bucket: short reads by old manifests, long reads by a pinned one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _read_view(bucket: RemoteLog, truth: Truth) -> None:
 
 
 def hold(actor: Actor, truth: Truth) -> None:
-    """A long read: pin a manifest, read all objects that it names repeatedly for hours, then release the pin."""
+    """A long read: pin a manifest, read all its objects repeatedly for hours, release the pin."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
         actor.step("before a pin")

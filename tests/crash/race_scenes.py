@@ -1,4 +1,4 @@
-"""Settings of a race, all drawn from the seed: the topic, the size of manifest pages, the odds of kills."""
+"""Settings of a race, all drawn from the seed: topic, manifest pages, odds of kills."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Race:
         self.kills = self.scene.kills
 
     def truth_of(self, key: str) -> Truth:
-        """The truth of the partition that the object belongs to; unknown objects count for the first partition."""
+        """The truth of the partition of an object; unknown objects count for the first partition."""
         return next((each for each in self.forks if key.startswith(each.prefix)), self.truth)
 
     def spawn(self, name: str, body: Callable[[Actor], None], weight: int = 1) -> None:

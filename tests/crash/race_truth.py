@@ -49,7 +49,7 @@ class Pinned:
 
 
 def judging(check: Callable[..., None]) -> Callable[..., None]:
-    """Report an object that the truth cannot find or read as a broken promise: no actor may handle it as an error."""
+    """Report an object that is missing or damaged as a broken promise that no actor may handle."""
 
     @wraps(check)
     def told(*given: Any) -> None:
@@ -237,8 +237,9 @@ class Truth:
         return self.held[row.ulid]
 
     def _check_complete(self, manifest: Manifest) -> None:
-        """Every committed record from the log start is in the manifest; of a compacted log, the newest record of every
-        key.
+        """Every committed record from the log start on is in the manifest.
+
+        Of a compacted log, the manifest has the newest record of every key.
         """
         if manifest.deleted_ms is not None:
             return

@@ -1,4 +1,4 @@
-"""Several managers and readers race for one partition, one step at a time, in the order of a seed; then the checks.
+"""Several managers and readers race for one partition in the order of a seed; then the checks.
 
 Everything is drawn from one seed. Each actor runs its real code in a thread of its own, and stops before and after
 every call to the store, and at some effects of its disk. One baton decides which actor continues. So any actor may
@@ -28,12 +28,10 @@ checked at every effect. The truth is the sequence of its manifests (`race_truth
    and no other record.
 5. A reader with any old manifest gets exactly these records, or an error that they are deleted.
 6. A fork has the records of its source. No object is deleted that the fork names, that is in the fork's grace period,
-   or
-   that the fork's readers have pinned, whatever happens to the source.
+   or that the fork's readers have pinned, whatever happens to the source.
 7. No segment is copied while uploads of a manager are paused.
 8. A disk deletes a record only when the bucket holds it, or retention has passed it, or a newer record of its key
-   exists.
-   Every record that a machine acknowledged is on its disk, or committed, or below the log start offset.
+   exists. Every record that a machine acknowledged is on its disk, or committed, or below the log start offset.
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ class Daemon:
         is_served: bool = True,
         said: Path | None = None,
     ) -> None:
-        """Start it. With `is_served`, wait until it serves its metrics. Its output is written to the file `said`."""
+        """Start it; the output is written to the file `said`.
+
+        With `is_served`, wait until the daemon serves its metrics.
+        """
         self.said = said or node.home.with_name(node.home.name + ".said")
         path = os.pathsep.join(each for each in sys.path if each)
         with self.said.open("wb") as said:

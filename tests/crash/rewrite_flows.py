@@ -1,4 +1,4 @@
-"""Every flow that rewrites a bucket, with a fault at each of its calls and readers before each of its writes.
+"""Every flow that rewrites a bucket, with a fault at each call and readers before each write.
 
 1. A flow runs, and one of its calls meets a fault.
 2. Before every call that writes, a fresh reader reads the whole bucket, and a reader that began before the flow reads a
@@ -53,9 +53,7 @@ FLOWS: dict[str, Flow] = {"merge": merge, "compress": compress, "encrypt": encry
 
 
 def small_segments(mode: str = "raw", count: int = 6, *, paged: bool = False) -> CareWorld:
-    """Small neighbouring segments: missing offsets between two, two leader epochs, some cleaned, some in manifest
-    pages.
-    """
+    """Small neighbouring segments with one gap and two leader epochs, some cleaned or in pages."""
     world = CareWorld.empty()
     world.writer("t", SMALL_PAGES if paged else None)
     base = 0

@@ -1,4 +1,4 @@
-"""Drawn damage: one corruption of one object or entry of an undamaged bucket. The scrub must find every one of them.
+"""Drawn damage: one corruption of one object or entry. The scrub must find every one of them.
 
 Excluded are changes that no check of a bucket can find:
 
@@ -37,7 +37,7 @@ def scrubbed(store: MemoryStore, topic: str, *, deep: bool = True) -> ScrubRepor
 
 
 class Rot:
-    """Draws corruptions of one topic's partition. `of(seed)` applies one to a copy of the store and names it."""
+    """Draws corruptions of one topic's partition. `of(seed)` applies one to a copy and names it."""
 
     def __init__(self, store: MemoryStore, topic: str) -> None:
         self._objects = dict(store._objects)

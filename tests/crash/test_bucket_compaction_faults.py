@@ -1,5 +1,6 @@
-"""A compaction of the bucket and a live manager: a fault at every store call, and each between any two calls of the
-other.
+"""A compaction of the bucket and a live manager: a fault at every store call of either.
+
+Each also runs between any two calls of the other.
 
 The manager appends, cleans, copies, replaces entries and vouches for them, expires and deletes, as in
 `test_recompaction_faults`. The job compacts the bucket. Afterwards, and after a restart, both tiers together and the

@@ -1,4 +1,4 @@
-"""Deleting objects of ingested partitions: stopped at every call, with other processes between any two calls."""
+"""Deleting objects of ingested partitions: stopped and interleaved at every call."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def retained(store: ObjectStore) -> int:
 
 
 def waiting(*, pinned: bool = False, **more: object) -> MemoryStore:
-    """The same with objects past their grace period; optionally a reader's pin from before they were unlinked."""
+    """The same with objects past their grace period; optionally with an older pin of a reader."""
     store = ingested(**more)  # type: ignore[arg-type]
     if pinned:
         log = MetadataLog(store, NAME.prefix)
@@ -348,7 +348,10 @@ EVENTS = {
 
 @pytest.mark.parametrize("event", list(EVENTS))
 def test_another_process_between_two_calls_of_a_deletion_is_not_disturbed(event: str) -> None:
-    """A process that starts to write is never fenced: its commit after the deletion succeeds. One of the two stops."""
+    """A process that starts to write is never fenced: its commit after the deletion succeeds.
+
+    Either the process or the deletion stops.
+    """
     _let_everyone_in(waiting(), event)
 
 

@@ -1,4 +1,4 @@
-"""The faults of the commit protocol with manifests of hardly any entry: commits write and open manifest pages."""
+"""The commit protocol with manifests of hardly any entry: commits write and open pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit protocol with every fault at every store call, and with another writer between any two calls.
+"""The commit protocol with every fault, and with another writer, at every store call.
 
 After each fault:
 
@@ -224,7 +224,7 @@ def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3])
 def test_a_lost_answer_with_a_takeover_before_the_retry_commits_at_most_once(fault):
-    """The first writer's commit took effect, its answer is lost, and the second takes over before the first reads."""
+    """The first commit took effect, its answer is lost, and a takeover precedes the next read."""
     for taking_over in range(1, 5):
         inner = MemoryStore()
         first, second = Writer(inner, "first"), Writer(inner, "second")

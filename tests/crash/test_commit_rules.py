@@ -1,4 +1,4 @@
-"""The rules of the commit protocol one by one: states, refusals, damage, and the store calls of a read."""
+"""The rules of the commit protocol one by one: states, refusals, damage, cost of a read."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_committed_entry_is_a_remote_segment_with_its_commit_time():
 
 
 def test_without_create_if_absent_two_writers_win_the_same_sequence():
-    """Proves that the tests above can fail: a store that overwrites acknowledges the commits of both writers."""
+    """Proves that these tests can fail: a store that overwrites acknowledges both commits."""
 
     class Careless(MemoryStore):
         def put_if_absent(self, key, body):

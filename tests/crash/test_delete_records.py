@@ -1,4 +1,4 @@
-"""DeleteRecords stopped at every call: all or nothing of it survives, and no record above the offset is lost."""
+"""DeleteRecords stopped at every call: all or nothing, and no record above the offset is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every disk call of the local log fails once, before or after its effect; then the process continues or restarts."""
+"""Every disk call of the local log fails once; then the process continues or restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETENTION, COMPACTION = (next(case for case in CASES if case.name == name) for n
 
 
 def _steps(world: World, *, compact: bool) -> None:
-    """Run steps that may each fail; only acknowledged records count, and the next step runs after a failure too."""
+    """Run steps that may each fail; only acknowledged records count."""
     for turn in range(4):
         for flushed in (FLUSHED, MEMORY, FLUSHED):
             with suppress(DiskFailed):

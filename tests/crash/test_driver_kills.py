@@ -1,4 +1,4 @@
-"""Processes of jobs that are killed between two effects: the bucket stays undamaged, and a second run finishes.
+"""Processes of jobs killed between two effects: no damage, and a second run finishes.
 
 A sample of the points. ``python tests/crash/driver_kills.py`` runs all of them.
 """

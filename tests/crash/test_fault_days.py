@@ -1,4 +1,4 @@
-"""Days with a fault for an hour: the manager continues the other work, reports the problem, recovers and loses nothing.
+"""Days with a fault for an hour: the manager continues, reports the problem and recovers.
 
 A day runs on a virtual clock: rounds without waiting, and appends all day. The fault lasts from nine to ten.
 `Day.check_well` and `Day.check_nothing_lost` are the checks afterwards: no problem is left, and every acknowledged
@@ -74,7 +74,9 @@ class Disk(ModelDisk):
 
 
 class Bucket:
-    """A store that refuses every verb in one way, as a client reports it: with facts that differ from call to call.
+    """A store that refuses every verb in one way, as a client reports it.
+
+    The facts of the error differ from call to call.
 
     Refusals wait for `answers`.
     """
@@ -168,7 +170,7 @@ class Day:
         return True
 
     def round(self) -> list[tuple[Trouble, ...]]:
-        """Run rounds until no work is left, and one more, as a step has many: it reports the problems of tasks."""
+        """Run rounds until no work is left, and one more, which reports the problems of tasks."""
         told = []
         is_busy = True
         while is_busy:

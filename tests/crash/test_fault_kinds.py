@@ -1,4 +1,4 @@
-"""The twenty kinds of fault at the calls of every flow: a share in the suite, all of them in `fault_campaign.py`."""
+"""The twenty kinds of fault at the calls of every flow; `fault_campaign.py` runs all cases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A co-writer and a live writer: a fault at every call of either, each between any two calls of the other, and
-takeovers.
+"""A co-writer and a live writer: faults at every call of either, interleaving, takeovers.
 
 The writer copies, expires and deletes as a manager does. The co-writer replaces an entry by another copy of its
 segment. `protocol_world.check` holds the invariants: one chain of manifests, every acknowledged entry, every named
@@ -48,7 +47,7 @@ def again(store: ObjectStore, co_writer: CoWriterLog, base: int, epoch: int | No
 
 
 def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Manifest:
-    """A whole job: join, find the entry, upload its successor, commit. A second run finds that the job is done."""
+    """A whole job: join, find the entry, upload its successor, commit. A second run does nothing."""
     co_writer = CoWriterLog(store, PREFIX)
     manifest = co_writer.join()
     if find_job(manifest, job) is not None:

@@ -1,4 +1,4 @@
-"""Garbage collection of old manifests: a writer or reader that slept through it finds the newest manifest and no other.
+"""Garbage collection of manifests: sleeping writers and readers find only the newest one.
 
 Every call of a collection fails in every way, and stale writers and readers run between any two calls.
 """

@@ -1,4 +1,4 @@
-"""The attacks of the hostile campaign work: a lying gate changes replies, and a lost record gives a complaint."""
+"""The attacks of the hostile campaign work: replies change, and lost records are complaints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingest with faults at every store call and other jobs between any two: each record once, after a second run."""
+"""An ingest with faults and other jobs at every store call: each record once in the end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_ingest_with_another_job_between_two_calls_fails_or_has_every_record_
 
 
 def test_an_abort_that_deletes_at_once_loses_objects_of_a_late_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule broken by hand: the commit's answer is lost, and its effect comes after the abort has deleted."""
+    """The rule broken by hand: the commit's effect comes after the abort has deleted."""
 
     def deletes(store: ObjectStore, made: ingest.IngestPlan, parts: list[ingest.Ingested], *, now_ms: int) -> None:
         del now_ms
@@ -129,7 +129,10 @@ def test_an_abort_that_deletes_at_once_loses_objects_of_a_late_commit(monkeypatc
 
 
 def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None:
-    """Data of a transaction is copied, its marker is not: a `read_committed` reader would read no record behind it."""
+    """Data of a transaction is copied, its marker is not.
+
+    A `read_committed` reader would read no record behind it.
+    """
     disk, store, name = ModelDisk(), MemoryStore(), TopicPartition("t", 0)
     log = Log.open(disk, "./t-0", name, LogSettings(), now_ms=0)
     batch = encode_batch(

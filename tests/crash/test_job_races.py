@@ -1,4 +1,4 @@
-"""An effect of a job fails at the moment of another commit: every job, every fault, both sides of the call.
+"""An effect of a job fails at the moment of another commit, before or after the call.
 
 `test_bucket_compaction_faults` and `test_ingest_faults` test faults and races separately. Here the commit that is lost,
 delayed, answered wrongly or killed meets another one. A call that hangs looks to its caller like a late one (`LATE`).
@@ -64,7 +64,7 @@ def effects(job: Job) -> list[int]:
 
 
 def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
-    """One case: call `at` of the job meets the fault, and the manager runs a round right before or after the call."""
+    """One case: call `at` of the job fails, and the manager runs a round right before or after it."""
     scene, rounds = Scene(**SETTINGS[1]), []
 
     def meanwhile(number: int) -> None:

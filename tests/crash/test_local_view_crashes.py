@@ -1,4 +1,4 @@
-"""A view in the log directory with a power cut or error at every disk call: the old or the new view is there, complete.
+"""A local view with a fault at every disk call: the old or the new view is there, complete.
 
 `tiered.read.local_views` lists the steps and the state after a crash at each of them.
 """
@@ -38,7 +38,7 @@ NEW: Found = [
 
 
 def prepared() -> World:
-    """A view of the first half, and a second half of the log that it lacks: new values, a deletion, a new key."""
+    """A view of the first half; the second half of the log has new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
@@ -79,7 +79,10 @@ def effects_of(act: Callable[[LogManager], None]) -> list[str]:
 
 
 def cut(world: World, act: Callable[[LogManager], None], at: int, *, before: bool, fails: bool = False) -> None:
-    """Run `act` in a fresh process; its effect `at` is the last one or fails, and the process ends as in a crash."""
+    """Run `act` in a fresh process; its effect `at` is the last one or fails.
+
+    The process ends as in a crash.
+    """
     manager = world.open()
     world.disk.cut_before = before
     if fails:
@@ -121,9 +124,7 @@ SWITCHED = max(at for at, what in enumerate(effects_of(build)) if "view-catalog"
 
 
 def test_a_view_build_renames_parts_then_the_catalog_then_deletes_old_parts() -> None:
-    """A part is written to a temporary name and renamed, the catalog is replaced, the old part is deleted, in this
-    order.
-    """
+    """A part is written and renamed, the catalog is replaced, the old part is deleted."""
     parts = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view/~aside")]
     catalogs = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")]
     deleted = [at for at, what in enumerate(EFFECTS) if what.startswith("unlink ./data/t-0/view/compacted")]
@@ -161,7 +162,7 @@ def test_a_disk_error_during_a_view_build_leaves_the_old_or_the_new_view(before:
 
 
 def test_a_view_catalog_that_may_not_be_durable_permits_no_deletion() -> None:
-    """A process dies between the rename and the directory sync; the next process deletes; then the power fails."""
+    """A process dies between rename and directory sync; the next one deletes; the power fails."""
     renamed = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")][1] + 1
 
     def start_and_round(world: World) -> None:
@@ -238,7 +239,7 @@ def enabled() -> World:
 
 
 def check_carried(world: World, where: str) -> Found:
-    """An open finds one of the two views; at the end the view is in the bucket alone, without files on the disk."""
+    """An open finds one of the two views; at the end the view is in the bucket alone."""
     with world.open() as manager:
         found = read(manager)
         assert found in (OLD, NEW), where

@@ -1,4 +1,6 @@
-"""The local log with a power cut at every effect of fixed and drawn programs; then recover, append, reopen, compare.
+"""The local log with a power cut at every effect of fixed and drawn programs.
+
+After each cut: recover, append, reopen, compare.
 
 Each test is a share of the states, so that they spread over cores. The long run is ``tests/crash/campaign.py``.
 """

@@ -1,4 +1,4 @@
-"""A whole manager's life with a fault at every store call and every disk call; then a restart and a comparison.
+"""A whole manager's life with a fault at every store call and disk call; then a restart.
 
 The story: two topics (one compacted) are written, copied, dropped from the disk, expired, and deleted after the grace
 period. A fault hits one call. `check` then checks I1 to I5 and I7 to I9 as far as they are visible.

@@ -1,4 +1,4 @@
-"""A log moves to another disk with a stop or failure at every call; an open finishes or undoes every state found."""
+"""A log moves to another disk with a fault at every call; an open finishes or undoes the move."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_read_only_log_that_has_moved_raises_not_found_and_is_not_shown_empty(
 
 
 class Pausing(ModelDisk):
-    """Refuses one effect of the first disk for lack of space, once; the mover works before the error is raised."""
+    """Refuses one effect of the first disk for lack of space, after the mover has worked."""
 
     refuses = ""
     in_between: Callable[[], object] = staticmethod(lambda: None)
@@ -276,7 +276,9 @@ class Pausing(ModelDisk):
 def moved_while_it_is_refused(
     disk: Pausing, dirs: LogDirectories, refused: str, act: Callable[[], object], then: Callable[[], object]
 ) -> None:
-    """Let the mover copy while `act` is refused and not yet undone; then run `then`, and let the move finish.
+    """Let the mover copy while `act` is refused and not yet undone; then run `then`.
+
+    Afterwards the move finishes.
 
     `act` is refused at the effect `refused`.
     """
@@ -453,7 +455,7 @@ def test_invalid_moves_are_refused() -> None:
 
 
 def test_the_only_copy_is_never_deleted_and_the_partition_not_created_again() -> None:
-    """A ``-delete`` directory without the log that replaced it: the state after an operator removed the target."""
+    """A ``-delete`` directory without the log that replaced it, as after a removed target."""
     disk = ModelDisk()
     begun(disk).close()
     doomed = f"{A}/{deleted_directory(NAME, 'f' * 32)}"

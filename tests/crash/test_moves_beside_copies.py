@@ -1,4 +1,4 @@
-"""A partition moves to another log directory during the copy of its segments: nothing is lost or copied twice.
+"""A partition moves during the copy of its segments: nothing is lost or copied twice.
 
 1. The copy is stopped before and after every call that it sends and at every part that it reads, in turn.
 2. The partition moves, once or there and back, and its old files are deleted.
@@ -133,7 +133,7 @@ class World:
         return to
 
     def check(self, root: str) -> None:
-        """Every segment is in the bucket once and dropped from the log's new directory, and no file is left over."""
+        """Every segment is in the bucket once, dropped from the disk, and no file is left over."""
         manager = self.manager
         assert manager.problems == {}
         manifest = manager.partition(NAME).manifest()

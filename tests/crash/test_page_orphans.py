@@ -1,4 +1,4 @@
-"""A manifest page without a manifest is an orphan only in a later epoch, and is then listed and deleted.
+"""A manifest page without a manifest is an orphan only in a later epoch, and is then deleted.
 
 Every call of a writer that writes pages fails in every way, or is its last. At every call a process deletes orphans
 without a grace period, by a list of that moment and by an earlier list.

@@ -1,4 +1,4 @@
-"""A holder that stalls between reading its pin and renewing it never relies on a pin that protects nothing."""
+"""A holder that stalls during a renewal never relies on a pin that protects nothing."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Cut(Stalling):
     ],
 )
 def test_a_renewal_that_was_written_and_not_verified_is_not_relied_on(deed, woke_ms, again_ms, counts, fork, asked_ms):
-    """The first holder gets no answer to its PUT, or dies. Another holder, or the same one, continues later."""
+    """The first holder gets no answer to its PUT, or dies; a later holder continues."""
     store = MemoryStore()
     writer = Writer(store)
     writer.open()

@@ -180,7 +180,7 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:
-    """Each rule alone prevents a crash from showing records of an aborted transaction (`local.index.txn_scan`)."""
+    """Each rule alone hides records of an aborted transaction after a crash (`local.index.txn_scan`)."""
     real = ModelFile.sync
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
     patch.setattr(recovery, "check_txn_index", lambda disk, directory, base: None)

@@ -1,4 +1,4 @@
-"""Two and three managers race for one partition: hundreds of seeds here, thousands in `race_campaign.py`."""
+"""Managers race for one partition: hundreds of seeds here, thousands in `race_campaign.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replacement of segments in the bucket with a fault at every store call and disk effect; then a restart and reads.
+"""The replacement of segments in the bucket with a fault at every store call and disk effect.
 
 The story writes a few keys, copies them, and writes them again so that the copied segments shrink. It continues for a
 day: entries are replaced and vouched for, old objects are deleted, tombstones get a delete horizon and are removed. A

@@ -1,4 +1,4 @@
-"""Damage that a scrub finds is repaired or reported as hopeless; a repair never adds or changes records."""
+"""Damage found by a scrub is repaired or hopeless; a repair never adds or changes records."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_repair_stopped_at_any_call_is_finished_by_a_second_run(what: str) -> 
 
 
 def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
-    """Batches with valid CRCs, at the same offsets and of the same size; only the checksum in the entry differs."""
+    """Batches with valid CRCs, at the same offsets; only the checksum in the entry differs."""
     from care_world import CareWorld, batches
 
     world = CareWorld.empty()

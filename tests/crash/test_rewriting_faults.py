@@ -1,4 +1,4 @@
-"""Rewriting a bucket: interrupted before and after each effect and started again, with concurrent readers."""
+"""Rewriting a bucket: interrupted at each effect and started again, with concurrent readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer that stalls between its last check and its deletes, and a bucket that is restored to an earlier state."""
+"""A writer that stalls before its deletes, and a bucket restored to an earlier state."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def head_of(manager: LogManager) -> Manifest:
 
 
 def test_a_writer_that_stalls_before_its_deletes_deletes_no_object_still_in_use() -> None:
-    """The writer saw no pin and was not fenced. During the stall another takes over, and a reader pins the new
-    manifest.
-    """
+    """The writer saw no pin; during its stall another takes over, and a reader pins."""
     world, pinned = World(), []
     late = NOW + HOUR
     with world.open() as manager:
@@ -92,7 +90,7 @@ class Timeline:
         settle(self.manager)
 
     def restore(self, *, all_of_it: bool) -> None:
-        """Restore the bucket of the backup, or only its manifests, as after a listing that lost the newer ones."""
+        """Restore the whole bucket or only its manifests, as after a listing that lost newer ones."""
         objects = self.world.store._objects
         gone = [key for key in objects if key not in self.backup and (all_of_it or MANIFESTS in key)]
         for key in gone:

@@ -1,4 +1,4 @@
-"""Creating many topics at once with a crash after every effect: all or none exist, and no acknowledged one is lost."""
+"""Creating many topics at once with a crash after every effect: all or none exist."""
 
 from __future__ import annotations
 

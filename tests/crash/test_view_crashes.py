@@ -1,4 +1,4 @@
-"""A view build with a fault at every store call and disk call: readers find the old or the new view, complete."""
+"""A view build with a fault at every store and disk call: the old or the new view, complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = 120
 
 
 def prepared() -> World:
-    """A view of the first half, and a second half of the log that it lacks: new values, a deletion, a new key."""
+    """A view of the first half; the second half of the log has new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -406,7 +406,7 @@ def test_missing_offsets_between_entries_are_a_warning_unless_cleaning_removed_t
 
 
 def test_an_entry_that_expires_during_the_check_is_not_damage(store: MemoryStore) -> None:
-    """The writer commits and deletes between the check's read of the manifests and its read of the entries."""
+    """The writer commits and deletes between the check's reads of manifests and of entries."""
     prefix, manifest = _newest(store)
     gone = manifest.segments[0]
 

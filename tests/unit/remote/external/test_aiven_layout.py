@@ -1,4 +1,4 @@
-"""Buckets of Aiven's plugin are read record for record; forged ones raise an error with the object's name."""
+"""Buckets of Aiven's plugin are read record for record; forged ones raise a named error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice among copies of the same offsets: Kafka's own cases, and a comparison with a simulated log."""
+"""The choice among copies of the same offsets: Kafka's own cases, and a simulated log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_of_two_equal_copies_the_newer_is_read() -> None:
 
 @st.composite
 def _histories(draw):
-    """A log with several leaders, some of them elected uncleanly: (the final log as (offset, epoch), the copies made).
+    """A log with several leaders, some elected uncleanly: the final log, and the copies made.
+
+    The log is a list of (offset, epoch).
 
     Each leader continues from its own log, and copies some ranges of it.
     """

@@ -142,9 +142,7 @@ def test_a_reader_without_memory_for_its_chunk_leaves_no_other_reader_waiting(mo
 
 
 def test_readers_of_a_store_that_hangs_do_not_wait_one_after_another(monkeypatch):
-    """Earlier, each reader waited for the one before it until its deadline: the eighth reader waited eight times as
-    long.
-    """
+    """Earlier, each reader waited for the one before it: the eighth waited eight deadlines."""
     readers = 8
     waiting, all_wait = [], threading.Event()
 

@@ -1,4 +1,4 @@
-"""Chunks of remote objects on a disk: there after a restart, within bounds, never wrong, never blocking a read."""
+"""Chunks of remote objects on a disk: they survive a restart and are never wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cold reads by offset: sequential requests, the gain of a predicted range, and the pause after wrong predictions."""
+"""Cold reads by offset: sequential requests, predicted ranges, and pauses after wrong ones."""
 
 from __future__ import annotations
 

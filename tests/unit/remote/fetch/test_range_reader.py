@@ -1,4 +1,4 @@
-"""Reading copied segments: the uploaded bytes or an error that names the place; and the requests of a read."""
+"""Reading copied segments: the uploaded bytes or an error with its place; cost of a read."""
 
 from __future__ import annotations
 

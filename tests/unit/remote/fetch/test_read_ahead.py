@@ -1,4 +1,4 @@
-"""Sequential reads: their bytes, the requests to the store and their times, and the effect of a fault ahead."""
+"""Sequential reads: their bytes, the requests to the store, and the effect of a fault ahead."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_stream_without_the_next_segments_entry_reads_all_without_read_ahead(
 
 
 def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, rows: list[SegmentEntry]) -> None:
-    """The stream passes once through more bytes than the cache holds; chunks from before the stream stay cached."""
+    """The stream passes once through more bytes than the cache holds; older chunks stay cached."""
     cache = ChunkCache(30 * CHUNK)
     remote, other = (RemotePartition(store, PREFIX, cache) for _ in range(2))
     other.read(rows[2], 0, 4 * CHUNK)

@@ -1,4 +1,4 @@
-"""The removal of a partition waits for readers' pins: it finds them in time, and does not list them in each step."""
+"""The removal of a partition waits for readers' pins, without a listing in each step."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Asking:
         self.watch = PinWatch(self.store, PREFIX)
 
     def free(self, *sequences, now_ms, at=10, left_ms=NOW - DAY):
-        """The free ones of the objects unlinked by these manifests, and the requests (gets, lists) of the answer."""
+        """The free ones among objects unlinked by these manifests, and the requests (gets, lists)."""
         before = self.store.counts()
         due = {str(each): Unlinking(sequence=each, at_ms=left_ms) for each in sequences}
         found = self.watch.free(due, sequence=at, now_ms=now_ms)
@@ -139,7 +139,7 @@ STEPS = st.lists(
 @settings(max_examples=examples(400), deadline=None)
 @given(STEPS)
 def test_the_watch_frees_at_most_what_a_fresh_listing_frees_and_the_same_in_time(steps):
-    """Compared with reading all pins every time. Pins are on the newest manifest, as the protocol requires."""
+    """Compared with reading all pins every time. Pins are on the newest manifest."""
     store, now, sequence, pins, left, count = MemoryStore(), NOW, 1, [], {}, 0
     watch = PinWatch(store, PREFIX)
 

@@ -1,4 +1,4 @@
-"""A read by a pin returns the pinned manifest or raises NotFound, even if its name holds another manifest."""
+"""A read by a pin returns the pinned manifest or raises NotFound."""
 
 from __future__ import annotations
 

@@ -197,8 +197,9 @@ def test_a_change_that_drops_an_entry_without_unlinking_its_objects_is_found():
 
 
 def test_an_entry_cleaned_beyond_the_end_of_the_bucket_is_refused():
-    """Cleaning removed its records for newer ones without an entry. A lost disk loses them, and gives their offsets
-    again.
+    """Cleaning removed its records for newer ones that have no entry.
+
+    A lost disk loses the newer records, and gives their offsets again.
     """
     encode_manifest(manifest(row(cleaned_through=10)))
     with pytest.raises(InvalidRequest, match="for the sake of records that no row holds, cleaned_through=11"):

@@ -1,4 +1,4 @@
-"""A read that starts at the manifest of the last read: one small request, and no newer manifest is missed."""
+"""A read that starts at the last known manifest: one request, and no newer one is missed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ def test_a_bucket_restored_to_an_earlier_state_is_seen() -> None:
 
 
 def test_another_history_that_does_not_follow_is_read_from_its_own_start() -> None:
-    """The next number holds a manifest that does not follow. Manifests deleted in one history exist in the other."""
+    """The next number holds a manifest that does not follow.
+
+    Manifests deleted in one history exist in the other.
+    """
     store, other = MemoryStore(), MemoryStore()
     log = writer(store, 20)
     collect_manifests(store, PREFIX, log, 18, now_ms=1)

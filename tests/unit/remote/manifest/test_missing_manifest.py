@@ -1,4 +1,4 @@
-"""A partition with objects and without a listed manifest is an error for every reader, never an empty partition."""
+"""Objects without a listed manifest are an error for every reader, never an empty partition."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_listing_that_hides_manifests_raises_unavailable_for_every_reader(buck
 
 
 class Opening(MemoryStore):
-    """A store in which a writer creates the first manifest and an upload after the reader's first `calls` calls."""
+    """A store with a writer that creates the first manifest after the reader's `calls` calls."""
 
     def __init__(self, prefix, calls):
         super().__init__("memory://b")

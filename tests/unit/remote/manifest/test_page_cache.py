@@ -1,4 +1,4 @@
-"""Manifest pages in memory: one bound for all partitions, one GET for all readers of a page; leader epochs of pages."""
+"""Manifest pages in memory: one bound for all partitions, one GET for all readers of a page."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), ma
 @settings(max_examples=examples(150), deadline=None)
 @given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
 def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_start, epochs_max):
-    """Entries with gaps between some, and epochs that rise within and between them; most entries are in pages."""
+    """Entries with some gaps, and rising epochs within and between them; most are in pages."""
     rows, reached, epoch = [], 0, 0
     for size, rises, has_gap in shape:
         base = reached + (3 if has_gap else 0)

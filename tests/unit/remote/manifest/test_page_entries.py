@@ -21,7 +21,7 @@ from remote.segment_entry import IndexRange, SegmentEntry
 
 
 def made_up(count: int, seed: int = 1) -> tuple[SegmentEntry, ...]:
-    """Ascending entries, with missing offsets between some, and timestamps that fall or are missing in places."""
+    """Ascending entries, with some gaps, and timestamps that fall or are missing in places."""
     draw, base, rows = random.Random(seed), 0, []
     for at in range(count):
         base += draw.choice((0, 0, 5))

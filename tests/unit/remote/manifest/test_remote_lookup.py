@@ -1,4 +1,4 @@
-"""Names of remote objects and their inverses; lookups in a manifest by offset and by time; partitions of a store."""
+"""Names of remote objects and their inverses; lookups in a manifest; partitions of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attacker who can write to the bucket without a key: forgeries are refused, and no object reveals plaintext.
+"""An attacker with write access and without a key: forgeries are refused, plaintext is hidden.
 
 The tests forge as such an attacker does: with bytes of the bucket, and with all CRCs made to fit.
 """

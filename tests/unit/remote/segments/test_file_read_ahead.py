@@ -1,4 +1,4 @@
-"""Reading ahead of an upload: the same bytes as through the storage, even if the file changes during the upload."""
+"""Reading ahead of an upload: the same bytes as through the storage, for a changing file too."""
 
 from __future__ import annotations
 

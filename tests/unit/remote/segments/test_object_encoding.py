@@ -1,6 +1,4 @@
-"""Compressed and encrypted segments: they decode to the original bytes, other tools open them, damage is never
-returned.
-"""
+"""Compressed and encrypted segments: round trips, other tools, and damage that is refused."""
 
 from __future__ import annotations
 
@@ -260,7 +258,7 @@ def test_any_flipped_bit_of_an_encoded_segment_raises_corrupt(store, name):
 @pytest.mark.parametrize("name", ["encrypted", "zstd, encrypted"])
 @pytest.mark.parametrize("damage", ["flip", "swap", "cut", "another object's"])
 def test_forged_encrypted_chunks_are_refused_even_with_fitting_checksums(store, name, damage):
-    """An attacker can write to the bucket but has no key. The chunk table contains any values of the attacker."""
+    """An attacker can write to the bucket but has no key, and forges the chunk table."""
     row, other = (copied(store, MODES[name], BODY) for _ in range(2))
     partition = reader(store)
     table, stored = partition.indexes(row).chunks, store.get(PREFIX + row.data_key)
@@ -482,7 +480,7 @@ def test_different_bytes_are_never_sealed_under_the_same_name(mode):
 
 
 def same_crc_difference():
-    """Five bytes that change no CRC-32C when they are xored into a message at any place: they are its polynomial."""
+    """Five bytes that change no CRC-32C when they are xored into a message: its polynomial."""
     bits = [0x11EDC6F41 >> (32 - at) & 1 for at in range(33)] + [0] * 7
     return bytes(sum(bits[8 * byte + bit] << bit for bit in range(8)) for byte in range(5))
 
@@ -520,7 +518,7 @@ def test_a_store_that_accepts_half_of_an_upload_raises_unavailable(store):
 
 
 def test_a_segment_encrypted_again_is_recognized_as_the_same_segment(store):
-    """A commit with a lost answer is repeated with a second upload: another key, other bytes, the same segment."""
+    """A commit with a lost answer is repeated: another key, other bytes, the same segment."""
     one, other = copied(store, MODES["encrypted"], BODY), copied(store, MODES["zstd"], BODY)
     twice = add_segments([other])(add_segments([one])(manifest()))
     assert [row.ulid for row in twice.segments] == [one.ulid]

@@ -1,4 +1,4 @@
-"""A failed upload frees its memory at once: the garbage collector counts objects, and a part has megabytes."""
+"""A failed upload frees its memory at once, without the garbage collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that hangs: every verb ends by its deadline, threads are bounded, and abandoned calls do no harm."""
+"""A store that hangs: every verb ends by its deadline, and threads are bounded."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_slow_source_of_parts_does_not_count_as_a_hanging_store():
 
 
 def test_waiting_for_other_uploads_does_not_count_as_a_hanging_store(monkeypatch):
-    """Earlier, a third large upload that waited for two slow ones was abandoned after the store's deadline."""
+    """Earlier, a large upload that waited for two slow ones was abandoned after the deadline."""
     going_on, began, asked = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
     most, pulses = [], []
 

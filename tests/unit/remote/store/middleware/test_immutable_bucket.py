@@ -1,4 +1,4 @@
-"""A bucket without overwrites and deletions: all operations work and never request either; a tier may be paused."""
+"""A bucket without overwrites and deletions: all operations work and never request either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Byte rates of a store: writes wait before they are sent, reads wait after they arrive; shared by all threads."""
+"""Byte rates of a store, shared by all threads: writes wait before, reads after the transfer."""
 
 from __future__ import annotations
 
