@@ -1,4 +1,4 @@
-"""A job on a cluster of two executors, each a JVM of its own: counts and sums of offsets, by topic, as JSON.
+"""A job on a cluster of two executors, each with its own JVM: counts and sums of offsets by topic, as JSON.
 
 python cluster_job.py <url> <file of keys>
 """
@@ -31,7 +31,8 @@ def main(url, key_ring):
         schema = "topic string, records long, offsets long"
         arrow = read_arrow(spark, url, columns=["topic", "offset"], function=sums, schema=schema, **options)
         found = {"source": totals(source), "arrow": totals(arrow)}
-        found["executors"] = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one
+        # the driver counts as one
+        found["executors"] = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
         print(json.dumps(found))
     finally:
         spark.stop()

@@ -1,4 +1,4 @@
-"""Ingest, then compaction, on a cluster of two executors, each a JVM of its own; what came of them, as JSON.
+"""Ingest and then compaction on a cluster of two executors, each with its own JVM. Prints the results as JSON.
 
 python cluster_write_job.py <url>
 """
@@ -23,7 +23,8 @@ def main(url):
         outcomes = compact(spark, url, ["t"], group_bytes=10_000, job_id="nightly")
         found = {"before": sum(each.records_before for each in outcomes)}
         found["after"] = sum(each.records_after for each in outcomes)
-        found["executors"] = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one
+        # the driver counts as one
+        found["executors"] = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
         print(json.dumps(found))
     finally:
         spark.stop()

@@ -52,7 +52,7 @@ def s3_bucket(request, s3_endpoint):
 
 
 def look_at(store, request):
-    """What a test's jobs left is decoded whole, unless the test says that it damages its bucket."""
+    """Decode every object that the jobs of a test left, unless the test is marked to damage its bucket."""
     try:
         if request.node.get_closest_marker("damages_bucket") is None:
             assert_sound(store)
@@ -67,7 +67,7 @@ def bucket(request):
 
 @pytest.fixture
 def load(spark):
-    """``load(bucket, subscribe="a", startingOffsets=...)``, a DataFrame; `columns` is a schema given by hand."""
+    """``load(bucket, subscribe="a", startingOffsets=...)`` returns a DataFrame. `columns` is an explicit schema."""
 
     def load(bucket, *, columns=None, **options):
         reader = spark.read.format("tiered").options(**options)

@@ -1,9 +1,10 @@
-"""A pipeline whose tasks die at their first attempts in the middle of things, and whose driver is killed.
+"""A pipeline whose tasks die during their first attempts, and whose driver is killed.
 
-python dying_pipeline_job.py URL STATE N MASTER NODE...
+    python dying_pipeline_job.py URL STATE N MASTER NODE...
 
-A node's first attempt ends with its process after its second upload, a partition's first attempt after an effect on the
-bucket; the driver is killed (SIGKILL) when it is about to note its unit N (from 0). Run by tests.
+1. The first attempt of a node ends with its process after its second upload.
+2. The first attempt of a partition ends after an effect on the bucket.
+3. The driver is killed (SIGKILL) before it records its unit N (from 0). Run by tests.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def dying_work(fleet, directory, *, now_ms):
 
 @dataclass(frozen=True)
 class Deaths:
-    """A task's first attempt ends after its first head is created: between a partition's two effects."""
+    """End the first attempt of a task after it created its first manifest, between two effects of a partition."""
 
     def __call__(self, number, verb, is_after):
         from pyspark import TaskContext

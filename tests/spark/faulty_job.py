@@ -1,11 +1,11 @@
-"""A driver of its own whose tasks die at their first attempts, and which is killed itself between two effects.
+"""A separate driver whose tasks die at their first attempts, and which is killed between two effects.
 
     python faulty_job.py URL N
     python faulty_job.py URL ingest
 
-Every task's first attempt ends after its first upload, by an error or with the worker process gone; the driver is
-killed (SIGKILL) before its effect N (from 0) on the bucket. An ingest's first attempts end when all of their rows are
-written and some of their segments are up. Run by tests; what it leaves behind is for them to judge.
+The first attempt of every task ends after its first upload, by an error or by the death of the worker process. The
+driver is killed (SIGKILL) before its effect N (from 0) on the bucket. The first attempts of an ingest end when all of
+their rows are written and some of their segments are uploaded. Run by tests, which check the remaining state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4096"}
 
 
 class Faulty:
-    """A store whose effects are counted; `strikes` is told before and after each."""
+    """A store with counted effects. It calls `strikes` before and after each effect."""
 
     def __init__(self, inner: Any, strikes: Any) -> None:
         self._inner, self._strikes, self._effects = inner, strikes, 0
@@ -48,7 +48,7 @@ class Faulty:
 
 @dataclass(frozen=True)
 class Strikes:
-    """When somebody dies. `driver` is the number of the driver's effect that does not happen any more."""
+    """Which process dies at which effect. `driver` is the number of the effect before which the driver dies."""
 
     driver: int
 

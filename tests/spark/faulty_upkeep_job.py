@@ -1,8 +1,9 @@
-"""A recoding in a driver of its own, whose tasks die at their first attempts, and which is killed between two effects.
+"""A recode in its own driver, whose tasks die at their first attempts, and which is killed between two effects.
 
-python faulty_upkeep_job.py URL KEYS N MASTER
+    python faulty_upkeep_job.py URL KEYS N MASTER
 
-As `faulty_job.py`: a task's first attempt ends after its first upload, the driver before its effect N. Run by tests.
+Like `faulty_job.py`: the first attempt of a task ends after its first upload, the driver before its effect N. Run by
+tests.
 """
 
 from __future__ import annotations

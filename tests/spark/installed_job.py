@@ -1,7 +1,7 @@
-"""A user's own script and the installed package, submitted by ``spark-submit``; it names no part of a checkout.
+"""A user script with the installed package, for ``spark-submit``. It uses no part of a checkout.
 
-spark-submit installed_job.py URL: reads by the name that PySpark finds by itself, compacts, and prints as JSON how
-many records there were and are, and where driver and workers had the package from.
+``spark-submit installed_job.py URL`` reads by the source name that PySpark discovers, compacts, and prints JSON: the
+record counts before and after, and the origin of the package in driver and workers.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""A write by Spark whose driver is killed, with the process that commits, at one of the driver's effects on the bucket.
+"""A Spark write whose driver is killed, with the committing process, at one of the driver's effects on the bucket.
 
-python killed_ingest_job.py URL N COUNTER
+    python killed_ingest_job.py URL N COUNTER
 
-`COUNTER` is a file that has a byte for each effect: planning and committing are different processes. Run by tests.
+`COUNTER` is a file with a byte for each effect, because planning and committing are different processes. Run by tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiered.spark.source.source import TieredSource
 
 @dataclass(frozen=True)
 class Strikes:
-    """The driver's effect `number`, of all processes that do some, does not happen any more."""
+    """Kill the driver before effect `number`, counted over all processes with effects."""
 
     counter: str
     number: int

@@ -1,10 +1,10 @@
-"""Ingest, read, compact what is many times the memory of an executor, every Python worker held to a limit; as JSON.
+"""Ingest, read and compact many times the memory of an executor, with limited Python workers. Prints JSON.
 
     python memory_job.py URL [ROWS [VALUE_BYTES [KEYS [WORKER_MIB [BUFFER_MIB]]]]]
 
-One executor of one core: a JVM of HEAP_MIB, a Python worker that may not have more than WORKER_MIB of addresses (the
-libraries alone map 340 MiB). Whatever needs memory that grows with the data, or with the keys, ends in an error. Values
-are long and alike, so that gigabytes of them are a few megabytes in the bucket, in one task: it decodes all of them.
+One executor of one core has a JVM of HEAP_MIB and a Python worker with an address space of WORKER_MIB, of which the
+libraries map 340 MiB. A step whose memory grows with the data, or with the keys, ends in an error. Values are long and
+alike, so that gigabytes of them are a few megabytes in the bucket. One task decodes all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 from tiered.spark import compact, read_arrow, spark_session
 
-HEAP_MIB = 455  # the least that Spark starts with is 450
+HEAP_MIB = 455  # Spark needs at least 450
 OPTIONS = {"topic": "t", "createPartitions": "1", "cleanup.policy": "compact", "jobId": "in"}
 COLUMNS, SCHEMA = ("offset", "value"), "records long, bytes long, offsets long, newest string"
 TOPIC = {"compression.type": "zstd", "segment.bytes": "512KiB", "remote.compression": "zstd"}
@@ -57,7 +57,7 @@ def main(
 
 
 def in_task(batches):
-    """The same of each batch, before anything crosses into the JVM."""
+    """The same sums for each batch, before data enters the JVM."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -68,7 +68,7 @@ def in_task(batches):
 
 
 def sums(frame):
-    """(records, bytes of values, sum of offsets, newest value begins with)"""
+    """(records, bytes of values, sum of offsets, start of the newest value)"""
     row = frame.selectExpr("count(*)", "sum(length(value))", "sum(offset)", "max(left(cast(value as string), 12))")
     return list(row.first())
 

@@ -1,4 +1,4 @@
-"""Why the source has no `pushFilters`: Spark's own bug, reproduced. When this fails, a release has fixed it."""
+"""Spark's bug that prevents `pushFilters` in the source, reproduced. If this fails, a release has fixed the bug."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_pushed_filters_of_one_query_leak_into_the_next_on_the_same_dataframe(sp
     assert union == 20, "a fixed Spark gives 110"
 
 
-def test_the_tiered_source_does_not_leak(load, file_bucket):
+def test_tiered_source_does_not_leak_filters(load, file_bucket):
     from bucket_samples import batch_at
 
     file_bucket.add("orders", 0, [batch_at(0, 100)])
@@ -32,7 +32,8 @@ def test_the_tiered_source_does_not_leak(load, file_bucket):
 
 
 def make_leaky_source():
-    """Made inside a function so that Spark pickles the classes by value: its workers can't import a test module."""
+    """Define the classes inside a function, so that Spark pickles them by value: its workers cannot import a test
+    module."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, GreaterThanOrEqual, InputPartition, LessThan
 
     class Leaky(DataSourceReader):

@@ -1,4 +1,4 @@
-"""Compaction as a Spark job: equal to the same passes in one process, and to a plain dict."""
+"""Compaction as a Spark job: equal to the same passes in one process, and to a dictionary of the newest records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fill(bucket, topic="t", partitions=3, seed=7):
 
 
 def newest(rows, topic="t"):
-    """(partition, key) to the newest (offset, value)."""
+    """(partition, key) -> the newest (offset, value)."""
     found = {}
     for row in rows:
         if row.topic == topic:
@@ -59,7 +59,7 @@ def newest(rows, topic="t"):
 
 
 def there(store, topic="t"):
-    """What readers of the bucket see, by partition."""
+    """The records that readers of the bucket get, by partition."""
     log, found = RemoteLog(store), []
     for partition in (each.partition for each in list_partitions(store) if each.topic == topic):
         name = TopicPartition(topic, partition)
@@ -69,7 +69,7 @@ def there(store, topic="t"):
 
 
 @pytest.mark.parametrize("group_bytes", [1, 3000, 1 << 28])
-def test_the_newest_record_of_each_key_stays_and_nothing_else(spark, file_bucket, group_bytes):
+def test_compaction_leaves_exactly_the_newest_record_of_each_key(spark, file_bucket, group_bytes):
     fill(file_bucket)
     outcomes = compact(
         spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=group_bytes, now_ms=NOW_MS, buffer_bytes=600
@@ -81,8 +81,8 @@ def test_the_newest_record_of_each_key_stays_and_nothing_else(spark, file_bucket
     assert_sound(file_bucket.store)
 
 
-def test_spark_makes_what_one_process_makes(spark, file_bucket, tmp_path_factory):
-    """Three jobs, so that tombstones get their horizon and go."""
+def test_spark_compaction_equals_that_of_one_process(spark, file_bucket, tmp_path_factory):
+    """Three jobs, so that tombstones reach their delete horizon and are removed."""
     other = fill(SampleBucket(MemoryStore()))
     fill(file_bucket)
     for number in range(3):
@@ -103,11 +103,11 @@ def entries_of(store):
     return [
         tuple(getattr(row, each) for each in names)
         for name in list_partitions(store)
-        for row in RemoteLog(store).head(name.topic_partition).segments
+        for row in RemoteLog(store).manifest(name.topic_partition).segments
     ]
 
 
-def test_over_a_real_s3_api_compressed(spark, s3_bucket):
+def test_compaction_with_compression_over_a_real_s3_api(spark, s3_bucket):
     fill(s3_bucket, partitions=1)
     compact(
         spark,
@@ -125,7 +125,7 @@ def test_over_a_real_s3_api_compressed(spark, s3_bucket):
     assert [each.was_done for each in again] == [True]
 
 
-def test_only_the_partitions_that_are_named_and_only_topics_that_are_compacted(spark, file_bucket):
+def test_compaction_covers_only_named_partitions_of_compacted_topics(spark, file_bucket):
     fill(file_bucket)
     chosen = [TopicPartition("t", 1)]
     (outcome,) = compact(spark, file_bucket.url, ["t"], partitions=chosen, settings=SETTINGS, now_ms=NOW_MS)
@@ -137,18 +137,16 @@ def test_only_the_partitions_that_are_named_and_only_topics_that_are_compacted(s
             compact(spark, file_bucket.url, settings=SETTINGS, **wrong)
 
 
-def test_tasks_that_die_after_uploads_and_a_driver_that_dies_between_commits_leave_what_a_second_run_ends(
-    spark, file_bucket
-):
+def test_compaction_with_dying_tasks_and_driver_is_completed_by_a_second_run(spark, file_bucket):
     fill(file_bucket, partitions=2)
     script = Path(__file__).with_name("faulty_job.py")
     words = [sys.executable, script, file_bucket.url, "1"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     log = RemoteLog(file_bucket.store)
-    assert [len(log.head(TopicPartition("t", partition)).jobs) for partition in (0, 1)] == [1, 0]
+    assert [len(log.manifest(TopicPartition("t", partition)).jobs) for partition in (0, 1)] == [1, 0]
     kinds = [kind for report in assert_sound(file_bucket.store) for kind in report.objects.values()]
-    assert ObjectKind.IN_FLIGHT in kinds, "no attempt left anything behind: nothing was tested"
+    assert ObjectKind.IN_FLIGHT in kinds, "a failed attempt must have left an object, or the test proves nothing"
     outcomes = compact(spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=3000, job_id="nightly")
     assert [each.was_done for each in outcomes] == [True, False]
     wanted = newest(file_bucket.rows)

@@ -1,6 +1,6 @@
-"""Every job over real data, the flights that left New York, against plain Python: what was sent, and a dict.
+"""Every job over real data, the flights from New York, compared with plain Python: the sent records, and a dictionary.
 
-Reads are in test_spark_reference.py, the tutorial's in tests/integration.
+Reads are in test_spark_reference.py, the job of the tutorial in tests/integration.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bucket(spark, sent, home):
-    """Both topics as an ingest has made them; the partition of a record is its number's."""
+    """Both topics written by an ingest. The partition of a record is its number modulo PARTITIONS."""
     (home / "bucket").mkdir()
     url = f"file://{home}/bucket"
     for topic, records, policy in (("flights", sent.events, "delete"), ("aircraft", sent.latest, "compact")):
@@ -62,7 +62,7 @@ def bucket(spark, sent, home):
 
 
 def by_partition(records):
-    """Multisets of (key, value, timestamp): an ingest orders a partition by time, and times are whole hours."""
+    """Multisets of (key, value, timestamp). An ingest orders a partition by timestamp, in whole hours."""
     return [sorted((each.key or b"", each.value, each.timestamp_ms) for each in records[at::2]) for at in range(2)]
 
 
@@ -83,16 +83,16 @@ def facts(records):
 
 
 def newest(records):
-    """By the order in the log: the reference of a compaction."""
+    """The newest records by log order: the reference of a compaction."""
     return [{each.key: (each.offset, each.value) for each in of} for of in records]
 
 
-def test_an_ingest_of_flights_is_what_was_sent(bucket, sent):
+def test_ingested_flights_equal_the_sent_records(bucket, sent):
     assert facts(read(bucket.url, "flights")) == by_partition(sent.events)
     assert facts(read(bucket.url, "aircraft")) == by_partition(sent.latest)
 
 
-def test_an_export_of_flights_is_what_was_sent(spark, bucket, sent, home):
+def test_exported_flights_equal_the_sent_records(spark, bucket, sent, home):
     (home / "lake").mkdir()
     result = export(spark, bucket.url, f"file://{home}/lake", subscribe="flights", splitBytes="300KiB")
     rows = [
@@ -109,7 +109,7 @@ def test_an_export_of_flights_is_what_was_sent(spark, bucket, sent, home):
     assert len(named) == len(hours)
 
 
-def test_copying_merging_recoding_and_scrubbing_leave_flights_as_they_were(spark, bucket, sent, home):
+def test_copy_merge_recode_and_scrub_leave_the_flights_unchanged(spark, bucket, sent, home):
     (home / "copy").mkdir()
     target = Bucket(url=f"file://{home}/copy")
     before = {topic: read(bucket.url, topic) for topic in ("flights", "aircraft")}
@@ -135,8 +135,8 @@ def test_copying_merging_recoding_and_scrubbing_leave_flights_as_they_were(spark
     assert found.entries == []
 
 
-def test_a_compaction_of_flights_leaves_each_aircrafts_last_one(spark, bucket, sent, home):
-    """On a copy, so that the order of the tests does not matter."""
+def test_compaction_of_flights_leaves_the_last_one_of_each_aircraft(spark, bucket, sent, home):
+    """Runs on a copy, so that the order of the tests does not matter."""
     (home / "compacted").mkdir()
     target = Bucket(url=f"file://{home}/compacted")
     with bucket.opened() as source, target.opened() as to:
@@ -149,7 +149,7 @@ def test_a_compaction_of_flights_leaves_each_aircrafts_last_one(spark, bucket, s
     assert sum(map(len, read(target.url, "aircraft"))) == sum(map(len, wanted))
 
 
-def test_a_stream_of_flights_gives_every_one_once_over_restarts(spark, bucket, sent, home):
+def test_stream_of_flights_returns_each_flight_once_over_restarts(spark, bucket, sent, home):
     for limit in ("2500", "4000", "100000"):
         stream = spark.readStream.format("tiered").options(subscribe="flights", startingOffsets="earliest")
         query = (
@@ -167,7 +167,7 @@ def test_a_stream_of_flights_gives_every_one_once_over_restarts(spark, bucket, s
     assert sorted(values) == sorted(each.value for each in sent.events)
 
 
-def test_segments_of_flights_add_up(spark, bucket, sent):
+def test_record_counts_of_the_segment_table_equal_the_sent_flights(spark, bucket, sent):
     frame = spark.read.format("tiered-segments").load(bucket.url).where("kind = 'log'")
     found = {
         row["topic"]: row["records"]

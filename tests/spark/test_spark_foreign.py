@@ -1,4 +1,4 @@
-"""Other people's buckets through Spark: the same records as in Python, split by bytes, committed, by time."""
+"""External buckets through Spark: the same records as in Python, split by bytes, committed, by timestamp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sample(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def places(sample, tmp_path_factory):
-    """(url, key) of each layout, the same segments in all of them."""
+    """(url, key) of each layout, with the same segments in each."""
     key = new_key(tmp_path_factory.mktemp("keys") / "key1.pem")
     found = {}
     for layout in LAYOUTS:
@@ -66,17 +66,17 @@ def _read(spark, places, layout, **options):
     return reader.load(urls[layout])
 
 
-def test_every_layout_gives_what_python_gives(spark, places, sample):
+def test_every_external_layout_gives_the_records_of_the_python_reader(spark, places, sample):
     for layout in LAYOUTS:
         frame = _read(spark, places, layout, splitBytes="2500")
         assert frame.rdd.getNumPartitions() > len(sample.segments), layout
         assert _rows(frame) == _expected(sample.records), layout
-        if layout in (AIVEN, "pinterest"):  # told by an index, told by the batches
+        if layout in (AIVEN, "pinterest"):  # ranges from an index, and from the batches
             committed = _read(spark, places, layout, **{"kafka.isolation.level": "read_committed"})
             assert _rows(committed) == _expected(sample.committed), layout
 
 
-def test_offsets_and_times_choose_as_in_our_own_buckets(spark, places, sample):
+def test_offsets_and_timestamps_select_in_external_buckets(spark, places, sample):
     middle = sample.records[len(sample.records) // 2]
     first = next(each.offset for each in sample.records if each.timestamp_ms >= middle.timestamp_ms)
     later = _read(spark, places, AIVEN, startingTimestamp=str(middle.timestamp_ms))
@@ -85,7 +85,7 @@ def test_offsets_and_times_choose_as_in_our_own_buckets(spark, places, sample):
     assert _rows(until) == _expected(each for each in sample.records if each.offset < 77)
 
 
-def test_a_lost_segment_fails_the_read_unless_data_loss_is_none(spark, sample, tmp_path):
+def test_lost_segment_fails_the_read_unless_data_loss_is_accepted(spark, sample, tmp_path):
     store = open_store(tmp_path.as_uri())
     lost = sample.segments[1]
     for number, files in enumerate(sample.segments):
@@ -97,7 +97,7 @@ def test_a_lost_segment_fails_the_read_unless_data_loss_is_none(spark, sample, t
     assert _rows(reader.option("failOnDataLoss", "false").load(tmp_path.as_uri())) == _expected(left)
 
 
-def test_what_a_foreign_bucket_keeps_is_a_table(spark, places, sample):
+def test_segments_of_an_external_bucket_are_a_table(spark, places, sample):
     urls, keys = places
     frame = spark.read.format("tiered-segments").option("layout", AIVEN).option("layoutKeys", keys).load(urls[AIVEN])
     rows = sorted(frame.collect(), key=lambda row: row["base_offset"])
@@ -105,11 +105,11 @@ def test_what_a_foreign_bucket_keeps_is_a_table(spark, places, sample):
     assert [row["size_bytes"] for row in rows] == [len(files.log) for files in sample.segments]
     assert all(row["record_count"] is None and row["key_id"] == "key1" for row in rows)
     store = open_store(urls[AIVEN])
-    assert all(store.head(row["data_key"]).size_bytes == row["stored_bytes"] for row in rows)
+    assert all(store.manifest(row["data_key"]).size_bytes == row["stored_bytes"] for row in rows)
     assert rows[0]["max_timestamp"].timestamp() * 1000 > NOW - 1000
 
 
-def test_a_stream_of_another_layout_is_refused(spark, places):
+def test_stream_of_an_external_layout_is_refused(spark, places):
     urls, _ = places
     stream = spark.readStream.format("tiered").option("subscribe", NAME.topic).option("layout", "logs")
     with pytest.raises((LogError, Exception), match="tiered import and a stream of that"):
@@ -117,8 +117,8 @@ def test_a_stream_of_another_layout_is_refused(spark, places):
 
 
 @pytest.mark.kafka
-def test_what_a_real_broker_tiered_is_read_by_spark(spark, tmp_path):
-    """Every codec and transactions, against a consumer that read all of it from the broker."""
+def test_bucket_of_a_real_kafka_broker_is_read_by_spark(spark, tmp_path):
+    """Every codec and transactions, compared with a consumer that read everything from the broker."""
     import tiered_by_kafka as tiering
     from kafka_artifacts import KafkaMissing, find_tiered_kafka
 

@@ -1,4 +1,4 @@
-"""Jobs over the bucket with their work in tasks: the deep scrub and the export to Parquet, equal to plain Python."""
+"""Bucket jobs in Spark tasks: the deep scrub and the export to Parquet, equal to plain Python."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fill(bucket, topic="t", partitions=2, segments=4, step=DAY // 3):
 
 
 def exported(directory):
-    """(topic, partition, offset) to (date, key, value, timestamp), of all files; a record that comes twice fails."""
+    """(topic, partition, offset) -> (date, key, value, timestamp) of all files. A repeated record fails."""
     found = {}
     for path in sorted(directory.rglob("*.parquet")):
         topic, date = path.parent.parent.name, path.parent.name
@@ -76,14 +76,14 @@ def target(tmp_path):
     return tmp_path / "out"
 
 
-def test_pieces_are_packed_in_order_up_to_a_size():
+def test_pieces_are_packed_in_order_up_to_the_size_limit():
     assert packed([5, 5, 1, 20, 1, 1], lambda size: size, 10) == [(5, 5), (1,), (20,), (1, 1)]
     assert packed([], lambda size: size, 10) == []
 
 
-def test_each_piece_of_work_is_done_once_and_results_come_in_order(spark, tmp_path):
+def test_each_work_item_runs_once_and_results_are_in_order(spark, tmp_path):
     def work(number):
-        with open(tmp_path / f"done-{number}", "x"):  # a second time would fail
+        with open(tmp_path / f"done-{number}", "x"):  # a second run of the item would fail
             return number * 2
 
     waves = list(in_task_batches(spark, "counting", list(range(7)), work, wave_tasks=3))
@@ -91,7 +91,7 @@ def test_each_piece_of_work_is_done_once_and_results_come_in_order(spark, tmp_pa
     assert len(list(tmp_path.iterdir())) == 7
 
 
-def test_a_job_that_is_stopped_ends_between_two_waves(spark):
+def test_stopped_job_ends_between_two_waves(spark):
     given = []
     waves = in_task_batches(spark, "counting", [0, 1, 2, 3, 4], abs, wave_tasks=2, should_stop=lambda: len(given) >= 4)
     for wave in waves:
@@ -99,7 +99,7 @@ def test_a_job_that_is_stopped_ends_between_two_waves(spark):
     assert given == [0, 1, 2, 3]
 
 
-def test_an_export_has_every_record_once_under_its_day(spark, bucket, target):
+def test_export_has_every_record_once_under_its_date(spark, bucket, target):
     fill(bucket)
     fill(bucket, topic="other", partitions=1)
     result = export(
@@ -112,7 +112,7 @@ def test_an_export_has_every_record_once_under_its_day(spark, bucket, target):
     assert {each.key for each in result.files} == {str(path.relative_to(target)) for path in target.rglob("*.parquet")}
 
 
-def test_many_days_in_one_task_and_records_without_a_time(spark, file_bucket, target):
+def test_export_of_many_dates_and_records_without_a_timestamp(spark, file_bucket, target):
     times = [NOW_MS + (at % 40) * DAY for at in range(200)] + [-1]
     records = [(b"k", b"v", time, ()) for time in times]
     file_bucket.add("t", 0, [encode_batch(records[at : at + 50], base_offset=at) for at in (0, 50, 100, 150, 200)])
@@ -126,7 +126,7 @@ def test_many_days_in_one_task_and_records_without_a_time(spark, file_bucket, ta
     assert sum(each.records for each in result.files) == 201
 
 
-def test_more_days_than_files_may_be_open_make_several_files_of_a_day(tmp_path):
+def test_more_dates_than_open_files_give_several_files_for_a_date(tmp_path):
     from tiered.spark.jobs.exporting import _OPEN_MAX, _files
 
     days = list(range(_OPEN_MAX + 4)) * 2
@@ -138,14 +138,16 @@ def test_more_days_than_files_may_be_open_make_several_files_of_a_day(tmp_path):
         for at, day in enumerate(days)
     ]
     written = list(_files(str(tmp_path), "none", iter(batches)))
-    assert len(written) == len({each.path for each in written}) == len(days), "each day came again after it was closed"
+    assert len(written) == len({each.path for each in written}) == len(days), (
+        "each date must come again after its file was closed"
+    )
     found = [offset for each in written for offset in pyarrow.parquet.read_table(each.path)["offset"].to_pylist()]
     assert sorted(found) == list(range(2 * len(days)))
     assert all(each.last_offset - each.first_offset == 1 for each in written)
 
 
 @pytest.mark.parametrize("waves_done", [0, 1, 2])
-def test_an_export_that_was_cut_goes_on_and_exports_each_record_once(spark, file_bucket, target, waves_done):
+def test_interrupted_export_continues_and_exports_each_record_once(spark, file_bucket, target, waves_done):
     fill(file_bucket)
     calls = []
 
@@ -158,12 +160,12 @@ def test_an_export_that_was_cut_goes_on_and_exports_each_record_once(spark, file
     assert not first.is_complete
     assert first.job_id == "nightly"
     planned = {(row.topic, row.partition, row.offset) for row in file_bucket.rows}
-    # What a wave that was cut short leaves: files of this job that no record names.
+    # Files of an interrupted wave: of this job, but in no record of it.
     (stray := target / "topic=t" / "date=2020-01-01").mkdir(parents=True, exist_ok=True)
     name = f"0-{90:020d}-nightly-{waves_done:06d}.parquet"
     (stray / name).write_bytes(b"half")
     (stray / name.replace("nightly", "another")).write_bytes(b"of another job")
-    # What comes later is not this job's.
+    # Later records are not part of this job.
     file_bucket.add("t", 0, [encode_batch([(b"late", b"x", NOW_MS, ())], base_offset=40)])
     second = export(spark, file_bucket.url, f"file://{target}", **options)
     assert second.is_complete
@@ -172,10 +174,10 @@ def test_an_export_that_was_cut_goes_on_and_exports_each_record_once(spark, file
     assert set(exported(target)) == planned
     assert second.records == len(planned)
     third = export(spark, file_bucket.url, f"file://{target}", **options)
-    assert third == second, "a job that is over has nothing to do"
+    assert third == second, "a finished job must do nothing"
 
 
-def test_what_an_export_cannot_do_is_said(spark, file_bucket, target):
+def test_invalid_export_is_refused_with_a_reason(spark, file_bucket, target):
     fill(file_bucket)
     with pytest.raises(InvalidRequest, match="not a codec"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", codec="rar")
@@ -190,7 +192,7 @@ def test_what_an_export_cannot_do_is_said(spark, file_bucket, target):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", job_id="one")
 
 
-def test_backfill_on_the_command_line(file_bucket, target):
+def test_backfill_command_exports_the_selected_records(file_bucket, target):
     fill(file_bucket)
     command = [
         sys.executable,
@@ -227,7 +229,7 @@ def test_backfill_on_the_command_line(file_bucket, target):
         (["t", "--conf", "a=b"], "spark.NAME=VALUE"),
     ],
 )
-def test_mistakes_of_a_backfill_are_told_before_spark_starts(file_bucket, target, words, said, monkeypatch, capsys):
+def test_invalid_backfill_is_refused_before_spark_starts(file_bucket, target, words, said, monkeypatch, capsys):
     fill(file_bucket, segments=1)
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *_: pytest.fail("Spark was started"))
     command = ["backfill", *words, "--remote", file_bucket.url, "--to", f"file://{target}"]
@@ -242,7 +244,7 @@ def flipped(store, key, at):
 
 
 @pytest.mark.damages_bucket
-def test_a_deep_scrub_in_tasks_finds_what_one_process_finds(spark, file_bucket, tmp_path):
+def test_deep_scrub_in_tasks_equals_that_of_one_process(spark, file_bucket, tmp_path):
     fill(file_bucket)
     store = open_store(file_bucket.url)
     assert not scrub(spark, file_bucket.url, ["t"], task_bytes=500).of("corrupt")
@@ -261,7 +263,7 @@ def test_a_deep_scrub_in_tasks_finds_what_one_process_finds(spark, file_bucket, 
     store.close()
 
 
-def test_a_deep_scrub_goes_on_where_it_was_stopped(spark, file_bucket, tmp_path):
+def test_deep_scrub_continues_after_a_stop(spark, file_bucket, tmp_path):
     fill(file_bucket)
     path = str(tmp_path / "state.jsonl")
     waves = []

@@ -1,5 +1,7 @@
-"""Drivers on Spark that are killed between two effects; what is left is sound, and run again the job ends. Compaction,
-rewriting and pipelines have such tests beside their others; every point of them all: tests/crash/driver_kills.py."""
+"""Spark drivers killed between two effects: the bucket stays sound, and a second run completes the job.
+
+Compaction, rewrites and pipelines have such tests in their own modules. tests/crash/driver_kills.py covers every point.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tiered.read.bucket_reader import RemoteLog
 pytestmark = pytest.mark.spark
 
 
-def test_a_copy_whose_driver_is_killed_between_two_heads_goes_on():
+def test_copy_whose_driver_is_killed_between_two_manifests_continues():
     script = Path(__file__).parents[1] / "crash" / "driver_kills.py"
     words = [sys.executable, script, "--flow", "copy", "--spark", "local[2]", "--point", "4:after"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=290, check=False)
@@ -27,10 +29,8 @@ def test_a_copy_whose_driver_is_killed_between_two_heads_goes_on():
     assert json.loads(done.stdout)["copy"]["points"] == 1
 
 
-def test_a_write_whose_driver_is_killed_between_two_partitions_is_ended_by_the_same_job(
-    spark, file_bucket, tmp_path_factory
-):
-    """Planning creates two heads, committing two more: it dies before the fourth."""
+def test_write_whose_driver_is_killed_between_partitions_is_completed_by_its_job(spark, file_bucket, tmp_path_factory):
+    """Planning creates two manifests, committing two more. The driver dies before the fourth."""
     counter = tmp_path_factory.mktemp("counter") / "effects"
     script = Path(__file__).with_name("killed_ingest_job.py")
     words = [sys.executable, script, file_bucket.url, "3", counter]
@@ -38,7 +38,7 @@ def test_a_write_whose_driver_is_killed_between_two_partitions_is_ended_by_the_s
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
     assert_sound(file_bucket.store)
     counts = [len(values_of(file_bucket, partition)) for partition in (0, 1)]
-    assert counts == [200, 0], "the first is in whole, the second not at all"
+    assert counts == [200, 0], "the first partition must be complete, the second empty"
     rows = spark.range(0, 400, 1, 2).selectExpr("cast(id % 2 as int) as partition", "lpad(id, 200, ' ') as value")
     writer = rows.write.format("tiered").mode("append").options(topic="t", jobId="nightly")
     writer.save(file_bucket.url)

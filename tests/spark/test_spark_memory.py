@@ -1,4 +1,4 @@
-"""Gigabytes through an executor of half of one: no job of ours needs memory that grows with the data."""
+"""Gigabytes of data through an executor of half a gigabyte: no job needs memory that grows with the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, VALUE_BYTES, KEYS = 120_000, 16_000, 50_000
 
 
 @pytest.mark.timeout(600)
-def test_ingest_read_and_compaction_of_four_times_an_executors_heap_in_workers_held_to_a_limit(file_bucket):
+def test_jobs_over_four_times_the_executor_heap_stay_within_the_memory_limit(file_bucket):
     script = Path(__file__).with_name("memory_job.py")
     words = [sys.executable, script, file_bucket.url, *map(str, (ROWS, VALUE_BYTES, KEYS))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)

@@ -1,7 +1,8 @@
-"""The pages about Spark are followed: every block of Python and every command in order, with the tests' one session.
+"""The pages about Spark are run in order, every Python block and every command, with the shared Spark session.
 
-Addresses are folders, ``s3://my-bucket`` one below the test's own; masters are the session's. What only a cluster can
-run is named in `documented_pages`; one ``spark-submit`` of the page about clusters is done by `test_spark_submit.py`.
+Addresses become directories: ``s3://my-bucket`` is below the directory of the test. Masters become that of the session.
+Lines that need a cluster are listed in `documented_pages`. `test_spark_submit.py` runs one ``spark-submit`` of the page
+about clusters.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PATH = re.compile(r"(?<![\w:.\-/}])/(mnt|secrets)\b")
 
 
 class Unstopped:
-    """The tests' one session, that a page must not stop."""
+    """The shared Spark session, with a `stop` that does nothing."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -44,7 +45,7 @@ class Unstopped:
 
 
 class Follower:
-    """Somebody with a folder and a session. `names` are what the page's Python knows by now."""
+    """A directory with a Spark session. `names` are the variables that the Python blocks have defined."""
 
     def __init__(self, folder: Path, spark: Any) -> None:
         self.folder, self.spark = folder, spark
@@ -57,13 +58,13 @@ class Follower:
         exec(compile(self.here(body), "page", "exec"), self.names)
 
     def command(self, line: str) -> None:
-        """In this process, its file names filled in as a shell does."""
+        """Run a command in this process, with file name patterns expanded like by a shell."""
         words = [each for word in shlex.split(self.here(line)) for each in (sorted(glob.glob(word)) or [word])]
         assert words[0] == "tiered", line
         assert invoke(words[1:]) == 0, line
 
     def node(self, place: str, bucket: str, topics: Mapping[str, Mapping[str, str]]) -> None:
-        """A node with these topics in that bucket, which has all but the active segments of them."""
+        """A node with the given topics in the bucket. All but the active segments are copied."""
         home, url = self.folder / place, self.folder / bucket
         home.mkdir(parents=True, exist_ok=True)
         url.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ class Follower:
         with LogManager.open(Config.load(str(home / "tiered.toml"), {}, {}), now_ms=now_ms) as manager:
             for topic, properties in topics.items():
                 manager.create_topic(topic, 1, properties, now_ms=now_ms)
-            for at in range(0, RECORDS, RECORDS // 4):  # each part is let go of before the next is cleaned
+            for at in range(0, RECORDS, RECORDS // 4):  # each part is dropped before the next is cleaned
                 records = [Record(b"k%d" % (n % 13), b"value %d" % n, now_ms) for n in range(at, at + RECORDS // 4)]
                 for topic in topics:
                     manager.append(topic, records, now_ms=now_ms)
@@ -87,7 +88,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class Page:
-    """`before` is done ahead of the blocks of those numbers (from 0), `after` in the end."""
+    """`before` runs before the blocks of these numbers (from 0), `after` at the end."""
 
     before: Mapping[int, Callable[[Follower], None]]
     after: Callable[[Follower], None]
@@ -172,7 +173,7 @@ def _a_brokers_logs(page: Follower) -> None:
 
 
 def _aivens(page: Follower) -> None:
-    """The same records as Aiven's plugin keeps them."""
+    """Write the same records in the layout of the Aiven plugin."""
     (page.folder / "secrets").mkdir()
     (page.folder / "their-bucket" / "tiered").rename(page.folder / "logs-of-a-broker")
     (page.folder / "their-bucket" / "tiered").mkdir()
@@ -206,7 +207,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_about_spark_can_be_followed(
+def test_every_spark_page_runs_to_its_end(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
@@ -224,5 +225,5 @@ def test_a_page_about_spark_can_be_followed(
     page.after(follower)
 
 
-def test_every_page_that_is_left_to_spark_is_here() -> None:
+def test_every_page_assigned_to_this_module_is_run() -> None:
     assert {name for name, test in ELSEWHERE.items() if test == "tests/spark/test_spark_pages.py"} == set(PAGES)

@@ -1,4 +1,4 @@
-"""The pipeline on Spark: what it makes is what one process makes, whoever dies, and whoever else is at work."""
+"""Pipeline on Spark: equal to one process, under deaths of tasks and driver, and with a concurrent manager."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def on_spark(spark, world, small_bytes=1 << 28, fleet=None, **more):
 
 
 def facts_of(url):
-    """Rows of the bucket but for what is drawn (ids)."""
+    """Entries of the bucket without random ids."""
     store = open_store(url)
     found = []
     for name in list_partitions(store):
         log = MetadataLog(store, name.prefix)
-        head = log.refresh()
-        for row in log.index(head).rows():
+        manifest = log.refresh()
+        for row in log.index(manifest).rows():
             facts = (row.base_offset, row.next_offset, row.record_count, row.content_crc32c, row.cleaned_through)
-            found.append((name.topic, name.partition, head.log_start_offset, *facts))
+            found.append((name.topic, name.partition, manifest.log_start_offset, *facts))
     store.close()
     return found
 
@@ -73,7 +73,7 @@ def filled(home, nodes=2, **more):
 
 
 @pytest.mark.parametrize("small_bytes", [1 << 28, 0], ids=["whole", "in groups"])
-def test_spark_makes_what_one_process_makes(spark, tmp_path, small_bytes):
+def test_spark_pipeline_equals_that_of_one_process(spark, tmp_path, small_bytes):
     plain, world = filled(tmp_path / "plain"), filled(tmp_path / "spark")
     here = run_pipeline(plain.fleet(), Here(), job_id="nightly", now_ms=lambda: NOW)
     runner = SparkRunner(spark, job_id="plan")
@@ -94,9 +94,9 @@ def test_spark_makes_what_one_process_makes(spark, tmp_path, small_bytes):
 
 
 @pytest.mark.parametrize(("notes", "master"), [(3, "local-cluster[2,1,600]"), (9, "local[2,4]")])
-def test_tasks_that_die_and_a_driver_that_dies_leave_what_resuming_ends(spark, tmp_path, notes, master):
+def test_pipeline_with_dying_tasks_and_driver_is_completed_by_a_resume(spark, tmp_path, notes, master):
     world, path = filled(tmp_path / "fleet"), str(tmp_path / "state.jsonl")
-    for number in range(2):  # the buckets' stages have something to do of their own
+    for number in range(2):  # the bucket stages have work of their own
         with world.manager(number) as manager:
             while manager.tick(NOW - 20 * DAY):
                 pass
@@ -116,14 +116,18 @@ def test_tasks_that_die_and_a_driver_that_dies_leave_what_resuming_ends(spark, t
 
 
 def raced(seen):
-    """Whether three pipelines had rounds of the manager beside them, and did all there is for topics of its."""
+    """Whether three pipelines ran during maintenance of the manager and did all work for one of its topics."""
     stages = {unit.stage for _, result in seen for unit in result.units if (unit.topic or "").endswith("-0")}
     return sum(bool(count) for count, _ in seen) >= 3 and stages >= {Stage.COMPACTION, Stage.MERGE}
 
 
-def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
-    """Node 0's manager appends, uploads and answers readers; the pipeline leaves its directory to it, does node 1, and
-    keeps expiring, compacting and merging what the manager uploads."""
+def test_running_manager_continues_during_pipelines_of_its_bucket(spark, tmp_path):
+    """A pipeline and a manager work on one bucket:
+
+    1. The manager of node 0 appends, uploads and serves readers.
+    2. The pipeline skips the directory of node 0 and processes node 1.
+    3. The pipeline expires, compacts and merges the uploads of node 0.
+    """
     world = filled(tmp_path / "fleet")
     busy, stop, errors, rounds = world.manager(0, NOW), threading.Event(), [], [0]
     assert work_node(world.fleet(), world.nodes[0], now_ms=NOW).state is State.LEFT_ALONE
@@ -136,7 +140,7 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
                 for _ in range(2):
                     busy.tick(NOW)
                 start, _ = busy.reader().offsets(TopicPartition("events-0", 0))
-                with suppress(OffsetOutOfRange):  # a pipeline may have expired what was the first just now
+                with suppress(OffsetOutOfRange):  # a pipeline may have just expired the first record
                     assert next(iter(busy.reader().records(TopicPartition("events-0", 0), start))).offset >= start
                 rounds[0] += 1
         except (LogError, AssertionError, StopIteration) as error:
@@ -154,8 +158,8 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
         stop.set()
         thread.join()
     assert errors == []
-    assert raced(seen), "nothing raced"
-    # none at all where its manager had done everything just then
+    assert raced(seen), "at least three pipelines must have raced with the manager"
+    # no unit if the manager had just done all work
     nodes = [unit for _, result in seen for unit in result.units if unit.unit == world.nodes[0]]
     assert {unit.state for unit in nodes} <= {State.LEFT_ALONE}
     while busy.tick(NOW):
@@ -167,14 +171,14 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
     while busy.tick(NOW):
         pass
     busy.close()
-    # How dirty is too dirty is said to the nodes, not to the topic: the bucket alone does not know.
+    # The dirty ratio is a setting of the nodes, not of the topic, so the bucket does not have it.
     on_spark(spark, world, fleet=replace(world.fleet(), nodes=(), overrides={"min.cleanable.dirty.ratio": "0"}))
     world.check()
     sound(world)
 
 
 @pytest.mark.hdfs
-def test_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
+def test_pipeline_of_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
     from hdfs_native import Client
 
     Client(hdfs_server.url).mkdirs("/pipeline/logs", create_parent=True)
@@ -185,12 +189,16 @@ def test_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
     sound(world)
 
 
-def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_path):
-    """Retention unlinks; after the grace time the deletion stage, in tasks, frees objects and collects heads. A topic
-    whose ingest may be at work is left alone, a reader's pin holds what it holds."""
+def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tmp_path):
+    """The deletion stage after retention, in numbered steps:
+
+    1. Retention unlinks objects.
+    2. After the grace period the deletion stage frees objects and collects manifests, in tasks.
+    3. A topic whose ingest may still run is skipped. A pin holds its objects.
+    """
     from local.records.record_columns import of_arrow
     from remote.gc.pins import pin_newest, release
-    from remote.keys import HEADS
+    from remote.keys import MANIFESTS
     from remote.manifest.co_writer import CoWriterLog
     from remote.manifest.manifest_changes import set_properties
     from tiered.jobs.ingest import commit_ingest, plan_ingest
@@ -232,8 +240,10 @@ def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_pat
         holder="reader",
     )
     first = run(NOW - 5 * DAY)
-    assert {topic: unit.why for topic, unit in first.items()} == {"freed": "213 old heads"}, "few are kept: 200"
-    assert 200 < len(keys("freed", HEADS)) < 204, "and those of the stages that came after"
+    assert {topic: unit.why for topic, unit in first.items()} == {"freed": "213 old heads"}, (
+        "200 old manifests must stay"
+    )
+    assert 200 < len(keys("freed", MANIFESTS)) < 204, "the manifests of the later stages must be added"
     plan_ingest(store, "at-work", now_ms=NOW - DAY, job_id="another", settings=settings)
     before = {topic: keys(topic, "data/") for topic in names}
     assert all(before.values())
@@ -258,7 +268,7 @@ def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_pat
 
 
 class Unstopped:
-    """The tests' one session, that a command must not stop."""
+    """The shared Spark session, with a `stop` that does nothing."""
 
     def __init__(self, spark):
         self._spark = spark
@@ -267,7 +277,7 @@ class Unstopped:
         return (lambda: None) if name == "stop" else getattr(self._spark, name)
 
 
-def test_the_command_plans_runs_and_says_what_it_left_alone(spark, tmp_path, monkeypatch, capfd):
+def test_pipeline_command_plans_runs_and_reports_skipped_nodes(spark, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
     monkeypatch.setattr("tiered.cli.bucket.pipeline.now_ms", lambda: NOW)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""``spark.read.format("tiered")`` against a plain Python reading of the same records."""
+"""``spark.read.format("tiered")`` compared with a plain Python read of the same records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 
 def found_rows(frame):
-    """What Spark gives, in the order of topic, partition and offset."""
+    """The rows of Spark in the order of topic, partition and offset."""
     rows = []
     for row in frame.selectExpr("*", "unix_millis(timestamp) as ms").collect():
         headers = row["headers"] if "headers" in frame.columns else None
@@ -44,7 +44,7 @@ def offsets(frame):
 
 
 def fill(bucket, topic="orders", partition=0, segments=4, batches=3, records=10):
-    """Equal segments; segment n holds the offsets from n * batches * records."""
+    """Equal segments. Segment n holds the offsets from n * batches * records."""
     at = 0
     for _ in range(segments):
         parts = []
@@ -56,12 +56,12 @@ def fill(bucket, topic="orders", partition=0, segments=4, batches=3, records=10)
 
 
 def lose(bucket, *numbers, topic="orders", partition=0):
-    """Delete data objects, so that a read of them would fail."""
+    """Delete data objects, so that a read of them fails."""
     rows = bucket.segments[topic, partition]
     bucket.store.delete([bucket.data_object(rows[number], topic, partition) for number in numbers])
 
 
-def test_schema_is_that_of_sparks_kafka_source(load, file_bucket):
+def test_schema_equals_that_of_the_kafka_source(load, file_bucket):
     fill(file_bucket)
     schema = load(file_bucket, subscribe="orders", includeHeaders="true").schema
     assert schema.simpleString() == (
@@ -71,7 +71,7 @@ def test_schema_is_that_of_sparks_kafka_source(load, file_bucket):
     assert "headers" not in load(file_bucket, subscribe="orders").columns
 
 
-def test_every_record_of_several_partitions_comes_back_with_its_headers_and_nulls(load, bucket):
+def test_every_record_of_several_partitions_is_read_with_headers_and_nulls(load, bucket):
     fill(bucket, "orders", 0)
     fill(bucket, "orders", 1, segments=2)
     fill(bucket, "other", 0, segments=1)
@@ -101,8 +101,8 @@ def test_offsets_select_records_and_only_their_segments_are_fetched(load, bucket
 
 
 @pytest.mark.damages_bucket
-def test_timestamps_select_as_in_kafkas_source_and_only_their_segments_are_fetched(load, file_bucket):
-    fill(file_bucket)  # a record each 10 ms
+def test_timestamps_select_like_in_the_kafka_source_and_prune_segments(load, file_bucket):
+    fill(file_bucket)  # one record each 10 ms
     lose(file_bucket, 0, 3)
     between = {"startingTimestamp": str(NOW_MS + 345), "endingTimestamp": str(NOW_MS + 800)}
     assert offsets(load(file_bucket, subscribe="orders", **between)) == list(range(35, 80))
@@ -113,14 +113,14 @@ def test_timestamps_select_as_in_kafkas_source_and_only_their_segments_are_fetch
     assert offsets(load(file_bucket, subscribe="orders", **each)) == list(range(50, 80))
 
 
-def test_a_late_record_after_the_starting_timestamp_is_kept(load, file_bucket):
-    # Kafka's source turns the timestamp into one offset; it does not filter rows.
+def test_late_record_after_the_starting_timestamp_is_included(load, file_bucket):
+    # Kafka's source converts the timestamp to one offset and does not filter rows.
     times = [NOW_MS, NOW_MS + 100, NOW_MS + 50, NOW_MS + 200]
     file_bucket.add("orders", 0, [encode_batch([(b"k", b"v", time) for time in times])])
     assert offsets(load(file_bucket, subscribe="orders", startingTimestamp=str(NOW_MS + 60))) == [1, 2, 3]
 
 
-def test_a_starting_timestamp_after_all_records_is_an_error_unless_told_otherwise(load, file_bucket):
+def test_starting_timestamp_after_all_records_is_an_error_unless_latest_is_set(load, file_bucket):
     fill(file_bucket)
     late = {"startingTimestamp": str(NOW_MS + 10**9)}
     with pytest.raises(Exception, match="no record at or after the starting timestamp"):
@@ -129,7 +129,7 @@ def test_a_starting_timestamp_after_all_records_is_an_error_unless_told_otherwis
     assert latest.count() == 0
 
 
-def test_gaps_that_compaction_left_are_crossed(load, file_bucket):
+def test_read_crosses_offset_gaps_of_compaction(load, file_bucket):
     file_bucket.add("orders", 0, [batch_at(0, 5), batch_at(20, 5)], next_offset=40)
     file_bucket.add(
         "orders",
@@ -175,7 +175,7 @@ def test_an_empty_topic_gives_no_rows(load, file_bucket):
     assert frame.collect() == []
 
 
-def test_patterns_and_assignments_choose_topics_and_partitions(load, file_bucket):
+def test_patterns_and_assignments_select_topics_and_partitions(load, file_bucket):
     for topic, partition in (("orders.eu", 0), ("orders.us", 0), ("orders.us", 1), ("x-orders.us", 0)):
         fill(file_bucket, topic, partition, segments=1)
 
@@ -189,7 +189,7 @@ def test_patterns_and_assignments_choose_topics_and_partitions(load, file_bucket
     assert read(subscribePattern="nothing.*") == set()
 
 
-def test_a_schema_given_by_hand_moves_those_columns_alone(load, file_bucket):
+def test_explicit_schema_reads_only_its_columns(load, file_bucket):
     fill(file_bucket)
     frame = load(file_bucket, columns="offset long, key binary", subscribe="orders")
     assert frame.columns == ["offset", "key"]
@@ -199,7 +199,7 @@ def test_a_schema_given_by_hand_moves_those_columns_alone(load, file_bucket):
         load(file_bucket, columns="offset int", subscribe="orders").count()
 
 
-def test_splits_and_tasks_do_not_change_what_is_read(load, file_bucket):
+def test_split_size_and_task_count_do_not_change_the_result(load, file_bucket):
     fill(file_bucket, segments=3, batches=20)
     frame = load(file_bucket, subscribe="orders", splitBytes="2KiB", includeHeaders="true")
     assert frame.rdd.getNumPartitions() > 6
@@ -207,7 +207,7 @@ def test_splits_and_tasks_do_not_change_what_is_read(load, file_bucket):
     assert load(file_bucket, subscribe="orders", minPartitions="5").rdd.getNumPartitions() >= 5
 
 
-def test_a_dataframe_is_a_snapshot_and_load_again_sees_newer_segments(load, file_bucket):
+def test_dataframe_is_a_snapshot_and_a_new_load_sees_newer_segments(load, file_bucket):
     fill(file_bucket, segments=1)
     frame = load(file_bucket, subscribe="orders")
     assert frame.count() == 30
@@ -217,19 +217,19 @@ def test_a_dataframe_is_a_snapshot_and_load_again_sees_newer_segments(load, file
 
 
 @pytest.mark.damages_bucket
-def test_a_segment_that_left_the_bucket_is_named(load, file_bucket):
+def test_missing_segment_is_named_in_the_error(load, file_bucket):
     fill(file_bucket)
     lose(file_bucket, 2)
     with pytest.raises(Exception, match=r"NotFound: reading a segment that has left the bucket.*topic=orders"):
         load(file_bucket, subscribe="orders").count()
 
 
-def test_a_segment_that_left_the_bucket_under_the_job_is_made_up_for_where_loss_is_no_failure(load, spark, file_bucket):
+def test_segment_deleted_during_a_job_is_replaced_if_data_loss_is_no_failure(load, spark, file_bucket):
     fill(file_bucket)
     expired, merged = file_bucket.segments["orders", 0][0], file_bucket.segments["orders", 0][2]
     asked = {"subscribe": "orders", "pin": "none", "failOnDataLoss": "false"}
     frame = load(file_bucket, **asked)
-    assert frame.count() == 120, "planned by the heads of this moment"
+    assert frame.count() == 120, "the plan must be based on the current manifests"
     fast = read_arrow(spark, file_bucket.url, columns=["offset"], **asked)
     data = file_bucket.store.get(file_bucket.data_object(merged, "orders", 0))
     file_bucket.add("orders", 0, [data], replaces=[merged], keep_rows=False, base_offset=merged.base_offset)
@@ -240,7 +240,7 @@ def test_a_segment_that_left_the_bucket_under_the_job_is_made_up_for_where_loss_
 
 
 @pytest.mark.damages_bucket
-def test_damaged_bytes_are_named_and_never_returned(load, file_bucket):
+def test_damaged_bytes_are_an_error_with_their_object_and_never_returned(load, file_bucket):
     fill(file_bucket)
     row = file_bucket.segments["orders", 0][1]
     key = file_bucket.data_object(row, "orders", 0)
@@ -261,7 +261,7 @@ def test_damaged_bytes_are_named_and_never_returned(load, file_bucket):
         ({"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'}, "must name every partition read"),
     ],
 )
-def test_bad_options_are_named_in_one_line(load, file_bucket, options, problem):
+def test_invalid_options_are_named_in_one_line(load, file_bucket, options, problem):
     fill(file_bucket, segments=1)
     with pytest.raises(Exception, match=problem):
         load(file_bucket, **options).count()

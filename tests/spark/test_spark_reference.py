@@ -1,4 +1,4 @@
-"""What Spark reads is what plain Python reads: generated logs of every kind, and the flights that left New York."""
+"""Spark reads equal plain Python reads: generated logs of every kind, and the flights from New York."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from local.records.isolation import Isolation
 from remote.gc.pins import list_pins
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.open_store import open_store
 from tiered.config.config import Config
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 NOW = 1_700_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000
-FOREVER = "5000d"  # pins are made by the clock on the wall, and the managers here live in 2023
+FOREVER = "5000d"  # pins use the wall clock, and the managers of this module live in 2023
 SMALL = {
     "remote.storage.enable": "true",
     "segment.bytes": "3000",
@@ -47,7 +47,7 @@ SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, k
 
 @dataclass
 class Bucket:
-    """A bucket written by a manager, and what was appended: (key, value, timestamp) by partition, from offset 0."""
+    """A bucket written by a manager, and the appended (key, value, timestamp) by partition, from offset 0."""
 
     url: str
     key_ring: str | None
@@ -71,7 +71,7 @@ class Bucket:
         assert self.manager.problems == {}
 
     def told(self, topic, **choices):
-        """The plain reader's records of a topic."""
+        """The records of a topic from the plain reader."""
         found = []
         with open_remote(self.url, key_ring=self.key_ring) as log:
             reader = log.reader(**choices)
@@ -99,7 +99,7 @@ def open_bucket(home: Path, **settings) -> Bucket:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """Topics of every kind; rows of the index in pages."""
+    """Topics of every kind, with entries in manifest pages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit_protocol, "PAGE_RULE", SMALL_PAGES)
         bucket = open_bucket(tmp_path_factory.mktemp("everything") / "home")
@@ -110,15 +110,15 @@ def everything(tmp_path_factory):
             "sealed": {"remote.compression": "zstd", "remote.encryption.key.id": "one"},
         }.items():
             bucket.manager.create_topic(topic, 3, properties, now_ms=NOW)
-            for partition in (0, 1):  # the third stays empty
+            for partition in (0, 1):  # the third partition stays empty
                 for _ in range(12):
                     bucket.append(topic, drawn(source, 30), partition)
         fill_others(bucket, source)
         bucket.settle()
         bucket.manager.delete_records({TopicPartition("zstd", 1): 101}, now_ms=NOW)
         bucket.settle()
-        heads = [held.head() for held in bucket.manager.partitions()]
-        assert sum(len(head.spills) for head in heads if head is not None) > 10
+        manifests = [held.manifest() for held in bucket.manager.partitions()]
+        assert sum(len(manifest.pages) for manifest in manifests if manifest is not None) > 10
         yield bucket
         bucket.manager.close()
 
@@ -127,7 +127,7 @@ def fill_others(bucket, source):
     bucket.manager.create_topic("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
     for _ in range(20):
         bucket.append("compacted", [each for each in drawn(source, 30) if each.key is not None])
-    bucket.manager.create_topic("single", 1, now_ms=NOW)  # a record in each segment
+    bucket.manager.create_topic("single", 1, now_ms=NOW)  # one record in each segment
     for record in drawn(source, 12):
         bucket.append("single", [record])
         bucket.manager.roll("single", now_ms=NOW)
@@ -137,13 +137,13 @@ def fill_others(bucket, source):
     for number in range(60):
         who = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
         log.append([Record(b"k", b"of %d" % number, NOW)] * 5, now_ms=NOW, producer=who)
-        if number:  # two at a time are open
+        if number:  # two transactions are open at a time
             log.append_marker(number - 1, 0, commit=number % 3 != 0, coordinator_epoch=0, now_ms=NOW)
     log.append_marker(59, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
 
 
 def drawn(source, count):
-    """Records of a few keys; some have no key, some no value, some headers, some a timestamp out of order."""
+    """Random records of a few keys. Some have no key, no value, headers, or a timestamp out of order."""
     records = []
     for at in range(count):
         key = None if source.random() < 0.1 else b"key-%d" % source.randrange(40)
@@ -154,7 +154,7 @@ def drawn(source, count):
 
 
 def entries_of(frame):
-    """As `Bucket.told` has them."""
+    """The rows in the form of `Bucket.told`."""
     found = []
     for row in frame.selectExpr("*", "unix_millis(timestamp) as ms").collect():
         headers = row["headers"] and tuple((each["key"], _bytes(each["value"])) for each in row["headers"])
@@ -171,7 +171,7 @@ TOPICS = ("compacted", "nothing", "plain", "sealed", "single", "transactions", "
 
 
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
-def test_every_kind_of_topic_is_read_as_plain_python_reads_it(spark, everything, level):
+def test_every_kind_of_topic_is_read_like_by_the_plain_reader(spark, everything, level):
     isolation = Isolation[level.upper()]
     want = sorted((row for topic in TOPICS for row in everything.told(topic, isolation=isolation)), key=lambda r: r[:3])
     options = {"subscribePattern": ".*", "kafka.isolation.level": level, "splitBytes": "20KiB", **everything.options}
@@ -190,7 +190,7 @@ def test_every_kind_of_topic_is_read_as_plain_python_reads_it(spark, everything,
     assert counts["transactions"] == (300 if level == "read_uncommitted" else 300 - 19 * 5)
 
 
-def test_ranges_by_offset_and_time_are_those_of_plain_python(spark, everything):
+def test_ranges_by_offset_and_timestamp_equal_those_of_the_plain_reader(spark, everything):
     source = random.Random(7)
     name = TopicPartition("plain", 0)
     everything_told = [row for row in everything.told("plain") if row[1] == 0]
@@ -211,7 +211,7 @@ def _json(offset):
     return json.dumps({"plain": {"0": offset}})
 
 
-def test_offsets_deleted_while_the_job_runs_are_read_by_the_pinned_head(spark, tmp_path):
+def test_offsets_deleted_during_a_job_are_read_from_the_pinned_manifest(spark, tmp_path):
     grace = {"remote.log.delete.grace.ms": str(HOUR), "retention.ms": str(2 * DAY)}
     bucket = open_bucket(tmp_path / "home", **grace)
     bucket.manager.create_topic("orders", 1, now_ms=NOW)
@@ -220,12 +220,12 @@ def test_offsets_deleted_while_the_job_runs_are_read_by_the_pinned_head(spark, t
     source = spark.read.format("tiered").options(subscribe="orders", splitBytes="4KiB", **bucket.options)
     frame = source.load(bucket.url).select("offset")
     assert frame.count() == 200
-    with pinned(bucket.url, subscribe="orders", **bucket.options) as heads:
+    with pinned(bucket.url, subscribe="orders", **bucket.options) as manifests:
         for now_ms in (NOW + 3 * DAY, NOW + 3 * DAY + 2 * HOUR):
             bucket.settle(now_ms)
-        assert source.load(bucket.url).count() == 0, "nothing is left for whoever comes now"
+        assert source.load(bucket.url).count() == 0, "a new read must find no records"
         assert sorted(row["offset"] for row in frame.collect()) == list(range(200))
-        assert source.options(**heads.options).load(bucket.url).count() == 200
+        assert source.options(**manifests.options).load(bucket.url).count() == 200
     (held,) = bucket.manager.partitions()
     store = open_store(bucket.url)
     for pin in list_pins(store, held.prefix):
@@ -243,8 +243,8 @@ REWRITINGS = {
 
 
 @pytest.mark.parametrize("kind", sorted(REWRITINGS))
-def test_a_job_and_a_reader_see_every_record_once_while_segments_are_rewritten(spark, tmp_path, kind):
-    """What is replaced is deleted by a manager at work while both are under way; the job has a pin, the reader none."""
+def test_job_and_reader_see_every_record_once_during_a_rewrite(spark, tmp_path, kind):
+    """A running manager deletes replaced objects during both reads. The job has a pin, the reader has none."""
     bucket = open_bucket(tmp_path / "home", **{"remote.log.delete.grace.ms": str(HOUR)})
     bucket.manager.create_topic("orders", 1, now_ms=NOW)
     bucket.append("orders", drawn(random.Random(3), 300))
@@ -255,30 +255,30 @@ def test_a_job_and_a_reader_see_every_record_once_while_segments_are_rewritten(s
     assert planned.count() == 300
     (held,) = bucket.manager.partitions()
     store = open_store(bucket.url)
-    replaced = {row.data_key for row in held.head().segments}
+    replaced = {row.data_key for row in held.manifest().segments}
     with open_remote(bucket.url) as remote:
         records = remote.reader().records(held.name, 0, 300)
         read = [next(records).offset for _ in range(40)]
         (name,) = list_partitions(store)
         run_rewrite(store, REWRITINGS[kind](store, name), now_ms=lambda: NOW)
         half = [row["offset"] for row in planned.collect()]
-        bucket.append("orders", drawn(random.Random(4), 1))  # its commit tells the manager of the job's
+        bucket.append("orders", drawn(random.Random(4), 1))  # this commit shows the manager the commit of the job
         bucket.settle()
         bucket.settle(NOW + 2 * HOUR)
         there = {info.key.removeprefix(held.prefix) for info in store.list(held.prefix)}
-        assert there >= replaced, "the job's pin keeps what its head names"
+        assert there >= replaced, "the pin of the job must hold the objects of its manifest"
         assert sorted(half) == sorted(row["offset"] for row in planned.collect()) == everything
         for pin in list_pins(store, held.prefix):
             store.delete([held.prefix + pin.key])
         bucket.settle(NOW + 4 * HOUR)
         there = {info.key.removeprefix(held.prefix) for info in store.list(held.prefix)}
-        assert len(replaced & there) < len(replaced), "what was replaced has been deleted under the reader"
+        assert len(replaced & there) < len(replaced), "the replaced objects must have been deleted during the read"
         assert read + [record.offset for record in records] == everything
     assert sorted(row["offset"] for row in source.load(bucket.url).select("offset").collect()) == [*everything, 300]
     bucket.manager.close()
 
 
-def test_flights_of_a_year_are_the_same_in_spark(spark, tmp_path):
+def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
     from tiered.demo.flight_queries import digests, newest_by_key
     from tiered.demo.flights import load_flights
 
@@ -314,7 +314,7 @@ def test_flights_of_a_year_are_the_same_in_spark(spark, tmp_path):
     assert len(per_task) > 2
 
 
-def test_a_cluster_of_two_executors_reads_the_same(everything):
+def test_cluster_of_two_executors_reads_the_same_records(everything):
     job = Path(__file__).with_name("cluster_job.py")
     done = subprocess.run(
         [sys.executable, str(job), everything.url, everything.key_ring],

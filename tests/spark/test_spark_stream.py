@@ -1,4 +1,4 @@
-"""``spark.readStream.format("tiered")``: Spark's own engine, checkpoint and restarts."""
+"""``spark.readStream.format("tiered")`` with Spark's own engine, checkpoint and restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def query(spark, file_bucket, tmp_path_factory):
-    """``query(maxOffsetsPerTrigger=…)`` runs what there is to its end and gives its batches' progress."""
+    """``query(maxOffsetsPerTrigger=…)`` runs all available batches and returns their progress."""
     home = tmp_path_factory.mktemp("stream")
 
     def run(columns="partition int, offset long", **options):
@@ -36,13 +36,13 @@ def add(bucket, start, count, partition=0):
 
 
 def uncommit(home: Path, batch: int) -> None:
-    """As if the driver had been killed after that batch was planned."""
+    """Remove the commit of a batch, as if the driver had been killed after it planned the batch."""
     for folder in ("log/commits", "out/_spark_metadata"):
         (home / folder / str(batch)).unlink()
         (home / folder / f".{batch}.crc").unlink(missing_ok=True)
 
 
-def test_a_query_restarted_between_any_of_its_steps_gives_every_record_once(query, file_bucket):
+def test_stream_restarted_between_any_steps_returns_every_record_once(query, file_bucket):
     add(file_bucket, 0, 100)
     add(file_bucket, 0, 50, partition=1)
     first = query(startingOffsets="earliest", maxOffsetsPerTrigger="60")
@@ -54,10 +54,10 @@ def test_a_query_restarted_between_any_of_its_steps_gives_every_record_once(quer
     again = query(startingOffsets="earliest", maxOffsetsPerTrigger="60")
     assert [each["numInputRows"] for each in again] == [30, 40]
     assert query.rows() == [(0, offset) for offset in range(140)] + [(1, offset) for offset in range(50)]
-    assert query(startingOffsets="earliest") == [], "nothing is new"
+    assert query(startingOffsets="earliest") == [], "without new records there must be no batch"
 
 
-def test_a_stream_reads_what_comes_while_it_runs_and_reports_how_far_the_log_is(spark, file_bucket, tmp_path_factory):
+def test_running_stream_reads_new_records_and_reports_the_end_of_the_log(spark, file_bucket, tmp_path_factory):
     add(file_bucket, 0, 20)
     found = []
     reader = spark.readStream.format("tiered").options(subscribe="orders", startingOffsets="earliest")
@@ -76,7 +76,7 @@ def test_a_stream_reads_what_comes_while_it_runs_and_reports_how_far_the_log_is(
         running.stop()
 
 
-def test_a_wrong_option_of_a_stream_is_named(query, file_bucket):
+def test_invalid_option_of_a_stream_is_named(query, file_bucket):
     add(file_bucket, 0, 10)
     with pytest.raises(Exception, match="an option that a stream has not: option=endingOffsets"):
         query(endingOffsets="latest")

@@ -1,4 +1,4 @@
-"""The commands on a cluster: a standalone master and worker of this machine, and ``spark-submit`` of the package."""
+"""Commands on a cluster: a standalone master and a worker on this machine, and ``spark-submit`` of the package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT_S = 90
 
 
 class Cluster:
-    """A master and a worker with two cores, on ports that the system picks."""
+    """A master and a worker with two cores, on ports chosen by the system."""
 
     def __init__(self, folder):
         import pyspark
@@ -124,7 +124,7 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
         file_bucket.add("orders", 0, [encode_batch(records, base_offset=base)])
     written = PAGE.read_text().replace("s3://bucket/logs", file_bucket.url)
     line = re.search(r"^spark-submit --master spark://master:7077 \$submit (rewrite .*)$", written, re.MULTILINE)
-    assert line is not None, "the page about clusters shows it"
+    assert line is not None, "the page about clusters must show the command"
     done = cluster.submit("-q", *shlex.split(line[1]), "-o", "json")
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = json.loads(done.stdout)["partitions"]
@@ -136,11 +136,11 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
     assert "Asked to launch executor" in (cluster.folder / "worker.log").read_text()
     assert_sound(file_bucket.store)
     wrong = cluster.submit("rewrite", "merge", "nothing", "--remote", file_bucket.url, "--yes")
-    assert wrong.returncode == 1, "the exit code is the command's"
-    assert "there is none" in wrong.stdout, "spark-submit joins stderr to stdout"
+    assert wrong.returncode == 1, "the exit code must be that of the command"
+    assert "there is none" in wrong.stdout, "spark-submit must join stderr to stdout"
 
 
-def test_what_a_session_is_built_with_depends_on_where_it_runs(monkeypatch):
+def test_session_settings_depend_on_the_master(monkeypatch):
     here = launching.settings_for("local[*]", {"spark.driver.memory": "3g"})
     assert (here["spark.driver.host"], here["spark.driver.memory"]) == ("127.0.0.1", "3g")
     for master in ("spark://host:7077", "yarn", "k8s://https://api"):
@@ -164,9 +164,9 @@ def test_what_a_session_is_built_with_depends_on_where_it_runs(monkeypatch):
         (None, {}, "/submitted/python", "/submitted/python"),
     ],
 )
-def test_python_workers_find_the_right_interpreter(monkeypatch, master, conf, before, then):
+def test_python_workers_use_the_right_interpreter(monkeypatch, master, conf, before, then):
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
-        monkeypatch.setenv(name, "kept")  # whatever is set below is taken back
+        monkeypatch.setenv(name, "kept")  # so that values set below are restored
         monkeypatch.delenv(name)
     if before is not None:
         monkeypatch.setenv("PYSPARK_PYTHON", before)

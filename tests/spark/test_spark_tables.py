@@ -1,4 +1,4 @@
-"""``tiered-segments`` asked with SQL, and records as Arrow batches before they are Spark's rows."""
+"""``tiered-segments`` queried with SQL, and records as Arrow batches before they become Spark rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_empty_bucket_is_an_empty_table(spark, file_bucket):
     assert spark.read.format("tiered-segments").load(file_bucket.url).count() == 0
 
 
-def test_arrow_batches_are_the_records_of_the_data_source(spark, load, file_bucket):
+def test_arrow_batches_equal_the_records_of_the_data_source(spark, load, file_bucket):
     fill(file_bucket)
     options = {"subscribe": "orders", "splitBytes": "1KiB", "startingOffsets": '{"orders":{"0":15}}'}
     fast = read_arrow(spark, file_bucket.url, columns=["offset", "key", "headers"], **options)
@@ -63,7 +63,7 @@ def test_arrow_batches_are_the_records_of_the_data_source(spark, load, file_buck
     )
 
 
-def test_a_function_sees_the_batches_where_they_are_decoded(spark, file_bucket):
+def test_function_gets_the_batches_in_the_decoding_task(spark, file_bucket):
     fill(file_bucket)
 
     def largest(batches):
@@ -81,7 +81,7 @@ def test_a_function_sees_the_batches_where_they_are_decoded(spark, file_bucket):
     assert len(rows) == found.rdd.getNumPartitions() > 1
 
 
-def test_nothing_to_read_is_an_empty_frame_and_mistakes_are_named(spark, file_bucket):
+def test_empty_range_is_an_empty_frame_and_invalid_columns_are_named(spark, file_bucket):
     fill(file_bucket)
     none = read_arrow(spark, file_bucket.url, subscribe="orders", endingOffsets='{"orders":{"0":0}}')
     assert none.count() == 0
@@ -91,7 +91,7 @@ def test_nothing_to_read_is_an_empty_frame_and_mistakes_are_named(spark, file_bu
         read_arrow(spark, file_bucket.url, function=iter, subscribe="orders")
 
 
-def test_no_secret_stands_in_a_plan(spark, file_bucket):
+def test_query_plan_contains_no_secret(spark, file_bucket):
     fill(file_bucket)
     secret = {"storeOptions": json.dumps({"auto_mkdir": True, "nobody_reads": "hunter2-secret"}), "subscribe": "orders"}
     frames = [
@@ -103,7 +103,7 @@ def test_no_secret_stands_in_a_plan(spark, file_bucket):
 
 
 @pytest.mark.parametrize("columns", ["", "(offset bigint)"])
-def test_a_table_of_sparks_catalog_is_refused_in_one_line_that_names_the_view(spark, file_bucket, columns):
+def test_catalog_table_is_refused_in_one_line_that_names_a_temporary_view(spark, file_bucket, columns):
     fill(file_bucket)
     options = f"OPTIONS (path '{file_bucket.url}', subscribe 'orders')"
 
@@ -120,7 +120,7 @@ def test_a_table_of_sparks_catalog_is_refused_in_one_line_that_names_the_view(sp
     assert spark.sql("SELECT count(*) FROM records").first()[0] == 120
 
 
-def test_a_start_above_the_end_and_offsets_of_whole_topics_reach_the_reader(load, file_bucket):
+def test_start_above_the_end_and_whole_topic_offsets_work_in_spark(load, file_bucket):
     fill(file_bucket)
     fill(file_bucket, partition=1, segments=2)
     assert load(file_bucket, subscribe="orders", startingOffsets='{"orders":"earliest"}').count() == 180
@@ -130,7 +130,7 @@ def test_a_start_above_the_end_and_offsets_of_whole_topics_reach_the_reader(load
     assert load(file_bucket, subscribe="orders", failOnDataLoss="false", **above).count() == 60
 
 
-def test_a_session_without_an_interpreter_of_its_own_reads_with_the_callers(spark, load, file_bucket, monkeypatch):
+def test_session_without_an_interpreter_setting_uses_that_of_the_caller(spark, load, file_bucket, monkeypatch):
     from tiered.spark.session import register
 
     fill(file_bucket)

@@ -1,4 +1,4 @@
-"""Merging, recoding, copying and the care of orphans in Spark's tasks: what they make is what one process makes."""
+"""Merge, recode, copy and orphan deletion in Spark tasks: the result equals that of one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FACTS = ("base_offset", "next_offset", "size_bytes", "record_count", "cleaned_th
 
 @pytest.fixture
 def pour(tmp_path):
-    """The objects of a bucket in memory as a bucket on the disk, with its keys in a file, as tasks find them."""
+    """Write the objects of an in-memory bucket to a bucket on disk, with its keys in a file that tasks can read."""
     (tmp_path / "keys").write_text("".join(f"{name} {_key(name)}\n" for name in "ab"))
     (tmp_path / "keys").chmod(0o600)
     opened = []
@@ -90,7 +90,7 @@ PLANNERS = {
 
 
 @pytest.mark.parametrize("kind", sorted(PLANNERS))
-def test_tasks_rewrite_to_what_one_process_rewrites_to(spark, pour, kind):
+def test_rewrite_in_tasks_equals_the_rewrite_of_one_process(spark, pour, kind):
     world = all_kinds() if kind == "recode" else small_segments("both", 12, paged=True)
     plain = world.copied().store
     bucket, store = pour(world)
@@ -101,8 +101,10 @@ def test_tasks_rewrite_to_what_one_process_rewrites_to(spark, pour, kind):
     told = []
     context = spark.sparkContext
     outcomes = rewrite(spark, bucket, plans, wave_tasks=4, job_id=f"job-{kind}", progress=told.append, **SMALL)
-    assert context.statusTracker().getJobIdsForGroup(f"job-{kind}"), "Spark's UI has them together"
-    assert context.getLocalProperty("spark.jobGroup.id") is None, "and what comes after is none of it"
+    assert context.statusTracker().getJobIdsForGroup(f"job-{kind}"), (
+        "the jobs of a rewrite must form one group in Spark's UI"
+    )
+    assert context.getLocalProperty("spark.jobGroup.id") is None, "the job group must be reset after the rewrite"
     assert entries_of(store) == entries_of(plain)
     assert records_of(store) == before
     assert all(each.is_complete for each in outcomes)
@@ -111,7 +113,7 @@ def test_tasks_rewrite_to_what_one_process_rewrites_to(spark, pour, kind):
     assert_sound(store, keys=KEYS)
 
 
-def test_a_rewriting_that_is_stopped_keeps_what_is_done_and_goes_on(spark, pour):
+def test_stopped_rewrite_keeps_its_commits_and_continues(spark, pour):
     bucket, store = pour(small_segments("raw", 12))
     before, asked = records_of(store), []
 
@@ -124,7 +126,7 @@ def test_a_rewriting_that_is_stopped_keeps_what_is_done_and_goes_on(spark, pour)
     assert (first.groups, first.is_complete, len(plan.groups)) == (4, False, 12)
     assert records_of(store) == before
     (rest,) = plans = [PLANNERS["recode"](store, named("t"))]
-    assert len(rest.groups) == 8, "what was committed is not done again"
+    assert len(rest.groups) == 8, "committed groups must not be rewritten again"
     rewrite(spark, bucket, plans, **SMALL)
     assert {row[FACTS.index("key_id") + 1] for row in entries_of(store)} == {"b"}
     assert records_of(store) == before
@@ -132,8 +134,8 @@ def test_a_rewriting_that_is_stopped_keeps_what_is_done_and_goes_on(spark, pour)
 
 
 @pytest.mark.damages_bucket
-def test_what_cannot_be_rewritten_is_told_when_all_else_is_done(spark, pour):
-    """One segment is damaged, one partition has a new writer since the plan, a third one's rows are rewritten."""
+def test_failed_partitions_of_a_rewrite_are_reported_after_the_others(spark, pour):
+    """One segment is damaged, one partition has a new writer since the plan, the entries of a third are rewritten."""
     bucket, store = pour(all_kinds())
     log = MetadataLog(store, named("raw").prefix)
     damaged = list(log.index(log.refresh()).rows())[2]
@@ -156,7 +158,7 @@ def test_what_cannot_be_rewritten_is_told_when_all_else_is_done(spark, pour):
         rewrite(spark, bucket, [plan_recode(store, named("raw"), now_ms=NOW, codec="zstd")], **SMALL)
 
 
-def test_tasks_copy_to_what_one_process_copies_to_and_catch_up(spark, pour):
+def test_copy_in_tasks_equals_the_copy_of_one_process_and_catches_up(spark, pour):
     world = all_kinds()
     source, store = pour(world)
     target, to = pour(None, "copy")
@@ -183,7 +185,7 @@ def test_tasks_copy_to_what_one_process_copies_to_and_catch_up(spark, pour):
 
 
 @pytest.mark.damages_bucket
-def test_nothing_behind_a_row_that_cannot_be_copied_is_committed_and_other_partitions_are_copied(spark, pour):
+def test_copy_commits_no_entry_after_a_failed_one_and_copies_other_partitions(spark, pour):
     source, store = pour(all_kinds())
     target, to = pour(None, "copy")
     log = MetadataLog(store, named("raw").prefix)
@@ -201,9 +203,9 @@ def test_nothing_behind_a_row_that_cannot_be_copied_is_committed_and_other_parti
     ]
 
 
-def test_orphans_are_found_and_deleted_in_tasks_as_by_one_process(spark, pour):
+def test_orphan_deletion_in_tasks_equals_that_of_one_process(spark, pour):
     world = all_kinds()
-    for topic in ("raw", "both", "paged"):  # uploads that no head names, of a writer that another one followed
+    for topic in ("raw", "both", "paged"):  # uploads that no manifest names, by a writer that lost its role
         for number in range(3):
             world.add(topic, all_kinds_bytes(number), 5000 + number * 10 + 10, commit=False)
         again = MetadataLog(world.store, named(topic).prefix)
@@ -221,7 +223,9 @@ def test_orphans_are_found_and_deleted_in_tasks_as_by_one_process(spark, pour):
     assert (short.entries, short.more) == (plain.entries[:7], len(plain.entries) - 7)
     assert list_garbage(spark, bucket, names, should_stop=lambda: True) is None
     before = records_of(store)
-    assert delete_garbage(spark, bucket, found, now_ms=later, grace_ms=later).entries == (), "all are too young"
+    assert delete_garbage(spark, bucket, found, now_ms=later, grace_ms=later).entries == (), (
+        "all orphans must be too young"
+    )
     done = delete_garbage(spark, bucket, found, now_ms=later)
     assert list(done.entries) == plain.entries
     assert here.list_garbage(store, names, now_ms=later).entries == []
@@ -238,7 +242,7 @@ def all_kinds_bytes(number):
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,600]"])
-def test_tasks_that_die_and_a_driver_that_dies_leave_what_another_run_ends(spark, pour, master):
+def test_rewrite_with_dying_tasks_and_driver_is_completed_by_another_run(spark, pour, master):
     world = all_kinds()
     bucket, store = pour(world)
     before = records_of(store)
@@ -250,12 +254,13 @@ def test_tasks_that_die_and_a_driver_that_dies_leave_what_another_run_ends(spark
     left = [
         plan for name in list_partitions(store) if (plan := plan_recode(store, name, now_ms=NOW, codec="zstd")).groups
     ]
-    assert len(left) > 0, "the driver died too late"
+    assert len(left) > 0, "the driver must die before all partitions are done"
     assert any(row[FACTS.index("codec") + 1] == "zstd" and row[0] == "encrypted" for row in entries_of(store))
     outcomes = rewrite(spark, bucket, left, **SMALL)
     assert all(each.is_complete for each in outcomes)
     assert records_of(store) == before
-    for topic in ("encrypted", "raw", "viewed", "paged"):  # what died is nobody's, once somebody else has come
+    # uploads of the dead driver become orphans after the next takeover
+    for topic in ("encrypted", "raw", "viewed", "paged"):
         MetadataLog(store, named(topic).prefix).become_writer("next", NOW, topic=topic, topic_id=TOPIC_ID, partition=0)
     later = NOW + 2000 * 86_400_000
     names = list_partitions(store)
@@ -265,7 +270,7 @@ def test_tasks_that_die_and_a_driver_that_dies_leave_what_another_run_ends(spark
 
 
 class Unstopped:
-    """The tests' one session, that a command must not stop."""
+    """The shared Spark session, with a `stop` that does nothing."""
 
     def __init__(self, spark):
         self._spark = spark
@@ -274,7 +279,7 @@ class Unstopped:
         return (lambda: None) if name == "stop" else getattr(self._spark, name)
 
 
-def test_the_commands_do_their_work_in_tasks(spark, tmp_path, monkeypatch, capfd):
+def test_bucket_commands_with_spark_run_in_tasks(spark, tmp_path, monkeypatch, capfd):
     asked = []
 
     def launched(name, master, conf):
@@ -300,7 +305,7 @@ def test_the_commands_do_their_work_in_tasks(spark, tmp_path, monkeypatch, capfd
         return json.loads(capfd.readouterr().out)
 
     (planned,) = told("rewrite", "merge", "t", "--target", "20KiB", "--dry-run", *on)["partitions"]
-    assert asked == [], "a plan needs no Spark"
+    assert asked == [], "a plan must not start Spark"
     merge = ["rewrite", "merge", "t", "--target", "20KiB"]
     (done,) = told(*merge, "--yes", *on, "--conf", "spark.a=b")["partitions"]
     assert (done["rows_before"], done["rows_after"]) == (planned["segments"], planned["groups"])
@@ -312,7 +317,7 @@ def test_the_commands_do_their_work_in_tasks(spark, tmp_path, monkeypatch, capfd
     assert told("scrub", "--deep", *on)["findings"] == []
     assert told("scrub", "--deep", "--remote", f"file://{tmp_path}/other", *on)["findings"] == []
     assert not (tmp_path / "scrub-state.jsonl").exists()
-    assert invoke(["run", "--once"]) == 0  # another epoch: what a killed job would have left is nobody's now
+    assert invoke(["run", "--once"]) == 0  # a new epoch: objects left by a killed job are orphans now
     capfd.readouterr()
     assert told("gc", *on)["orphans"] == []
     assert told("gc", "--delete", "--yes", *on)["deleted"] == []

@@ -1,4 +1,4 @@
-"""The package as a user has it: built as a wheel, installed into an environment of its own, run by ``spark-submit``."""
+"""The package as installed by a user: built as a wheel, installed into its own environment, run by ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = 7
 
 
 class Installed:
-    """A virtual environment with the wheel in it; what the package needs comes from the one that runs the tests."""
+    """A virtual environment with the wheel. Dependencies come from the environment of the tests."""
 
     def __init__(self, folder: Path) -> None:
         import pyspark
@@ -45,14 +45,14 @@ class Installed:
         self._run([*pip, "--python", self.python, "install", "--no-deps", "--no-index", self.wheel])
         shutil.rmtree(source)
         packages = self._run([self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout
-        # A path file's directories come last, and path files in them are not looked at: no checkout gets in.
+        # Directories of a path file come last, and path files in them are ignored, so that no checkout is imported.
         needs = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         (Path(packages.strip()) / "needs.pth").write_text("\n".join(needs) + "\n")
         self.package = str(Path(packages.strip()) / "tiered")
 
     @property
     def environment(self) -> dict[str, str]:
-        """As after ``source env/bin/activate``: no variable says where the package or the interpreter is."""
+        """Variables as after ``source env/bin/activate``. None of them names the package or the interpreter."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
         }
@@ -78,7 +78,7 @@ class Installed:
         return self._run(command, self.environment).stdout
 
     def script(self) -> str:
-        """What is given to ``spark-submit`` for the command, as the how-to says."""
+        """The script that ``spark-submit`` gets for the command, as in the how-to page."""
         return self._run([self.python, "-m", "tiered.spark.submit"], self.environment).stdout.strip()
 
     def _run(self, words: list[object], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -112,8 +112,8 @@ def fill(bucket):
 
 
 @pytest.mark.timeout(900)
-def test_a_wheel_has_all_that_a_job_needs(installed, file_bucket, tmp_path_factory):
-    """A user's script on two executors, the command on this machine; nothing of the checkout is in reach of either."""
+def test_wheel_contains_everything_that_a_job_needs(installed, file_bucket, tmp_path_factory):
+    """A user script on two executors, and the command on this machine. Neither can import the checkout."""
     import pyarrow.parquet as pq
 
     fill(file_bucket)
@@ -123,7 +123,7 @@ def test_a_wheel_has_all_that_a_job_needs(installed, file_bucket, tmp_path_facto
     assert (told["before"], told["compacted"], told["after"]) == (len(file_bucket.rows), KEYS, KEYS)
     assert told["master"] == "local-cluster[2,1,1024]"
     assert told["driver"] == installed.package
-    assert len({each["place"] for each in told["workers"]}) == 2, "one executor did it all"
+    assert len({each["place"] for each in told["workers"]}) == 2, "both executors must have worked"
     for each in told["workers"]:
         assert Path(each["python"]).parent == installed.python.parent
         assert (each["package"], each["kernels"]) == (installed.package, "compiled")
@@ -136,9 +136,9 @@ def test_a_wheel_has_all_that_a_job_needs(installed, file_bucket, tmp_path_facto
     assert {row["key"]: (row["offset"], row["value"]) for row in rows} == newest
 
 
-def test_every_file_of_the_packages_is_in_the_wheel(installed):
-    """Scripts of the pages, stubs of types, sources of kernels: what is no module is only there when it is declared."""
-    made = {".so", ".c", ".pyc"}  # by builds
+def test_wheel_contains_every_file_of_the_packages(installed):
+    """Scripts of the pages, type stubs, kernel sources: files that are not modules are included only if declared."""
+    made = {".so", ".c", ".pyc"}  # made by builds
     rooms = [ROOT / room for room in ("local", "remote", "policies", "tiered")]
     found = [each for room in rooms for each in room.rglob("*") if each.is_file() and each.name[0] != "."]
     files = {str(each.relative_to(ROOT)) for each in found}
@@ -148,6 +148,6 @@ def test_every_file_of_the_packages_is_in_the_wheel(installed):
     assert {each for each in missing if not each.startswith("tiered/spark/discovery/")} == set(), "as pyspark_tiered"
 
 
-def test_the_command_of_the_wheel_runs_by_itself(installed):
+def test_command_of_the_wheel_runs_without_the_checkout(installed):
     assert "0.1.0" in installed.tiered("--version")
     assert "compact" in installed.tiered("--help")

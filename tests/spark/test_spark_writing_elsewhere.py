@@ -1,4 +1,4 @@
-"""The writing half where it will run: on executors that are other processes, and beside a manager that is at work."""
+"""Writes in their real environment: on executors in other processes, and concurrently with a running manager."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_two_executors_ingest_every_row_once_and_compact_to_the_newest(file_buck
         found = read(log.reader(), name)
         assert [int(record.value) for record in found] == list(range(1900 + partition, 2000, 2))
         assert [int(record.key) for record in found] == list(range(partition, 100, 2))
-        assert [note.job_id for note in log.head(name).jobs] == ["in", "nightly"]
+        assert [note.job_id for note in log.manifest(name).jobs] == ["in", "nightly"]
     assert_sound(file_bucket.store)
 
 
 class Busy(threading.Thread):
-    """A manager that appends, rolls, uploads and expires until it is told to stop; `sent` is its records by offset."""
+    """A manager that appends, rolls, uploads and expires until stopped. `sent` are its records by offset."""
 
     def __init__(self, manager):
         super().__init__(name="busy")
@@ -71,8 +71,8 @@ class Busy(threading.Thread):
         try:
             while not self.should_stop.is_set():
                 self.round()
-                head = self.manager.partition(NAME).head()
-                if head is not None and head.segment_count >= 5:
+                manifest = self.manager.partition(NAME).manifest()
+                if manifest is not None and manifest.segment_count >= 5:
                     self.has_begun.set()
         except LogError as error:
             self.error = error
@@ -80,7 +80,8 @@ class Busy(threading.Thread):
             self.has_begun.set()
 
     def round(self):
-        at = len(self.sent)  # keys come again for five rounds, then never: their newest is what a compaction has kept
+        # keys repeat for five rounds only, so that the newest record of a key is the one left by a compaction
+        at = len(self.sent)
         records = [Record(b"k%d-%d" % (n // 500, n % 20), b"value %d" % n, NOW + n) for n in range(at, at + 100)]
         self.manager.append("t", records, 0, now_ms=NOW)
         self.sent.update(zip(range(at, at + 100), records, strict=True))
@@ -92,18 +93,18 @@ class Busy(threading.Thread):
             self.manager.tick(NOW)
 
 
-def test_a_compaction_races_with_a_manager_that_appends_uploads_and_expires(spark, file_bucket, tmp_path_factory):
+def test_compaction_is_correct_concurrently_with_a_busy_manager(spark, file_bucket, tmp_path_factory):
     config = Config.load(None, SETTINGS, {}, local_dir=str(tmp_path_factory.mktemp("log")))
     with LogManager.open(config, now_ms=NOW, store=open_store(file_bucket.url)) as manager:
         manager.create_topic("t", 1, TOPIC, now_ms=NOW)
         busy = Busy(manager)
         busy.start()
-        assert busy.has_begun.wait(120), "nothing is uploaded"
+        assert busy.has_begun.wait(120), "the manager must have uploaded segments"
         passed, raced = [], 0
         while len(passed) < 20 and raced < 3 and busy.error is None:
             rounds = busy.rounds
             (outcome,) = compact(spark, file_bucket.url, ["t"], group_bytes=6000, now_ms=NOW)
-            # only an expiry of everything that was planned leaves nothing to commit
+            # nothing is committed only if all planned entries expired
             if not outcome.rows_before and not outcome.given_up:
                 assert 0 < outcome.upto_offset <= RemoteLog(file_bucket.store).reader().offsets(NAME)[0]
             passed.append((busy.rounds - rounds, outcome.rows_before))
