@@ -1,8 +1,8 @@
-"""What every test run shares: under ``TIERED_NO_SKIPS=1`` a skipped test fails the run and its reason is listed.
+"""Shared set-up of every test run. With ``TIERED_NO_SKIPS=1`` a skipped test fails the run and its reason is listed.
 
-A skip is a courtesy to a machine without Java or a server; where the whole set-up is promised (`.ci/run`) it would hide
-a missing half of the evidence. An expected failure is not a skip. ``TIERED_MAY_SKIP`` names the markers, with commas,
-whose tests may be skipped all the same: `.ci/run` says so where a machine cannot have a server.
+A machine without Java or a server may skip tests. Where the whole set-up is required (`.ci/run`), a skip would hide
+missing evidence. An expected failure is not a skip. ``TIERED_MAY_SKIP`` lists markers, comma separated, whose tests may
+be skipped nevertheless: `.ci/run` sets it where a machine cannot run a server.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_collection_modifyitems(config, items):
-    _mark_groups(items)  # before pytest-xdist looks for groups
+    _mark_groups(items)  # before pytest-xdist reads the groups
     yield
     if config.getoption("loadgroup", default=False):
-        items.sort(key=_rank)  # after pytest-randomly shuffled them
+        items.sort(key=_rank)  # after pytest-randomly shuffled the tests
 
 
 def _rank(item):
@@ -84,7 +84,8 @@ def _rank(item):
 
 
 def _mark_groups(items):
-    """Tests that start something costly go to one worker for each kind: one session, broker, browser serves all."""
+    """Assign tests that start something costly to one worker for each kind, which shares one session, broker or
+    browser."""
     for item in items:
         for name in ("spark", "kafka", "localstack", "versitygw", "hdfs", "browser"):
             if item.get_closest_marker(name):
@@ -92,7 +93,8 @@ def _mark_groups(items):
 
 
 def pytest_collection_finish(session):
-    """Where groups are asked for and nothing came of it, every worker would start every server: minutes, unseen."""
+    """Check that requested groups are in effect. Without them every worker would start every server, which takes
+    minutes."""
     if session.config.getoption("loadgroup", False):
         alone = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in each for each in alone), "pytest-xdist does not name the groups of tests"
@@ -100,7 +102,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def log_levels_of_a_fresh_process():
-    """A command sets them for the process, as its user asked, also one that ran inside a fixture of many tests."""
+    """Reset the log levels, because a command sets them for the whole process, also inside a fixture."""
     logging.getLogger().setLevel(logging.WARNING)
     for name in ("local", "remote", "tiered", "tiered.manager.manager"):
         logging.getLogger(name).setLevel(logging.NOTSET)
@@ -108,7 +110,7 @@ def log_levels_of_a_fresh_process():
 
 @pytest.fixture(autouse=True, scope="module")
 def commands_keep_their_clock():
-    """A command is imported when it is first called: in a test that put another clock there, it keeps that."""
+    """Check that no command module keeps a patched clock, because it is imported at its first call."""
     yield
     session = sys.modules.get("tiered.cli.session")
     clocks = {
@@ -123,14 +125,14 @@ printed_json.watch()
 
 @pytest.fixture(autouse=True)
 def printed_json_keeps_its_schema():
-    """Whatever commands printed as JSON in this process; those of a fixture count for the test that made it."""
+    """Check the JSON that commands printed in this process. Output in a fixture counts for the test that creates it."""
     yield
     assert printed_json.take_wrong() == []
 
 
 @pytest.fixture(autouse=True)
 def buckets_stay_sound(request):
-    """Every bucket that a test's managers wrote to is decoded whole in the end, to the last record."""
+    """Decode every object of the buckets of a test's managers at the end, to the last record."""
     yield
     worlds = sys.modules.get("manager_world")
     if worlds is None or not worlds.World.made:
@@ -159,7 +161,7 @@ def hdfs_server(tmp_path_factory):
 
 
 def _running(name, tmp_path_factory):
-    """Tests that ask for it carry the marker of its name, which brings them into one worker."""
+    """Tests that use a server have the marker of its name, which assigns them to one worker."""
     try:
         KINDS[name].fetch()
     except Missing as missing:
@@ -187,7 +189,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def _skips(config):
-    """The tests and modules skipped without leave; under xdist the controller has them all, the workers none."""
+    """Tests and modules skipped without permission. Under xdist only the controller has them."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     skipped = [] if reporter is None else reporter.stats.get("skipped", [])
     return [report for report in skipped if MAY_SKIP.isdisjoint(getattr(report, "keywords", ()))]

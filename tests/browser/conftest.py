@@ -1,4 +1,4 @@
-"""One headless Chromium for the whole run, and the deployments that its tests look at together."""
+"""One headless Chromium for the whole run, and the deployments shared by its tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chromium(request):
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Path:
-    """Where screenshots go: TIERED_PICTURES, else a folder that is forgotten with pytest's others."""
+    """The directory of screenshots: TIERED_PICTURES, or a temporary directory."""
     given = os.environ.get("TIERED_PICTURES")
     folder = Path(given) if given else tmp_path_factory.mktemp("pictures")
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def pictures(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def scenes():
-    """Deployments by their name in `web_scenes`, each made once: nobody changes them."""
+    """Deployments by their name in `web_scenes`, each made once. No test changes them."""
     with ExitStack() as stack:
         made: dict[str, web_scenes.Scene] = {}
 

@@ -1,7 +1,7 @@
-"""A headless Chromium for the tests of the pages: Debian's, driven by playwright, its own download is never asked for.
+"""A headless Chromium for the tests of the pages: the system's Chromium driven by playwright, without any download.
 
-The driver's event loop runs in a thread of its own: the tests stay plain functions, and whatever else runs in this
-process has no loop around it. A tab notes all it says and asks for.
+The event loop of the driver runs in its own thread, so that tests are plain functions without a loop around them. A tab
+records its console messages and requests.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+LIMIT_S = 60.0  # no operation takes this long, so a hanging test fails
 DESKTOP, PHONE, NARROW = (1280, 800), (390, 844), (320, 640)  # 320 is 1280 at a zoom of 400 % (WCAG 1.4.10)
-# What Chromium would ask its maker for by itself is switched off; no name but loopback's is ever looked up.
+# Requests of Chromium to its vendor are disabled. No name except loopback is resolved.
 _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--disable-background-networking",
@@ -27,12 +27,15 @@ _FLAGS = (
 
 
 class BrowserMissing(Exception):
-    """Why there is none on this machine."""
+    """Why no browser is available on this machine."""
 
 
 def chosen_programs() -> list[str]:
-    """The browsers that the tests run in: those of TIERED_CHROMIUM, with commas, ``all`` for every one of `NAMES` that
-    is installed; without it the first of `NAMES`. One name at least, whether it is there or not."""
+    """The browsers to test with: those of TIERED_CHROMIUM, comma separated.
+
+    ``all`` stands for every installed one of `NAMES`. Without the variable it is the first installed one. At least one
+    name is returned, installed or not.
+    """
     asked = os.environ.get("TIERED_CHROMIUM", "")
     if asked and asked != "all":
         return asked.split(",")
@@ -41,7 +44,7 @@ def chosen_programs() -> list[str]:
 
 
 def find_chromium(name: str) -> str:
-    """The program's path. Raises BrowserMissing."""
+    """The path of the program. Raises BrowserMissing."""
     found = shutil.which(name)
     if found is None:
         raise BrowserMissing(f"no {name} on the path (Debian: apt-get install chromium-headless-shell)")
@@ -49,7 +52,7 @@ def find_chromium(name: str) -> str:
 
 
 class Chromium:
-    """The browser's process, and the thread that talks with it."""
+    """The browser process, and the thread that drives it."""
 
     def __init__(self, program: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -62,15 +65,15 @@ class Chromium:
             raise
 
     def clock(self) -> float:
-        """Seconds, of the driver's loop."""
+        """Seconds of the driver's event loop."""
         return self._loop.time()
 
     def run(self, deed: Coroutine[Any, Any, Any]) -> Any:
-        """What an answer of the driver is waited for with."""
+        """Wait for a coroutine of the driver."""
         return asyncio.run_coroutine_threadsafe(deed, self._loop).result(LIMIT_S)
 
     def open(self, root: str, size: tuple[int, int] = DESKTOP, *, scripts: bool = True) -> Tab:
-        """A tab with nothing in it, a reader of its own: no cookie, no cache of another's."""
+        """An empty tab with its own context: no cookies and no cache of other tabs."""
         return Tab(self, root, self.run(self._tab(size, scripts=scripts)))
 
     def close(self) -> None:
@@ -83,7 +86,7 @@ class Chromium:
         from playwright.async_api import async_playwright
 
         self._driver = await async_playwright().start()
-        flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]  # root has no sandbox to be put into
+        flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]  # no sandbox as root
         try:
             self._browser = await self._driver.chromium.launch(executable_path=program, args=flags)
         except BaseException:
@@ -109,8 +112,12 @@ class Chromium:
 
 
 class Tab:
-    """One page of the browser. `said` are errors and warnings of its console and its scripts, `failed` the requests
-    that failed or were answered with an error, `asked` the addresses of all."""
+    """One page of the browser.
+
+    `said` are errors and warnings of its console and scripts, `failed` its failed requests, `asked` the addresses of
+    all
+    requests.
+    """
 
     def __init__(self, browser: Chromium, root: str, page: Any) -> None:
         self.said: list[str] = []
@@ -126,16 +133,16 @@ class Tab:
         self._run(self._page.context.close())
 
     def go(self, path: str) -> int:
-        """Open a page of the site; the status it was answered with."""
+        """Open a page of the site. Returns the HTTP status."""
         answer = self._run(self._page.goto(self._root + path, wait_until="load"))
         return int(answer.status)
 
     def js(self, expression: str, given: object = None) -> Any:
-        """The value of an expression, or what a function of `given` returns, in the page."""
+        """The value of an expression in the page, or the result of a function of `given`."""
         return self._run(self._page.evaluate(expression, given))
 
     def count_fetches(self) -> None:
-        """From now on `fetches` counts what the page's scripts ask for; a browser asks for icons when it likes."""
+        """Count the requests of the page's scripts from now on. A browser requests icons at any time."""
         self.js(
             "() => { const real = window.fetch; window.fetches = 0;"
             " window.fetch = (...given) => { window.fetches++; return real(...given); }; }"
@@ -145,7 +152,8 @@ class Tab:
         return int(self.js("window.fetches"))
 
     def wait(self, condition: str, given: object = None) -> None:
-        """Until an expression is true. Asked from outside: the page's policy forbids it to evaluate any text."""
+        """Wait until an expression is true. It is polled from outside, because the page's policy forbids evaluating
+        text."""
         self._run(self._until(condition, given))
 
     def press(self, *keys: str) -> None:
@@ -159,30 +167,30 @@ class Tab:
         self._run(self._page.click(selector))
 
     def text(self, selector: str = "body") -> str:
-        """What a reader sees of it."""
+        """The visible text of an element."""
         return str(self._run(self._page.inner_text(selector)))
 
     def resize(self, size: tuple[int, int]) -> None:
         self._run(self._page.set_viewport_size({"width": size[0], "height": size[1]}))
 
     def theme(self, scheme: str) -> None:
-        """``light`` or ``dark``: what the reader's system asks for."""
+        """Set the preferred colour scheme, ``light`` or ``dark``."""
         self._run(self._page.emulate_media(color_scheme=scheme))
 
     def hold_clock(self) -> None:
-        """From the next page on, the page's clock and timers move by `pass_time` alone."""
+        """From the next page on, only `pass_time` moves the clock and the timers of the page."""
         self._run(self._page.clock.install())
 
     def pass_time(self, ms: int) -> None:
-        """Every timer that is due within it fires."""
+        """Advance the clock and fire every timer that is due."""
         self._run(self._page.clock.run_for(ms))
 
     def picture(self, path: str, *, whole: bool = True) -> None:
-        """A screenshot, of the `whole` page or of what the window shows."""
+        """Take a screenshot of the `whole` page or of the visible part."""
         self._run(self._page.screenshot(path=path, full_page=whole))
 
     def elsewhere(self, root: str | None = None) -> Sequence[str]:
-        """The addresses it asked for that are not of the site."""
+        """Requested addresses outside of the site."""
         return [url for url in self.asked if not url.startswith((root or self._root) + "/")]
 
     def _run(self, deed: Coroutine[Any, Any, Any]) -> Any:
@@ -202,7 +210,7 @@ class Tab:
             return bool(await self._page.evaluate(condition, given))
         except Error as error:
             if "context was destroyed" in str(error):
-                return False  # the page is on its way to another
+                return False  # the page is being replaced by another
             raise
 
     async def _words(self) -> str:
@@ -218,7 +226,7 @@ class Tab:
         page.on("response", self._answered)
 
     def _request_failed(self, request: Any) -> None:
-        # Chromium aborts the icon of a page that `go` leaves before the icon has arrived: no fault of the server.
+        # Chromium aborts the icon request of a page that `go` leaves early. This is no fault of the server.
         if not (request.url.endswith("/favicon.svg") and request.failure == "net::ERR_ABORTED"):
             self.failed.append(f"{request.url}: {request.failure}")
 

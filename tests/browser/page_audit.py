@@ -1,7 +1,7 @@
-"""What is wrong with a page for somebody who reads it by ear, with keys alone, on a phone, or with weak eyes.
+"""Accessibility checks of a page: for screen readers, keyboard use, phones and low vision.
 
-Reckoned in the browser from what it shows: names, headings, labels, contrast of every text with what it stands on (WCAG
-2.2 AA: 1.4.3, 1.4.10, 2.4.7, 2.5.8), never from the HTML that was sent.
+The checks use the state in the browser, not the HTML that was sent: names, headings, labels, and the contrast of every
+text with its background (WCAG 2.2 AA: 1.4.3, 1.4.10, 2.4.7, 2.5.8).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ return {
 
 
 def problems(tab: Tab) -> list[str]:
-    """What is wrong with the page that is open: structure, then each theme and width."""
+    """Problems of the open page: its structure, then each theme and width."""
     found = list(tab.js(_STRUCTURE))
     for theme in ("dark", "light"):
         tab.theme(theme)
@@ -205,7 +205,8 @@ def problems(tab: Tab) -> list[str]:
 
 
 def keyboard_problems(tab: Tab, stops_max: int = 400) -> list[str]:
-    """Goes through a page just opened with the tab key: who is never met, met out of order, or not seen to be met."""
+    """Step through a new page with the tab key. Reports stops that are missed, out of order, or without a visible
+    focus."""
     expected = tab.js("(() => {" + _TOOLS + "return stops().map(said); })()")
     found: list[str] = []
     met: list[int] = []
@@ -213,7 +214,7 @@ def keyboard_problems(tab: Tab, stops_max: int = 400) -> list[str]:
         tab.press("Tab")
         here = tab.js(_HERE)
         if here is None or (met and here["at"] == met[0]):
-            break  # once round
+            break  # one full round
         if here["at"] >= 0:
             met.append(here["at"])
         if here["ring"] < 2:

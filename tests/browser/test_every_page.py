@@ -1,5 +1,4 @@
-"""Every page that a link leads to, in a real Chromium: that it loads without a word in the console and from nowhere
-else, that it can be read by everybody, with keys alone, on a phone, and how large it gets."""
+"""Every page reachable by links in a real Chromium: silent console, no outside requests, accessible, bounded."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ pytestmark = pytest.mark.browser
 
 SECTIONS = {"/", "/plan", "/cost", "/compaction", "/troubles"}
 KINDS = SECTIONS | {"/topics/TOPIC", "/topics/TOPIC/N"}
-NODES_MAX, BYTES_MAX = 3500, 250_000  # of any page, however large the deployment
+NODES_MAX, BYTES_MAX = 3500, 250_000  # of any page, for a deployment of any size
 
 
 def kind_of(address: str) -> str:
-    """Addresses that differ in names and numbers alone are of one kind."""
+    """The kind of an address: addresses that differ only in names and numbers have the same kind."""
     parts = urlsplit(address)
     path = re.sub(r"^/topics/[^/]+", "/topics/TOPIC", parts.path)
     names = sorted({name for name, _ in parse_qsl(parts.query)})
@@ -37,9 +36,9 @@ def draw(tab: Tab, file: str, *, whole: bool) -> None:
 
 
 def kinds(tab: Tab) -> Iterator[tuple[str, str]]:
-    """Opens a page of each kind that can be reached from the overview by links: its kind and address.
+    """Open one page of each kind reachable by links from the overview. Yields its kind and address.
 
-    In another order a list is the same page.
+    A list in another order is the same page.
     """
     waiting, known = ["/"], {"/"}
     while waiting:
@@ -53,7 +52,7 @@ def kinds(tab: Tab) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["empty", "aged", "evil", "refusing", "hanging", "huge"])
-def test_every_page_loads_in_silence_from_here_alone_and_can_be_read_by_everybody(
+def test_every_page_loads_without_errors_or_outside_requests_and_is_accessible(
     chromium: Chromium, scenes, pictures, name: str
 ) -> None:
     scene = scenes(name)
@@ -68,31 +67,33 @@ def test_every_page_loads_in_silence_from_here_alone_and_can_be_read_by_everybod
             if "?" not in kind:
                 draw(tab, str(pictures / re.sub(r"\W+", "-", f"{name} {kind}").strip("-")), whole=name != "huge")
         assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
-        assert len(tab.asked) >= 3 * len(seen), "the page, its style, its script: what is asked for is noted"
+        assert len(tab.asked) >= 3 * len(seen), "requests must be recorded: the page, its style, its script"
         assert tab.js("window.hit") is None
     assert seen >= (SECTIONS if name == "empty" else KINDS)
 
 
-def test_every_page_can_be_gone_through_with_the_tab_key(chromium: Chromium, scenes) -> None:
+def test_every_page_is_usable_with_the_tab_key(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("busy").root) as tab:
         for _, address in kinds(tab):
             assert keyboard_problems(tab) == [], address
         assert tab.said == []
 
 
-def test_the_first_stop_leads_past_the_links(chromium: Chromium, scenes) -> None:
+def test_first_tab_stop_skips_to_the_content(chromium: Chromium, scenes) -> None:
     here = "document.activeElement.textContent"
     with chromium.open(scenes("busy").root) as tab:
         for address in ("/", "/topics/orders", "/topics/orders/0"):
             tab.go(address)
             tab.press("Tab")
             assert tab.js(here) == "Skip to the content"
-            assert tab.js("document.activeElement.getBoundingClientRect().left") >= 0, "shown while it is the stop"
+            assert tab.js("document.activeElement.getBoundingClientRect().left") >= 0, (
+                "the link must be visible while it has the focus"
+            )
             tab.press("Enter", "Tab")
             assert tab.js("document.activeElement.closest('main') !== null"), address
 
 
-def test_the_search_is_done_with_keys_and_says_what_it_found(chromium: Chromium, scenes) -> None:
+def test_search_is_usable_with_the_keyboard_and_shows_its_results(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("busy").root) as tab:
         tab.go("/")
         tab.js("document.getElementById('search').focus()")
@@ -103,7 +104,7 @@ def test_the_search_is_done_with_keys_and_says_what_it_found(chromium: Chromium,
         assert tab.js("document.getElementById('search').value") == "clic"
 
 
-def test_what_others_wrote_is_text_wherever_it_is_shown(chromium: Chromium, scenes) -> None:
+def test_foreign_text_is_escaped_on_every_page(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("evil").root) as tab:
         for address in ("/", "/troubles", "/topics/t", "/topics/t/0"):
             tab.go(address)
@@ -121,7 +122,7 @@ def test_what_others_wrote_is_text_wherever_it_is_shown(chromium: Chromium, scen
         assert [each for each in tab.said if "404" not in each] == []
 
 
-def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chromium: Chromium, scenes) -> None:
+def test_segment_list_of_a_huge_partition_is_paged_by_keyboard(chromium: Chromium, scenes) -> None:
     scene = scenes("huge")
     with chromium.open(scene.root, PHONE) as tab:
         tab.go("/topics/huge/0")
@@ -138,7 +139,7 @@ def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chrom
         assert f"{PARTITIONS:,} partitions" in tab.text("caption")
         tab.go("/troubles")
         assert f"{PARTITIONS + TOPICS:,} partitions: the store is down" in tab.text(".trouble")
-        assert tab.js("document.querySelectorAll('.trouble').length") == 1, "one bucket is one trouble"
+        assert tab.js("document.querySelectorAll('.trouble').length") == 1, "a failing bucket must be one problem"
         tab.js("document.querySelector('.trouble summary').focus()")
         tab.press("Enter")
         tab.wait("document.querySelector('.trouble details').open")
@@ -151,7 +152,7 @@ def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chrom
         assert f"101 to {TOPICS + 1} of" in tab.text("#topics nav")
 
 
-def test_the_map_is_looked_at_closer_with_keys_alone(chromium: Chromium, scenes) -> None:
+def test_map_zooms_with_the_keyboard_only(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("aged").root, PHONE) as tab:
         tab.go("/topics/orders/0")
         follow = "(word) => [...document.querySelectorAll('nav a')].find((each) => each.textContent === word).focus()"
@@ -175,9 +176,7 @@ def test_the_map_is_looked_at_closer_with_keys_alone(chromium: Chromium, scenes)
         assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
 
 
-def test_the_charts_of_the_past_are_whole_on_a_phone_and_their_table_opens_with_a_key(
-    chromium: Chromium, scenes
-) -> None:
+def test_history_charts_fit_a_phone_and_their_table_opens_by_keyboard(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("aged").root, PHONE) as tab:
         for address, rows in (("/?span=2d", 40), ("/?span=30d", 30), ("/?span=3y", 35), ("/topics/orders?span=2d", 20)):
             tab.resize(PHONE)
@@ -192,7 +191,7 @@ def test_the_charts_of_the_past_are_whole_on_a_phone_and_their_table_opens_with_
             assert problems(tab) == [], address
 
 
-def test_without_scripts_the_page_asks_for_itself_again(chromium: Chromium, scenes) -> None:
+def test_page_without_scripts_refreshes_itself(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("busy").root, NARROW, scripts=False) as tab:
         tab.go("/")
         assert tab.js("document.querySelector('meta[http-equiv=refresh]')?.content") == "30"

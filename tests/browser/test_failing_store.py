@@ -1,4 +1,4 @@
-"""The bucket refuses or hangs: the pages answer at once, say so, and show what is on this disk and what was known."""
+"""Refusing or hanging bucket: pages answer at once, report it, and show local data and the last known remote data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TOP = "document.querySelector('.trouble').getBoundingClientRect().top"
 
 
 @pytest.mark.parametrize("name", ["refusing", "hanging"])
-def test_every_page_says_that_the_bucket_fails_and_shows_what_is_here(chromium: Chromium, scenes, name: str) -> None:
+def test_every_page_reports_the_failing_bucket_and_shows_local_data(chromium: Chromium, scenes, name: str) -> None:
     with chromium.open(scenes(name).root, PHONE) as tab:
         for address in ("/", "/topics/t", "/topics/t/0", "/troubles"):
             assert tab.go(address) == 200
             told = tab.text(".trouble")
             for words in WORDS[name]:
                 assert words in told, address
-            assert tab.js(TOP) < PHONE[1], "seen without scrolling"
+            assert tab.js(TOP) < PHONE[1], "the problem must be visible without scrolling"
         tab.go("/topics/t/0")
         assert tab.js(FIGURE, "Next offset") == "300"
         assert tab.js(FIGURE, "Local") != "0 B" != tab.js(FIGURE, "Remote")

@@ -1,4 +1,4 @@
-"""The plan's form and the cost lab's sliders, worked with keys as a reader would; the page's clock moves by hand."""
+"""Plan form and cost lab sliders used with the keyboard. The clock of the page is moved by the test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.browser
 FOCUS = "(id) => document.getElementById(id).focus()"
 STATUS = "document.getElementById('lab-status').textContent"
 TOLD = "document.getElementById('lab-status').textContent.includes('dollars a month as chosen')"
-RATED = "/cost?rate=orders=500MiB/d,clicks=300MiB/d"  # of less than a day of records no month is foretold
-MOVED_MS = 300  # a slider that rests so long is asked about
+RATED = "/cost?rate=orders=500MiB/d,clicks=300MiB/d"  # no month is forecast from less than a day of records
+MOVED_MS = 300  # a slider is evaluated after this rest
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def moved(tab: Tab, slider: str, *keys: str) -> None:
     tab.pass_time(MOVED_MS)
 
 
-def test_a_slider_is_moved_with_keys_and_the_results_and_the_address_follow(lab: Tab) -> None:
+def test_slider_moved_by_keys_updates_results_and_address(lab: Tab) -> None:
     chosen = "document.getElementById('dollars-chosen').textContent"
     before = lab.js(chosen)
     lab.js("window.mark = 1")
@@ -38,27 +38,27 @@ def test_a_slider_is_moved_with_keys_and_the_results_and_the_address_follow(lab:
     assert lab.js("document.getElementById('retention-slider').getAttribute('aria-valuetext')") == lab.text(
         "#retention-shown"
     )
-    assert lab.js("document.activeElement.id") == "retention-slider", "the focus stays where it was"
+    assert lab.js("document.activeElement.id") == "retention-slider", "the focus must stay on the slider"
     after, address = lab.js(chosen), lab.js("location.pathname + location.search")
     assert "retention=" in address
     assert (after != before, lab.js("window.mark")) == (True, 1)
     assert problems(lab) == []
     assert (lab.said, lab.failed, lab.elsewhere()) == ([], [], [])
     lab.go(address)
-    assert lab.js(chosen) == after, "the address leads to the same"
+    assert lab.js(chosen) == after, "the address must lead to the same result"
     lab.click("form a[href^='/cost']")
     lab.wait("!location.search.includes('retention=') && document.getElementById('retention-slider')")
     assert lab.js(chosen) == before
 
 
-def test_of_many_moves_the_last_is_shown(lab: Tab) -> None:
+def test_several_slider_moves_give_one_request_for_the_last(lab: Tab) -> None:
     lab.js(FOCUS, "retention-slider")
     lab.press("Home")
     lab.count_fetches()
     for _ in range(5):
         lab.press("ArrowRight")
         lab.pass_time(50)
-    assert lab.fetches() == 0, "nothing is asked while it moves"
+    assert lab.fetches() == 0, "no request may be sent while the slider moves"
     lab.pass_time(MOVED_MS)
     lab.wait(TOLD)
     assert lab.fetches() == 1
@@ -66,20 +66,20 @@ def test_of_many_moves_the_last_is_shown(lab: Tab) -> None:
     assert lab.js("document.getElementById('retention').selectedOptions[0].text") == shown
 
 
-def test_a_lab_whose_manager_went_away_says_so_and_goes_on_when_it_is_back(lab: Tab, scenes) -> None:
+def test_lab_reports_an_unreachable_manager_and_continues_when_it_returns(lab: Tab, scenes) -> None:
     scene = scenes("busy")
     scene.hang_up()
     try:
         moved(lab, "retention-slider", "Home")
         lab.wait(f"{STATUS}.includes('does not answer')")
-        assert lab.js("document.getElementById('dollars-chosen').textContent"), "what it said last is still shown"
+        assert lab.js("document.getElementById('dollars-chosen').textContent"), "the last result must stay visible"
     finally:
         scene.serve()
     moved(lab, "retention-slider", "ArrowRight")
     lab.wait(TOLD)
 
 
-def test_without_scripts_the_choices_are_lists_and_the_button_asks(chromium: Chromium, scenes) -> None:
+def test_lab_without_scripts_has_lists_and_a_button(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("busy").root, PHONE, scripts=False) as tab:
         assert tab.go(f"{RATED}&retention=7d") == 200
         assert tab.js("document.getElementById('retention').value") == "7d"
@@ -88,7 +88,7 @@ def test_without_scripts_the_choices_are_lists_and_the_button_asks(chromium: Chr
         assert tab.js("document.getElementById('dollars-chosen').textContent.length > 0")
 
 
-def test_the_plan_is_asked_about_other_settings_with_keys_alone(chromium: Chromium, scenes) -> None:
+def test_plan_form_is_usable_with_the_keyboard_only(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("busy").root, PHONE) as tab:
         tab.go("/plan")
         tab.js(FOCUS, "retention-ms")

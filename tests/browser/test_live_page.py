@@ -1,6 +1,6 @@
-"""A page that stays open: it follows the manager, leaves its reader alone, and says so when nobody answers.
+"""A page that stays open follows the manager, does not disturb its reader, and reports a missing answer.
 
-The page's clock moves by hand alone.
+The clock of the page is moved by the test only.
 """
 
 from __future__ import annotations
@@ -44,34 +44,36 @@ def shows(tab: Tab, offset: int) -> None:
 
 
 def later(scene: Scene, tab: Tab, count: int = 0) -> None:
-    """The next time that the page asks, `count` records later."""
+    """Advance to the next refresh of the page, with `count` more records."""
     if count:
         send(scene.manager, count, start=10)
     scene.now_ms += PERIOD_MS
     tab.pass_time(PERIOD_MS)
 
 
-def test_an_open_page_follows_without_being_loaded_again_and_keeps_the_place(scene: Scene, tab: Tab) -> None:
+def test_open_page_updates_without_a_reload_and_keeps_the_focus(scene: Scene, tab: Tab) -> None:
     tab.js("document.querySelector('main tbody a').focus()")
     later(scene, tab, 20)
     shows(tab, 30)
-    assert tab.js("window.mark") == 1, "not loaded anew"
+    assert tab.js("window.mark") == 1, "the page must not be reloaded"
     assert tab.js("document.activeElement.textContent") == "t/0"
     assert (tab.said, tab.failed) == ([], [])
 
 
-def test_a_trouble_that_comes_takes_neither_the_focus_nor_the_place_from_who_reads(scene: Scene, tab: Tab) -> None:
+def test_new_problem_on_an_open_page_keeps_focus_and_scroll_position(scene: Scene, tab: Tab) -> None:
     tab.resize(PHONE)
     tab.js("document.querySelector('main tbody a').focus()")
     tab.js("document.querySelector('main .wide').scrollLeft = 150")
     scene.manager.problems = {TopicPartition("t", 0): Corrupt("bad, all of it")}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble')")
-    assert tab.js("document.activeElement.closest('tbody') !== null"), "the link in the table, not that in the trouble"
+    assert tab.js("document.activeElement.closest('tbody') !== null"), (
+        "the focus must stay on the link in the table, not on that of the problem"
+    )
     assert tab.js("document.querySelector('main .wide').scrollLeft") == 150
 
 
-def test_what_was_opened_stays_open_and_keeps_the_focus(scene: Scene, tab: Tab) -> None:
+def test_opened_details_stay_open_and_keep_the_focus_after_an_update(scene: Scene, tab: Tab) -> None:
     scene.manager.create_topic("many", 3, {}, now_ms=NOW)
     names = [TopicPartition("many", number) for number in range(3)]
     scene.manager.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
@@ -89,7 +91,7 @@ def test_what_was_opened_stays_open_and_keeps_the_focus(scene: Scene, tab: Tab) 
     tab.wait("document.querySelector('.trouble') === null")
 
 
-def test_who_types_or_has_marked_something_is_left_alone_until_done(scene: Scene, tab: Tab) -> None:
+def test_page_does_not_update_while_text_is_typed_or_selected(scene: Scene, tab: Tab) -> None:
     tab.go("/")
     tab.js("document.getElementById('search').focus()")
     tab.type("ord")
@@ -100,17 +102,17 @@ def test_who_types_or_has_marked_something_is_left_alone_until_done(scene: Scene
     tab.count_fetches()
     tab.js("getSelection().selectAllChildren(document.querySelector('h1'))")
     later(scene, tab)
-    assert tab.fetches() == 0, "nothing was asked for while a text was marked"
+    assert tab.fetches() == 0, "no request may be sent while a text is selected"
     tab.js("getSelection().removeAllRanges()")
     later(scene, tab)
     shows(tab, 30)
 
 
-def test_a_page_says_that_the_manager_went_away_and_goes_on_when_it_is_back(scene: Scene, tab: Tab) -> None:
+def test_open_page_reports_an_unreachable_manager_and_continues_when_it_returns(scene: Scene, tab: Tab) -> None:
     scene.hang_up()
     later(scene, tab, 20)
     tab.wait(NO_ANSWER)
-    assert "10" in tab.text("main tbody tr"), "what it said last is still shown"
+    assert "10" in tab.text("main tbody tr"), "the last data must stay visible"
     later(scene, tab)
     scene.serve()
     later(scene, tab)
@@ -120,7 +122,7 @@ def test_a_page_says_that_the_manager_went_away_and_goes_on_when_it_is_back(scen
     assert [each for each in tab.said if "ERR_" not in each] == []
 
 
-def test_a_page_says_so_when_the_manager_hangs_and_goes_on_when_it_does_not(scene: Scene, tab: Tab) -> None:
+def test_open_page_reports_a_hanging_manager_and_continues_when_it_answers(scene: Scene, tab: Tab) -> None:
     answers, answer = threading.Event(), scene.site.answer
 
     def hanging(target: str):
@@ -134,14 +136,14 @@ def test_a_page_says_so_when_the_manager_hangs_and_goes_on_when_it_does_not(scen
     later(scene, tab)
     tab.wait(NO_ANSWER)
     later(scene, tab)
-    assert 2 <= tab.fetches() <= 3, "once in each period, not more"
+    assert 2 <= tab.fetches() <= 3, "there must be one request for each period, not more"
     answers.set()
     later(scene, tab)
     later(scene, tab)
     shows(tab, 30)
 
 
-def test_an_answer_that_is_no_page_changes_nothing_but_the_footer(scene: Scene, tab: Tab) -> None:
+def test_answer_without_a_page_changes_only_the_footer(scene: Scene, tab: Tab) -> None:
     answer = scene.site.answer
     scene.site.answer = lambda target: (503, "text/plain", "busy")
     later(scene, tab, 20)
@@ -152,14 +154,14 @@ def test_an_answer_that_is_no_page_changes_nothing_but_the_footer(scene: Scene, 
     shows(tab, 30)
 
 
-def test_a_topic_that_was_deleted_meanwhile_is_said_to_be_gone(scene: Scene, tab: Tab) -> None:
+def test_open_page_of_a_deleted_topic_becomes_not_found(scene: Scene, tab: Tab) -> None:
     scene.manager.delete_topic("t", now_ms=NOW)
     later(scene, tab)
     tab.wait("document.querySelector('h1').textContent === 'Not found'")
     assert tab.js("document.title").startswith("Not found")
 
 
-def test_a_bucket_out_of_reach_comes_and_goes_on_an_open_page(chromium: Chromium) -> None:
+def test_open_page_shows_an_unreachable_bucket_and_its_recovery(chromium: Chromium) -> None:
     world = World()
     store = SwitchableStore(world.store, is_down=False)
     with Scene(world, store) as scene, chromium.open(scene.root) as tab:

@@ -1,4 +1,4 @@
-"""The commands that serve the pages, as processes: where they say they are, and to whom."""
+"""Commands that serve the pages, run as processes: their addresses, and access to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tiered(home: Path, *words: str) -> None:
 
 @contextmanager
 def serving(home: Path, *words: str, until: str = "http://") -> Iterator[str]:
-    """What a command says up to the line with `until`; it ends well when it is told to."""
+    """The output of a command up to the line with `until`. The command must stop cleanly at the end."""
     command = [sys.executable, "-m", "tiered", "-C", str(home), *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_daemon_has_its_pages_where_it_says(chromium: Chromium, home: Path) -> None:
+def test_daemon_serves_its_pages_at_the_printed_address(chromium: Chromium, home: Path) -> None:
     with serving(home, "run", "--metrics", "127.0.0.1:0") as line:
         root = re.findall(r"pages at (http://127\.0\.0\.1:[0-9]+)/", line)[0]
         with chromium.open(root) as tab:
@@ -63,7 +63,7 @@ def test_the_daemon_has_its_pages_where_it_says(chromium: Chromium, home: Path) 
             assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
 
 
-def test_elsewhere_than_on_loopback_the_daemon_has_no_pages(chromium: Chromium, home: Path) -> None:
+def test_daemon_on_another_address_serves_no_pages(chromium: Chromium, home: Path) -> None:
     with serving(home, "run", "--metrics", "0.0.0.0:0") as line:
         assert "pages at" not in line
         port = re.findall(r":([0-9]+)/metrics", line)[0]
@@ -72,7 +72,7 @@ def test_elsewhere_than_on_loopback_the_daemon_has_no_pages(chromium: Chromium, 
             assert "orders" not in tab.text()
 
 
-def test_pages_beside_the_manager_at_work(chromium: Chromium, home: Path) -> None:
+def test_web_command_serves_pages_while_a_manager_runs(chromium: Chromium, home: Path) -> None:
     with (
         serving(home, "web", "--listen", "127.0.0.1:0") as line,
         chromium.open(re.findall(r"http://127\.0\.0\.1:[0-9]+", line)[0]) as tab,
@@ -82,7 +82,7 @@ def test_pages_beside_the_manager_at_work(chromium: Chromium, home: Path) -> Non
         assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
 
 
-def test_elsewhere_than_on_loopback_a_token_is_asked_for_once(chromium: Chromium, home: Path) -> None:
+def test_web_command_on_another_address_asks_once_for_a_token(chromium: Chromium, home: Path) -> None:
     with serving(home, "web", "--listen", "0.0.0.0:0", until="token: ") as lines:
         port = re.findall(r"http://0\.0\.0\.0:([0-9]+)", lines)[0]
         token = re.findall(r"token: (\S+)", lines)[0]
@@ -101,4 +101,4 @@ def test_elsewhere_than_on_loopback_a_token_is_asked_for_once(chromium: Chromium
             assert token not in tab.js("document.documentElement.outerHTML + document.cookie")
             assert [each for each in tab.said if "401" not in each] == []
             with chromium.open(f"http://127.0.0.1:{port}") as other:
-                assert other.go("/") == 401, "another browser has to show it, too"
+                assert other.go("/") == 401, "another browser must need the token too"

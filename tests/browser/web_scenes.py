@@ -1,4 +1,4 @@
-"""Deployments that the pages are looked at over: a manager, its endpoint on loopback, a clock that stands still."""
+"""Sample deployments for the pages: a manager, its endpoint on loopback, and a fixed clock."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
 from tiered.web.pages.site import Site
 
 MINUTE = 60_000
-PARTITIONS, TOPICS, SEGMENTS = 850, 150, 10_000  # a thousand partitions in all
-LIMIT_S = 60.0  # what a look may take on a busy machine; no test waits for its end
+PARTITIONS, TOPICS, SEGMENTS = 850, 150, 10_000  # a thousand partitions in total
+LIMIT_S = 60.0  # time limit of a read on a busy machine; no test waits for it
 EVIL = "<img src=x onerror=\"window.hit = 1\"><script>window.hit = 1</script> & 'quoted'"
 
 
 class Scene:
-    """A manager whose pages are served. `now_ms` is the time that the pages are told."""
+    """A manager whose pages are served. `now_ms` is the time used by the pages."""
 
     def __init__(self, world: World | None = None, store: object | None = None, **settings: str) -> None:
         self.world = world or World()
@@ -36,7 +36,7 @@ class Scene:
         self.site = Site(self.manager, lambda: self.now_ms, storage=self.world.disk, deadline_s=LIMIT_S)
         self._server: MetricsServer | None = None
         self._port = 0
-        self.at_end: Callable[[], None] = lambda: None  # before the manager is closed
+        self.at_end: Callable[[], None] = lambda: None  # called before the manager is closed
 
     @property
     def root(self) -> str:
@@ -52,7 +52,7 @@ class Scene:
         self.manager.close()
 
     def serve(self) -> None:
-        """Where it was before, once it was served."""
+        """Start the server, at its former address if it was served before."""
         self._server = MetricsServer(
             LOOPBACK, self._port, {}, lambda target: self.site.answer(target), answer_s=EXCHANGE_S
         )
@@ -60,7 +60,7 @@ class Scene:
         self._port = self._server.address[1]
 
     def hang_up(self) -> None:
-        """Whoever asks is refused from now on."""
+        """Stop the server: new requests are refused."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -71,7 +71,7 @@ class Scene:
 
 
 class HangingStore(SwitchableStore):
-    """Answers nothing while it is down, until `give_up`."""
+    """A store whose calls block while it is down, until `give_up`."""
 
     def __init__(self, inner: object) -> None:
         super().__init__(inner, is_down=False)  # type: ignore[arg-type]
@@ -89,18 +89,18 @@ class HangingStore(SwitchableStore):
         return hanging
 
     def give_up(self) -> None:
-        """Whoever waits is answered."""
+        """Answer all blocked calls."""
         self.is_down = False
         self.goes_on.set()
 
 
 def empty() -> Scene:
-    """Nothing yet."""
+    """A deployment without topics."""
     return Scene()
 
 
 def busy() -> Scene:
-    """A topic in both tiers, a compacted one, one that is on the disk alone; one partition is corrupt."""
+    """A topic in both tiers, a compacted topic, a local-only topic, and one corrupt partition."""
     scene = Scene()
     manager = scene.manager
     manager.create_topic("orders", 3, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
@@ -120,7 +120,7 @@ def busy() -> Scene:
 
 
 def aged() -> Scene:
-    """Notes of three years, with a month and an afternoon in which nobody was at work, and an hour without a bucket."""
+    """History notes of three years, with gaps of a month and an afternoon, and one hour without a bucket."""
     scene = busy()
     day, series = 86_400_000, TierSeries()
     days = [NOW - at * day for at in range(1090, 31, -1) if not 200 < at < 230]
@@ -146,7 +146,7 @@ def aged() -> Scene:
 
 
 def evil() -> Scene:
-    """Messages that are HTML; no topic may be called so."""
+    """Messages that are HTML, which no topic name can be."""
     scene = Scene()
     scene.manager.create_topic("t", 1, {}, now_ms=NOW)
     scene.manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
@@ -154,7 +154,7 @@ def evil() -> Scene:
 
 
 def huge() -> Scene:
-    """A thousand partitions, one of them with ten thousand segments; each in trouble, as without a bucket."""
+    """A thousand partitions, one of them with ten thousand segments, each with a problem like without a bucket."""
     scene = Scene()
     manager = scene.manager
     wide = {"segment.bytes": "1024", "remote.storage.enable": "true"}
@@ -172,7 +172,7 @@ def names(manager: LogManager) -> list[TopicPartition]:
 
 
 def refusing() -> Scene:
-    """Ten minutes after the bucket went out of reach: every upload since was refused."""
+    """Ten minutes after the bucket became unreachable: every upload since then was refused."""
     world = World()
     store = SwitchableStore(world.store, is_down=False)
     scene = _with_a_backlog(world, store)
@@ -183,12 +183,12 @@ def refusing() -> Scene:
 
 
 def hanging() -> Scene:
-    """Three quarters of an hour after the bucket ceased to answer: an upload waits for it all the time."""
+    """44 minutes after the bucket stopped to answer: an upload has waited for it since then."""
     world = World()
     store = HangingStore(world.store)
     scene = _with_a_backlog(world, store)
     scene.at_end = store.give_up
-    scene.worker.waits = False  # as the daemon's: what waits for the store has threads of its own
+    scene.worker.waits = False  # like in the daemon: work that waits for the store has its own threads
     for at in range(1, 45):
         scene.worker.round(NOW + at * MINUTE)
     assert store.reached.wait(30)
@@ -197,7 +197,7 @@ def hanging() -> Scene:
 
 
 def _with_a_backlog(world: World, store: SwitchableStore) -> Scene:
-    """A hundred records came after the store went; those before are in both tiers."""
+    """A hundred records were appended after the store failed. Earlier records are in both tiers."""
     scene = Scene(world, store)
     scene.manager.create_topic("t", 1, TIERED, now_ms=NOW)
     send(scene.manager, 200, topic="t")

@@ -1,4 +1,4 @@
-"""What the tests over HTTP share: every bucket on a server is decoded whole before that server ends."""
+"""Shared fixtures of the tests over HTTP: every object of every bucket is decoded before its server ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _here: list[str] = []
 
 @pytest.fixture(autouse=True)
 def a_test_of_this_folder_runs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The session's patch outlives this folder's tests: others' endpoints, in any order, are none of its business."""
+    """Mark that a test of this directory runs, because the session-wide patch must ignore endpoints of other tests."""
     _here.append(request.node.nodeid)
     yield
     _here.pop()

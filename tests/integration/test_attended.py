@@ -1,4 +1,4 @@
-"""A server that a test run started does not outlive it, however the run ends."""
+"""A server started by a test run ends with it, for any end of the run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ child.wait()
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_to_the_whole_group_of_a_run_ends_its_servers_too(end: signal.Signals) -> None:
+def test_signal_to_the_process_group_of_a_run_ends_its_servers(end: signal.Signals) -> None:
     command = [sys.executable, "-c", RUN, str(ATTENDED)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as run:
         assert run.stdout is not None
         watch = os.pidfd_open(int(run.stdout.readline()))
-        # A SIGKILL to the group takes the attendant along; a run that is killed so is killed alone.
+        # SIGKILL to the group would kill the attendant too, so SIGKILL is sent to the run alone.
         os.kill(run.pid, end) if end is signal.SIGKILL else os.killpg(run.pid, end)
         ready, _, _ = select.select([watch], [], [], 60)  # readable when the process has ended
         os.close(watch)

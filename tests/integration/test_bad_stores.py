@@ -1,4 +1,4 @@
-"""What a user sees when the bucket is not there, or not for them: one line, naming what and where, and nothing lost."""
+"""A missing or refusing bucket: the user gets one line with the cause and the place, and no record is lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 class _Refusing:
-    """A server that refuses everything with one S3 error."""
+    """A server that answers every request with one S3 error."""
 
     def __init__(self, status: int, code: str) -> None:
         body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
@@ -80,7 +80,7 @@ class _Refusing:
 
 
 @pytest.mark.parametrize("why", list(REFUSALS))
-def test_a_bucket_that_refuses_us_is_one_line_and_creates_no_topic(tmp_path: Path, why: str) -> None:
+def test_refusing_bucket_gives_one_error_line_and_creates_no_topic(tmp_path: Path, why: str) -> None:
     status, code, exit_code, word = REFUSALS[why]
     server = _Refusing(status, code)
     try:
@@ -90,7 +90,7 @@ def test_a_bucket_that_refuses_us_is_one_line_and_creates_no_topic(tmp_path: Pat
         server.stop()
     assert "wanted-bucket" in line
     assert word in line.lower()
-    assert "loopback" not in line, "a credential was shown"
+    assert "loopback" not in line, "no credential may be shown"
     assert not (tmp_path / "data" / "topics.json").exists()
 
 
@@ -99,7 +99,7 @@ def test_a_bucket_that_does_not_exist_is_named(tmp_path: Path, endpoint: S3Endpo
     assert "nobody-made-this" in _one_line(_tiered(tmp_path, "topic", "create", "orders"), 1)
 
 
-def test_a_bucket_lost_after_the_fact_loses_no_record(tmp_path: Path, endpoint: S3Endpoint) -> None:
+def test_bucket_lost_after_an_append_loses_no_record(tmp_path: Path, endpoint: S3Endpoint) -> None:
     endpoint.create_bucket("present")
     _configure(tmp_path, "present", endpoint.url)
     (tmp_path / "lines").write_text("".join(f"{at}\n" for at in range(100)))
@@ -113,7 +113,7 @@ def test_a_bucket_lost_after_the_fact_loses_no_record(tmp_path: Path, endpoint: 
     assert [json.loads(line)["value"] for line in read.stdout.splitlines()] == [str(at) for at in range(100)]
 
 
-def test_two_managers_on_one_directory_and_on_one_bucket_are_told_apart(tmp_path: Path, endpoint: S3Endpoint) -> None:
+def test_conflict_on_a_directory_and_on_a_bucket_have_different_errors(tmp_path: Path, endpoint: S3Endpoint) -> None:
     endpoint.create_bucket("shared")
     first, second = tmp_path / "first", tmp_path / "second"
     for home in (first, second):

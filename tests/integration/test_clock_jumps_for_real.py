@@ -1,8 +1,8 @@
-"""The real daemon under a wall clock that somebody sets: ahead by ten years, back by a day, back to 1970, while it runs
-and across restarts. The S3 server is another process, whose clock is right.
+"""The real daemon under a wall clock that is set ahead ten years, back a day, or back to 1970.
 
-Retention of everything would be over, grace times and delays too, segments would be old enough to roll. Nothing of that
-happens, all are told, and once the clock is right the daemon goes on as if nothing had been.
+The clock changes while the daemon runs and across restarts. The S3 server is another process with a correct clock. By
+the wrong clock, retention, grace periods and delays would be over, and segments would be due to roll. The daemon must
+do none of this, must report every jump, and must continue normally once the clock is correct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tiered.read.bucket_reader import open_remote
 pytestmark = pytest.mark.server
 
 DAY_S = 86_400
-YEARS = 3650 * DAY_S + 60  # what is told counts whole seconds of two clocks that are read one after the other
+YEARS = 3650 * DAY_S + 60  # reported values are whole seconds of two clocks that are read one after the other
 ROUNDS = 4.0
 
 
@@ -40,7 +40,7 @@ def endpoint() -> Iterator[S3Endpoint]:
 
 
 class Town:
-    """A node, its bucket, and what must not change while the clock is wrong."""
+    """A node, its bucket, and the state that must not change while the clock is wrong."""
 
     def __init__(self, home: Path, endpoint: S3Endpoint | None, bucket: str, clock: ShiftedClock) -> None:
         home.mkdir()
@@ -52,7 +52,8 @@ class Town:
         self.node.configure()
         self.now_ms = time.time_ns() // 1_000_000
         self.node.fill("orders", "others", at_ms=self.now_ms, retention_ms="30d")
-        with self.node.manager() as manager:  # records that are in no closed segment, and some that wait to be deleted
+        # some records in the active segment, and some files that wait for their deletion
+        with self.node.manager() as manager:
             manager.append("others", self.node.sent["others"][:20], 0, now_ms=self.now_ms)
             self.node.sent["others"] += self.node.sent["others"][:20]
 
@@ -60,7 +61,7 @@ class Town:
         return Daemon(self.node, environ=self.clock.environ)
 
     def delete_some(self) -> None:
-        """Objects that wait for their grace time, and files that wait for theirs."""
+        """Create pending deletes in the bucket and files scheduled for deletion."""
         with self.node.manager() as manager:
             now_ms = self.now_ms
             while manager.tick(now_ms):
@@ -79,7 +80,7 @@ class Town:
         return sorted(files), objects
 
     def go_on(self, daemon: Daemon) -> None:
-        """Some more rounds."""
+        """Wait for a few more maintenance rounds."""
         until = daemon.metric("tiered_rounds_total") + ROUNDS
         daemon.wait_for(lambda: True if daemon.metric("tiered_rounds_total") >= until else None, "some rounds")
 
@@ -91,7 +92,7 @@ def town(tmp_path: Path, endpoint: S3Endpoint, clock: ShiftedClock) -> Town:
     return found
 
 
-def test_nothing_goes_by_a_clock_that_jumps_while_it_runs_or_before_it_starts(town: Town) -> None:
+def test_clock_jump_before_or_during_a_run_deletes_and_rolls_nothing(town: Town) -> None:
     kept, clock = town.kept(), town.clock
     assert len(kept[1]) > 8
     to_1970 = 1000 - int(time.time())
@@ -118,7 +119,7 @@ def test_nothing_goes_by_a_clock_that_jumps_while_it_runs_or_before_it_starts(to
             daemon.wait_until_well()
             assert daemon.end() == 0
             assert "Traceback" not in daemon.words
-    (town.node.home / "data" / "work-report.json").unlink()  # another machine: nothing here knows what time it is
+    (town.node.home / "data" / "work-report.json").unlink()  # another node: no local record of the time
     clock.set(YEARS)
     with town.daemon() as daemon:
         daemon.wait_for_trouble("ahead=3650d", "the store's clock")
@@ -129,7 +130,7 @@ def test_nothing_goes_by_a_clock_that_jumps_while_it_runs_or_before_it_starts(to
         town.node.check_read(manager)
 
 
-def test_without_a_store_the_last_process_is_the_witness(tmp_path: Path, clock: ShiftedClock) -> None:
+def test_without_a_store_the_clock_is_checked_against_the_last_process(tmp_path: Path, clock: ShiftedClock) -> None:
     town = Town(tmp_path / "home", None, "", clock)
     with town.daemon() as daemon:
         daemon.wait_until_well()
@@ -147,7 +148,7 @@ def test_without_a_store_the_last_process_is_the_witness(tmp_path: Path, clock: 
         clock.set(0)
         daemon.wait_until_well()
         assert daemon.end() == 0
-    clock.set(20 * DAY_S)  # a long holiday
+    clock.set(20 * DAY_S)  # a long pause
     with town.daemon() as daemon:
         town.go_on(daemon)
         assert daemon.ask("health") == (200, "ok\n")

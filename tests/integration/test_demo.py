@@ -1,4 +1,4 @@
-"""The main job, small, as a user starts it; twice in the same folder, and nothing left running."""
+"""The demo, small, started like by a user: twice in the same directory, with no process left running."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.server
 
 
 def _tiered(*arguments: str, mark: str = "none") -> subprocess.CompletedProcess[str]:
-    """`mark` goes into the environment, which every process that this one starts inherits."""
+    """Run a command. `mark` is put into the environment, which every child process inherits."""
     command = [sys.executable, "-m", "tiered", *arguments]
     environment = {**os.environ, "DEMO_TEST_MARK": mark}
     return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 
 
 def _left_running(mark: str) -> list[str]:
-    """Command lines of the processes that carry the mark."""
+    """Command lines of the processes that have the mark."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -38,7 +38,7 @@ def _left_running(mark: str) -> list[str]:
 
 
 @pytest.mark.spark
-def test_the_demo_runs_twice_in_one_folder_and_ends_with_a_table(tmp_path: Path) -> None:
+def test_demo_runs_twice_in_one_directory_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "tiered-demo-test"
     for _ in range(2):
         done = _tiered("demo", "--dir", str(folder), "--limit", "60000", "-o", "json", mark=str(tmp_path))
@@ -52,15 +52,17 @@ def test_the_demo_runs_twice_in_one_folder_and_ends_with_a_table(tmp_path: Path)
         assert tiers["flights", "remote"] > tiers["flights", "local"]
         assert sum(count for (topic, _), count in tiers.items() if topic == "flights") == 60_000
         assert _left_running(str(tmp_path)) == []
-        assert [path.name for path in folder.rglob("*.deleted")] == [], "what was dropped is gone"
+        assert [path.name for path in folder.rglob("*.deleted")] == [], (
+            "files scheduled for deletion must be deleted at the end"
+        )
     status = _tiered("-C", str(folder), "status", "-o", "json")
     assert status.returncode == 0, status.stderr
     consumed = _tiered("-C", str(folder), "consume", "flights/0", "-n", "3", "-o", "jsonl")
     assert [json.loads(line)["offset"] for line in consumed.stdout.splitlines()] == [0, 1, 2]
 
 
-def test_a_process_that_stays_is_seen(tmp_path: Path) -> None:
-    """The check above can fail."""
+def test_search_for_leftover_processes_finds_one(tmp_path: Path) -> None:
+    """So the check of the demo test can fail."""
     environment = {**os.environ, "DEMO_TEST_MARK": str(tmp_path)}
     stays = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
     try:
@@ -70,7 +72,7 @@ def test_a_process_that_stays_is_seen(tmp_path: Path) -> None:
     assert _left_running(str(tmp_path)) == []
 
 
-def test_a_folder_with_other_things_in_it_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_demo_refuses_a_directory_with_other_files_and_leaves_it_unchanged(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(InvalidRequest, match="holds something else"), workshop(str(tmp_path)):
         raise AssertionError("must not get here")

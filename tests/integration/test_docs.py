@@ -1,7 +1,7 @@
-"""The tutorial's commands and the examples in Python run as they are printed, and print what the pages say.
+"""Commands of the tutorial and the Python examples run as printed, and print the output shown on the pages.
 
-A block of the tutorial that runs is marked ``<!-- run -->`` (``<!-- run spark -->`` needs Java). The ``text`` block
-right after it is its output, stdout alone: compared exactly, or as ``<!-- shape -->`` with every number masked, or as
+A block of the tutorial to run is marked ``<!-- run -->`` (``<!-- run spark -->`` needs Java). The ``text`` block right
+after it is its stdout. It is compared exactly, or with ``<!-- shape -->`` with every number masked, or with
 ``<!-- some -->`` with other lines allowed in between. A line ``...`` in a sample stands for any lines.
 """
 
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"<?\d[\d,]*(\.\d+)?( ([KMGT]i)?B)?")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One block that runs, and what it has to print (None: anything)."""
+    """One block to run, and its expected output (None: any output)."""
 
     command: str
     needs_spark: bool
@@ -61,7 +61,7 @@ STEPS = steps_of(TUTORIAL)
 
 @pytest.fixture(scope="module", autouse=True)
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """``tiered`` and ``python``, this checkout's, without half a second of imports for each."""
+    """``tiered`` and ``python`` of this checkout, without half a second of imports for each command."""
     with Commands(tmp_path_factory.mktemp("commands")) as commands:
         _PATH.append(str(commands.directory))
         yield commands
@@ -72,7 +72,7 @@ _PATH: list[str] = []
 
 
 def shell(command: str, folder: Path) -> str:
-    """The stdout of a block run by bash, which stops at the first command that fails."""
+    """The stdout of a block run by bash, which stops at the first failing command."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_")}
     environment |= {"PATH": os.pathsep.join([*_PATH, os.environ["PATH"]]), "PYTHONPATH": str(ROOT)}
     script = ["bash", "-euo", "pipefail", "-c", command]
@@ -82,7 +82,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 def check_output(step: Step, printed: str) -> None:
-    """Line by line, blanks squeezed; the module text says how the kinds differ."""
+    """Compare line by line with normalised blanks. The module docstring explains the kinds."""
     if step.sample is None:
         return
     mask = step.how == "shape"
@@ -102,7 +102,7 @@ def lines_of(text: str, mask: bool) -> list[str]:
 
 @pytest.fixture(scope="module")
 def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the tutorial was followed up to Spark, every output compared."""
+    """A directory after the tutorial was run up to Spark, with every output compared."""
     folder = tmp_path_factory.mktemp("tutorial")
     for step in STEPS:
         if not step.needs_spark:
@@ -110,25 +110,25 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tutorials_commands_print_what_it_shows(road: Path) -> None:
+def test_tutorial_commands_print_the_output_shown(road: Path) -> None:
     assert (road / "road" / "tiered.toml").exists()
-    assert sum(step.sample is not None for step in STEPS) >= 7, "the page lost its samples, or they their marks"
+    assert sum(step.sample is not None for step in STEPS) >= 7, "the page must have at least seven marked samples"
 
 
-def test_the_commands_of_the_guide_to_looking_inside_a_log_run(tmp_path: Path) -> None:
+def test_commands_of_the_guide_on_log_inspection_print_the_output_shown(tmp_path: Path) -> None:
     for step in steps_of(LOOKING):
         check_output(step, shell(step.command, tmp_path))
 
 
 @pytest.mark.spark
-def test_the_tutorials_spark_job_prints_what_it_shows(road: Path) -> None:
+def test_tutorial_spark_job_prints_the_output_shown(road: Path) -> None:
     (step,) = [step for step in STEPS if step.needs_spark]
     check_output(step, shell(step.command, road))
 
 
 @pytest.mark.spark
-def test_the_notebooks_cells_print_what_it_shows(tmp_path: Path) -> None:
-    """One program of all cells, with a line that no cell prints behind each of them."""
+def test_notebook_cells_print_the_output_shown(tmp_path: Path) -> None:
+    """All cells run as one program, with a separator line printed after each cell."""
     cells = [
         Step(found["command"], True, found["how"] or "exact", found["sample"])
         for found in _CELL.finditer(NOTEBOOK.read_text())
@@ -142,7 +142,7 @@ def test_the_notebooks_cells_print_what_it_shows(tmp_path: Path) -> None:
     assert (tmp_path / "segments.svg").read_text().startswith("<svg")
 
 
-def test_a_sample_that_differs_is_noticed() -> None:
+def test_output_that_differs_from_its_sample_fails() -> None:
     with pytest.raises(AssertionError):
         check_output(Step("", False, "exact", "a 1\n"), "a 2\n")
     with pytest.raises(AssertionError):
@@ -152,7 +152,7 @@ def test_a_sample_that_differs_is_noticed() -> None:
     check_output(Step("", False, "shape", "x  1,000  2 KiB\n"), "x 7 0 B\n")
 
 
-def test_the_readme_begins_with_the_two_commands() -> None:
+def test_readme_begins_with_the_demo_and_the_tests() -> None:
     first = re.search(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
     assert first is not None
     assert first[1].splitlines()[:2] == [".ci/with tiered demo", ".ci/with pytest"]
@@ -160,7 +160,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 @pytest.fixture(scope="module")
 def programs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the programs of `PROGRAMS` without Spark were run."""
+    """A directory after the programs of `PROGRAMS` without Spark were run."""
     folder = tmp_path_factory.mktemp("programs")
     shell("tiered init road", folder)
     local, remote, _ = _PYTHON.findall(PROGRAMS.read_text())
@@ -170,25 +170,25 @@ def programs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_programs_of_the_tutorial_run(programs_folder: Path) -> None:
+def test_tutorial_programs_run(programs_folder: Path) -> None:
     assert list((programs_folder / "road" / "bucket").glob("clicks-*/*/data/*.log"))
 
 
 @pytest.mark.spark
-def test_the_spark_program_of_the_tutorial_runs(programs_folder: Path) -> None:
+def test_tutorial_spark_program_runs(programs_folder: Path) -> None:
     printed = run_python(_PYTHON.findall(PROGRAMS.read_text())[-1], programs_folder)
     counts = re.findall(r"\|\s+\d+\|\s*(\d+)\|", printed)
     assert sum(map(int, counts)) == 10_000
 
 
-def test_the_embedding_guide_is_one_program_that_runs(tmp_path: Path) -> None:
+def test_code_blocks_of_the_embedding_guide_run_as_one_program(tmp_path: Path) -> None:
     shell("tiered init road", tmp_path)
     printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)
     assert "orders/1" in printed
     assert "in trouble" not in printed
 
 
-def test_sizing_by_numbers_of_ones_own_runs(tmp_path: Path) -> None:
+def test_sizing_program_with_own_figures_runs(tmp_path: Path) -> None:
     printed = run_python("\n".join(_PYTHON.findall((HOW_TO / "size-a-deployment.md").read_text())), tmp_path)
     assert [line.split()[0] for line in printed.splitlines()] == ["as"] + ["segment.bytes=256MiB"] * 2 + [
         "segment.bytes=1.00GiB"

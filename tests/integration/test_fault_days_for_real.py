@@ -1,7 +1,7 @@
-"""The days of `tests/crash/test_fault_days.py` once with a real daemon, over HTTP: it goes on, says so, recovers alone.
+"""The faults of `tests/crash/test_fault_days.py` with a real daemon over HTTP: it continues, reports and recovers.
 
-A server stands between the daemon and an S3 endpoint and answers as S3 does when something is wrong. Each topic is one
-day: its closed segments wait until the configuration, which the daemon reads again by itself, lets them be copied.
+A proxy between the daemon and an S3 endpoint answers like S3 under each fault. Each topic is one fault: its closed
+segments wait until the configuration allows their copy. The daemon reloads the configuration by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def endpoint() -> Iterator[S3Endpoint]:
         yield running
 
 
-def test_a_daemon_meets_one_trouble_after_the_other_and_recovers_from_each_by_itself(
+def test_daemon_recovers_by_itself_from_one_fault_after_another(
     tmp_path: Path, endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -58,7 +58,7 @@ def test_a_daemon_meets_one_trouble_after_the_other_and_recovers_from_each_by_it
             assert daemon.ask("health") == (200, "ok\n")
 
             def day(topic: str, cause: str) -> None:
-                """A topic's segments are to go up, and its trouble, nobody else's, is told."""
+                """Allow the upload of a topic, and wait until the problem of this topic alone is reported."""
                 node.configure(topic)
                 text = daemon.wait_for_trouble(f"{topic}/0: ", cause)
                 assert text.count("\n") == 1, text
@@ -88,7 +88,7 @@ def test_a_daemon_meets_one_trouble_after_the_other_and_recovers_from_each_by_it
             node.file("rot").write_bytes(damaged)
             day("rot", "crc")
             node.configure("well")
-            daemon.wait_until_copied("well")  # the others go on
+            daemon.wait_until_copied("well")  # other topics continue
             damaged[150] ^= 1
             node.file("rot").write_bytes(damaged)
             is_up("rot")

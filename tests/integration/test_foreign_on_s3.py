@@ -1,4 +1,4 @@
-"""Other people's buckets over a real S3 API, with both of its clients: read, and imported into a bucket of ours."""
+"""External buckets over a real S3 API, with both clients: read, and imported into another bucket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sample(tmp_path_factory) -> Sample:
     return write_log(tmp_path_factory.mktemp("log") / NAME.directory)
 
 
-def test_others_buckets_are_read_and_imported_over_http(endpoint: S3Endpoint, sample: Sample, tmp_path) -> None:
+def test_external_buckets_are_read_and_imported_over_http(endpoint: S3Endpoint, sample: Sample, tmp_path) -> None:
     key = new_key(tmp_path / "key1.pem")
     for layout, client in (("aiven", "obstore"), ("logs", "s3fs")):
         url, options = f"s3://theirs/{layout}/deeper", {**endpoint.options(), "client": client}

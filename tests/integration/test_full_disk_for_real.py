@@ -1,7 +1,9 @@
-"""A real file system that fills to the last byte under the real daemon, with somebody inside who appends.
+"""A real file system that fills to the last byte under the real daemon while records are appended.
 
-It refuses appends, goes on with uploads and local retention, tells of it, and takes records again once there is room;
-killed on the full disk and started there, too. Nothing that it acknowledged is missing in the end.
+1. The daemon refuses appends, continues uploads and local retention, and reports the problem.
+2. It accepts records again once there is space.
+3. The same holds after it is killed and started on the full disk.
+4. No acknowledged record is missing at the end.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def endpoint() -> Iterator[S3Endpoint]:
 
 
 class Day:
-    """Records come in, topic by topic; what was acknowledged is known by its first number."""
+    """Appends to every topic. Acknowledged records are known by their numbers."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -56,7 +58,7 @@ class Day:
         self.acked: dict[str, list[int]] = {topic: [] for topic in TOPICS}
 
     def send(self, daemon: Daemon, times: int = 1) -> int:
-        """How many appends were acknowledged."""
+        """Number of acknowledged appends."""
         acked = 0
         for _ in range(times):
             for topic in TOPICS:
@@ -67,7 +69,7 @@ class Day:
         return acked
 
     def meets_a_full(self, disk: SmallDisk, daemon: Daemon, is_told: Callable[[], bool]) -> None:
-        """Keeps the disk full until that is told: what the daemon frees meanwhile is filled again."""
+        """Keep the disk full until the problem is reported: space freed by the daemon is filled again."""
 
         def look() -> bool | None:
             disk.fill()
@@ -97,7 +99,9 @@ def is_trouble(daemon: Daemon) -> bool:
 
 
 @pytest.mark.parametrize("way", ["thresholds", "to the last byte"])
-def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endpoint: S3Endpoint, way: str) -> None:
+def test_full_disk_refuses_appends_and_recovers_with_free_space(
+    disk: SmallDisk, tmp_path: Path, endpoint: S3Endpoint, way: str
+) -> None:
     home = disk.path / "home"
     home.mkdir()
     node = Node(home, endpoint.url)
@@ -117,9 +121,9 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
     day = Day(node)
     with Daemon(node, program=PROGRAM, said=tmp_path / "said") as daemon:
         assert day.send(daemon, 5) == 15
-        # it refuses, reads on, says so, and makes room of what the bucket has
+        # it refuses appends, serves reads, reports the problem, and drops copied segments
         day.meets_a_full(disk, daemon, lambda: "enospc" in daemon.words and "refused" in daemon.words)
-        # cleaned files that went may be room enough for a while: then it is no trouble any more
+        # deleted files may free enough space for a while, and then there is no problem
         if way == "thresholds":
             day.meets_a_full(disk, daemon, lambda: is_trouble(daemon))
         day.meets_a_full(disk, daemon, lambda: "the disk is full" in daemon.words)
@@ -128,19 +132,19 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
         daemon.wait_for(lambda: True if len(node.files("orders")) <= 2 else None, "what the bucket has leaves the disk")
         disk.fill()
         day.send(daemon, 2)
-        # it recovers alone
+        # it recovers by itself
         disk.make_room()
         daemon.wait_for(lambda: True if day.send(daemon) == 3 else None, "it takes records again")
         daemon.wait_until_well()
         lines = [line for line in daemon.words.splitlines() if " ERROR " in line]
-        assert len(lines) < 20, "it does not say the same all the time"
-        # killed there, and started there
+        assert len(lines) < 20, "the same problem must not be logged repeatedly"
+        # kill and start on the full disk
         disk.fill()
         day.send(daemon)
         daemon.process.kill()
     disk.fill()
     with Daemon(node, program=PROGRAM, said=tmp_path / "said-2") as daemon:
-        # a start makes room of its own (indexes cut to size, files that wait): whoever filled it takes that too
+        # a start frees space itself (trimmed indexes, files scheduled for deletion), so the disk is filled again
         day.meets_a_full(disk, daemon, lambda: "enospc" in daemon.words)
         disk.make_room()
         daemon.wait_for(lambda: True if day.send(daemon) == 3 else None, "it takes records again")
@@ -159,7 +163,7 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
 
 @pytest.fixture
 def two_disks(disk: SmallDisk, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """A node with a directory on a disk with room and one on a disk that is full to the last byte."""
+    """A node with one directory on a disk with free space and one on a disk without a free byte."""
     (tmp_path / "tiered.toml").write_text(
         f'[local]\ndirs = ["{tmp_path}/data", "{disk.path}/data"]\n'
         '[defaults]\n"log.dir.free.bytes.min" = "0"\n"log.dir.append.free.bytes.min" = "0"\n'
@@ -172,10 +176,10 @@ def two_disks(disk: SmallDisk, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     return words
 
 
-def test_append_beside_a_full_disk_is_done_once_and_said_to_be(
+def test_append_with_another_disk_full_is_applied_once_and_reported(
     two_disks, disk: SmallDisk, tmp_path: Path, capfd
 ) -> None:
-    """Whichever partition lies on the disk with room."""
+    """Holds for the partition that is on the disk with free space."""
     (here,) = (int(path.name[-1]) for path in (tmp_path / "data").glob("t-?"))
     assert invoke([*two_disks, "append", f"t/{here}", str(tmp_path / "lines"), "-o", "json"]) == 0
     (row,) = json.loads(capfd.readouterr().out)["appended"]
@@ -190,7 +194,7 @@ def test_append_beside_a_full_disk_is_done_once_and_said_to_be(
     assert capfd.readouterr().out.split() == [str(number) for number in range(500)]
 
 
-def test_topic_create_beside_a_full_disk_says_what_was_created(two_disks, disk: SmallDisk, capfd) -> None:
+def test_topic_create_with_a_full_disk_reports_the_created_partitions(two_disks, disk: SmallDisk, capfd) -> None:
     assert invoke([*two_disks, "topic", "create", "new", "-p", "4"]) == 1
     told = capfd.readouterr()
     assert "created new: partitions=4" in told.err

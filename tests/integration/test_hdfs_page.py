@@ -1,4 +1,4 @@
-"""The page about HDFS is followed as it is printed, on a real NameNode and DataNode."""
+"""The page about HDFS runs as printed, on a real NameNode and DataNode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "how-to" / "use-hdfs.md"
 
 
 class OnHdfs(Reader):
-    """Somebody whose ``namenode`` is the server of the tests, in a directory of its own."""
+    """A reader whose ``namenode`` is the test server, in its own directory."""
 
     url = ""
 
@@ -22,7 +22,7 @@ class OnHdfs(Reader):
         return super().here(text.replace("hdfs://namenode:8020", self.url))
 
 
-def test_the_page_about_hdfs_can_be_followed(hdfs_server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_page_about_hdfs_runs_to_its_end(hdfs_server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from hdfs_native import Client
 
     for name in ("logs", "elsewhere"):

@@ -1,4 +1,5 @@
-"""kill -9 at any moment of `tiered run` and of an appending manager, over a real S3 API: nothing acked is lost."""
+"""kill -9 at any moment of `tiered run` and of an appending manager, over a real S3 API: no acknowledged record is
+lost."""
 
 from __future__ import annotations
 
@@ -90,8 +91,8 @@ def _read(config_path: str) -> dict[int, tuple[bytes | None, bytes | None]]:
         return found
 
 
-def test_a_killed_run_loses_and_doubles_nothing(config_path: str) -> None:
-    """Closed segments wait; `tiered run` cleans, uploads and drops them; it is killed over and over."""
+def test_repeatedly_killed_run_neither_loses_nor_repeats_a_record(config_path: str) -> None:
+    """`tiered run` cleans, uploads and drops closed segments, and is killed repeatedly."""
     config = Config.load(config_path, {}, {})
     rng = random.Random(11)
     sent: dict[str, list[Record]] = {"t": [], "c": []}
@@ -121,7 +122,7 @@ def test_a_killed_run_loses_and_doubles_nothing(config_path: str) -> None:
         assert newest == {record.key: record.value for record in sent["c"]}
 
 
-def test_a_killed_writer_keeps_every_acknowledged_record(config_path: str) -> None:
+def test_killed_appending_manager_keeps_every_acknowledged_record(config_path: str) -> None:
     with LogManager.open(Config.load(config_path, {}, {}), now_ms=NOW) as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
     rng = random.Random(12)
@@ -135,7 +136,7 @@ def test_a_killed_writer_keeps_every_acknowledged_record(config_path: str) -> No
         process.stdout.close()
         for line in told:
             base_offset, next_offset = map(int, line.split())
-            assert base_offset >= acked, "an offset was given twice"
+            assert base_offset >= acked, "no offset may be assigned twice"
             acked = next_offset
         found = _read(config_path)
         for at in range(acked):

@@ -1,4 +1,4 @@
-"""kill -9 at each stage of `tiered view build` without a remote tier: the old view or the new one is read."""
+"""kill -9 in each stage of `tiered view build` without a remote tier: the old view or the new one is readable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(built: Path, tmp_path: Path) -> Path:
-    """A view that a run would bring up to the log, for each test anew."""
+    """A copy for each test, with a view that is behind its log."""
     return shutil.copytree(built, tmp_path / "place")
 
 
@@ -78,7 +78,7 @@ def files(at: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_build_leaves_a_view_that_is_whole(place: Path, stage: str) -> None:
+def test_killed_view_build_leaves_the_old_or_the_new_view_complete(place: Path, stage: str) -> None:
     parts, catalog = files(place), catalog_of(place)
     process = subprocess.Popen([*COMMAND, "view", "build", "t"], cwd=place, stderr=subprocess.DEVNULL)
     give_up = time.monotonic() + TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Every how-to page and runbook is followed: its commands run in order and end as the page says."""
+"""Every how-to page and runbook is run: its commands run in order and end as the page says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def port() -> int:
 
 @pytest.mark.server
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_can_be_followed(
+def test_every_page_runs_to_its_end(
     path: Path, tmp_path: Path, commands: Commands, port: int, request: pytest.FixtureRequest
 ) -> None:
     page = PAGES[path]
@@ -47,11 +47,11 @@ def test_a_page_can_be_followed(
     Reader(tmp_path, commands, endpoint, port).follow(path, page)
 
 
-def test_every_page_with_commands_is_followed_and_little_of_it_is_left_out() -> None:
+def test_every_page_with_commands_is_run_with_few_listed_exceptions() -> None:
     pages = {path for folder in ("how-to", "runbooks") for path in (DOCS / folder).glob("*.md") if blocks_of(path)}
     assert pages == {*PAGES, *(DOCS / "how-to" / f"{name}.md" for name in ELSEWHERE)}
     for name, test in ELSEWHERE.items():
-        assert re.search(rf'"{name}(\.md)?"', (ROOT / test).read_text()), "the test names the page that it follows"
+        assert re.search(rf'"{name}(\.md)?"', (ROOT / test).read_text()), "the test must name the page that it runs"
     for path, page in PAGES.items():
         lines = {line for language, body in blocks_of(path) if language != "python" for line in lines_of(body)}
         assert {*page.not_run, *page.codes, *page.before, *page.until} - set(_SHARED) <= lines, path
@@ -61,7 +61,7 @@ def test_every_page_with_commands_is_followed_and_little_of_it_is_left_out() -> 
 _SHARED = ("tiered doctor", "tiered doctor --problems")
 
 
-def test_a_page_whose_command_fails_is_noticed(tmp_path: Path, commands: Commands, port: int) -> None:
+def test_page_with_a_failing_command_fails(tmp_path: Path, commands: Commands, port: int) -> None:
     wrong = tmp_path / "wrong.md"
     wrong.write_text("```sh\ntiered init\ntiered topic describe nothing   # there is none\n```\n")
     with pytest.raises(AssertionError, match="tiered topic describe nothing\nexit code 1"):

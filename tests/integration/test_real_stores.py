@@ -1,4 +1,4 @@
-"""The whole life of a topic on real servers, by the command line: append, roll, copy, drop, read back, expire."""
+"""The whole life of a topic on real servers, by command line: append, roll, copy, drop, read, expire."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEGMENT_BYTES, RECORDS = 4000, 600
 
 
 class Place:
-    """A fresh root on a server, and a manager's home that points at it."""
+    """An empty root on a server, and a node directory that uses it."""
 
     def __init__(self, server: RunningServer, home: Path) -> None:
         self.home, self.options = home, server.options()
@@ -76,16 +76,16 @@ class Place:
     params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("localstack", "versitygw", "hdfs")]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """In the end its bucket is decoded whole."""
+    """A place on each server. At the end every object of its bucket is decoded."""
     place = Place(request.getfixturevalue(f"{request.param}_server"), tmp_path)
     yield place
     store = open_store(place.url, place.options)
     (report,) = assert_sound(store)
-    assert report.head is not None
+    assert report.manifest is not None
     store.close()
 
 
-def test_a_topic_lives_its_whole_life_on_a_real_store(place: Place) -> None:
+def test_whole_life_of_a_topic_on_a_real_store(place: Place) -> None:
     values = [f"order {at:05d}" for at in range(RECORDS)]
     (place.home / "lines").write_text("".join(f"{value}\n" for value in values))
     place.tiered("topic", "create", "orders")
@@ -94,21 +94,23 @@ def test_a_topic_lives_its_whole_life_on_a_real_store(place: Place) -> None:
     place.tiered("run", "--once")
 
     data = {key: size for key, size in place.objects().items() if "/data/" in key and key.endswith(".log")}
-    assert len(data) >= 3, "rolled and copied"
-    assert place.local_bytes() <= appended - sum(data.values()) + SEGMENT_BYTES, "what was copied is dropped here"
-    assert place.values() == values, "read across both tiers"
+    assert len(data) >= 3, "segments must be rolled and copied"
+    assert place.local_bytes() <= appended - sum(data.values()) + SEGMENT_BYTES, (
+        "copied segments must be dropped from the disk"
+    )
+    assert place.values() == values, "reads must span both tiers"
     assert place.values("--from", "250", "-n", "3") == values[250:253]
 
     place.configure({"retention.bytes": str(2 * SEGMENT_BYTES)})
-    for _ in range(3):  # out of the head, grace, out of the store
+    for _ in range(3):  # unlink, wait for the grace period, delete
         place.tiered("run", "--once")
     left = {key for key in place.objects() if "/data/" in key and key.endswith(".log")}
-    assert 0 < len(left) < len(data), "retention took the oldest objects"
+    assert 0 < len(left) < len(data), "retention must delete the oldest objects"
     kept = place.values()
     assert 0 < len(kept) < RECORDS
-    assert kept == values[-len(kept) :], "the newest stay, whole and in order"
+    assert kept == values[-len(kept) :], "the newest records must stay, complete and in order"
 
-    # Nobody's disk: what the bucket alone gives.
+    # A read from the bucket only.
     told = place.tiered("consume", "orders/0", "--remote", place.url, *_given(place.options), "-o", "jsonl")
     remote = [json.loads(line)["value"] for line in told.splitlines()]
     assert remote == kept[: len(remote)]

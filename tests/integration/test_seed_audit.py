@@ -1,4 +1,4 @@
-"""Every row of the audit of the seed texts is shown: its command runs and prints the words, or its tests exist."""
+"""Every row of the audit of the seed texts is proven: its command prints the words, or its tests exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISSING_ON_PURPOSE = {"Replication between brokers"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of the page; `shown` is a command or the path of a file of tests, without backticks."""
+    """One row of the page. `shown` is a command or the path of a test file, without backticks."""
 
     number: int
     feature: str
@@ -50,7 +50,7 @@ ROWS = entries_of(PAGE.read_text())
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The deployment that the page makes, and the environment of its commands."""
+    """The deployment that the page creates, and the environment of its commands."""
     home = tmp_path_factory.mktemp("audit")
     (home / "bucket").mkdir()
     with Commands(tmp_path_factory.mktemp("commands")) as commands:
@@ -72,7 +72,7 @@ def test_the_audit_has_a_verdict_for_at_least_120_features() -> None:
     assert missing == _MISSING_ON_PURPOSE
 
 
-def test_the_tests_that_the_audit_names_exist() -> None:
+def test_every_test_named_by_the_audit_exists() -> None:
     named = [each.shown for each in ROWS if each.shown.startswith("tests/")]
     gone = []
     for each in named:
@@ -83,7 +83,7 @@ def test_the_tests_that_the_audit_names_exist() -> None:
     assert len(named) > 50
 
 
-def test_the_commands_of_the_audit_print_the_words_they_are_named_for(
+def test_commands_of_the_audit_print_the_expected_words(
     deployment: tuple[Path, dict[str, str]],
 ) -> None:
     home, environ = deployment

@@ -1,7 +1,7 @@
-"""What the real `tiered run` does with signals, from its first moment to its last: one table, a process for each line.
+"""Signals to the real `tiered run` in every stage from its start to its end: one table, one process for each row.
 
-A configuration that is a pipe holds the start there until it is written; a server that does not answer holds it where
-the bucket is asked.
+A configuration that is a pipe blocks the start until it is written. A server without answers blocks it at the first
+request to the bucket.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ sys.meta_path.insert(0, Slow())
 run(sys.argv[1:])
 """
 ONCE = ("run", "--once")
-SOON_S = 20.0  # what hangs would hang for a minute
-# The daemon, but that an end waits for the store for longer than `SOON_S`.
+SOON_S = 20.0  # a hang would last a minute
+# The daemon with a shutdown that waits for the store longer than `SOON_S`.
 PATIENT = """
 import sys
 from tiered import manager
@@ -46,7 +46,7 @@ run(sys.argv[1:])
 
 
 class Stage:
-    """A node whose bucket answers, or does not."""
+    """A node whose bucket can be made to hang."""
 
     def __init__(self, home: Path, endpoint: S3Endpoint) -> None:
         self.hangs, self.asked = threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ class Stage:
         self.node = Node(home, self.server.url)
 
     def _answer(self, request: Request) -> tuple[int, str] | None:
-        # Not whatever is put there: no end waits for what asks the store's clock.
+        # Only data objects: the shutdown does not wait for the probe of the store's clock.
         is_upload = request.verb in ("PUT", "POST") and "/data/" in request.path
         if self.hangs.is_set():
             self.asked.set()
@@ -74,7 +74,7 @@ class Stage:
         self._let_go.set()
         self.server.__exit__()
 
-    # -- stages of a start; each gives the process as it is there
+    # -- stages of a start; each returns the process in that stage
 
     def while_modules_are_imported(self, words: tuple[str, ...]) -> Daemon:
         program = ("-c", SLOW_IMPORTS.format(go=str(self.go)))
@@ -97,7 +97,7 @@ class Stage:
     def _pipe(self) -> bool | None:
         try:
             self.pipe = os.open(self.node.config_path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # ENXIO: nobody reads it yet
+        except OSError:  # ENXIO: no process reads it yet
             return None
         return True
 
@@ -123,7 +123,7 @@ def stage(tmp_path: Path, endpoint: S3Endpoint) -> Iterator[Stage]:
     found = Stage(tmp_path / "home", endpoint)
     found.node.fill("orders")
     with found.node.manager() as manager:
-        manager.create_topic("all", 3, {"remote.storage.enable": "true"}, now_ms=NOW)  # taken up side by side
+        manager.create_topic("all", 3, {"remote.storage.enable": "true"}, now_ms=NOW)  # acquired in parallel
     yield found
     found.close()
 
@@ -139,7 +139,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("reach", "words", "number", "code"), ENDS, ids=lambda each: getattr(each, "__name__", None))
-def test_it_ends_at_once_and_in_order_wherever_it_is(stage: Stage, reach, words, number: int, code: int) -> None:
+def test_signal_ends_the_daemon_cleanly_in_every_stage(stage: Stage, reach, words, number: int, code: int) -> None:
     with reach(stage, words) as daemon:
         begun = time.monotonic()
         assert daemon.end(number) == code
@@ -152,9 +152,9 @@ def test_it_ends_at_once_and_in_order_wherever_it_is(stage: Stage, reach, words,
         stage.node.check_read(manager)
 
 
-def test_a_hang_up_ends_no_start_and_is_taken_once_all_is_loaded(stage: Stage) -> None:
+def test_sighup_during_the_start_is_applied_after_loading(stage: Stage) -> None:
     with stage.while_modules_are_imported(FOR_EVER) as daemon:
-        daemon.process.send_signal(HUP)  # pending before the file is there: the import sees it first
+        daemon.process.send_signal(HUP)  # pending before the file exists, so the import sees it first
         stage.go.touch()
         daemon.wait_for(lambda: True if "configuration read again" in daemon.words else None, "it was heard")
         assert daemon.end() == 0
@@ -167,7 +167,7 @@ def _upload_hangs(stage: Stage, daemon: Daemon) -> None:
 
 
 def _is_unserved(daemon: Daemon) -> bool | None:
-    """Whether it has taken a signal: its metrics are closed before the store is waited for."""
+    """Whether the daemon has received a signal: it closes its metrics before it waits for the store."""
     try:
         daemon.ask("metrics")
     except OSError:
@@ -175,7 +175,7 @@ def _is_unserved(daemon: Daemon) -> bool | None:
     return None
 
 
-def test_an_end_waits_for_a_store_that_hangs_as_long_as_is_said_and_no_longer(stage: Stage) -> None:
+def test_shutdown_waits_for_a_hanging_store_for_the_configured_time(stage: Stage) -> None:
     with Daemon(stage.node) as daemon:
         _upload_hangs(stage, daemon)
         begun = time.monotonic()
@@ -189,11 +189,11 @@ def test_an_end_waits_for_a_store_that_hangs_as_long_as_is_said_and_no_longer(st
 
 
 @pytest.mark.parametrize(("number", "code"), [(TERM, 143), (INT, 130)])
-def test_a_second_one_waits_for_nothing(stage: Stage, number: int, code: int) -> None:
+def test_second_signal_ends_the_daemon_at_once(stage: Stage, number: int, code: int) -> None:
     with Daemon(stage.node, program=("-c", PATIENT)) as daemon:
         _upload_hangs(stage, daemon)
         daemon.process.send_signal(number)
-        daemon.wait_for(lambda: _is_unserved(daemon), "it ends")  # two signals of a kind at once would be one
+        daemon.wait_for(lambda: _is_unserved(daemon), "it ends")  # two pending signals of a kind would merge into one
         time.sleep(0.5)  # it waits for the upload now
         assert daemon.process.poll() is None
         begun = time.monotonic()

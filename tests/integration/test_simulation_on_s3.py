@@ -1,4 +1,4 @@
-"""Weeks of a real manager against a server that speaks S3: what was sent is what the simulation foretold."""
+"""Weeks of a real manager against an S3 server: the requests equal those of the simulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEEKS = 3
 
 
 @pytest.mark.server
-def test_three_weeks_on_a_server_are_foretold_within_one_in_a_hundred(tmp_path) -> None:
+def test_simulation_of_three_weeks_on_a_server_is_accurate_to_one_percent(tmp_path) -> None:
     settings = {**BASE, "segment.bytes": "200000", "retention.ms": "4d"}
     with S3Endpoint() as endpoint:
         endpoint.create_bucket("bill")

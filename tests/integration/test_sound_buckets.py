@@ -1,4 +1,4 @@
-"""The look at every bucket before its server ends sees damage, and sees every store in it."""
+"""The check of every bucket before its server ends finds damage in every store of the bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKET = "s3://looked-at"
 
 
 @pytest.mark.server
-def test_damage_in_any_store_of_a_bucket_is_seen_before_its_server_ends() -> None:
+def test_damage_in_any_store_of_a_bucket_is_found_before_its_server_ends() -> None:
     endpoint = S3Endpoint()
     endpoint.start()
     endpoint.create_bucket("looked-at")

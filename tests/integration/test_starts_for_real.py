@@ -1,4 +1,4 @@
-"""The real daemon started on a day on which its bucket is out of reach, is not there, or refuses its credentials."""
+"""The real daemon started while its bucket is unreachable, missing, or refuses its credentials."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ def endpoint() -> Iterator[S3Endpoint]:
         yield running
 
 
-def test_a_start_on_a_day_without_a_bucket(tmp_path: Path, endpoint: S3Endpoint, monkeypatch) -> None:
-    """Out of reach: it serves, and takes up its partitions once it can. Not there, or no access: it says so and ends,
-    as whoever restarts it tries again. Keys of a profile that are renewed while it runs are found by it."""
+def test_start_without_a_usable_bucket_recovers_or_exits_by_cause(
+    tmp_path: Path, endpoint: S3Endpoint, monkeypatch
+) -> None:
+    """One daemon for three states of the bucket:
+
+    1. Unreachable: the daemon serves, and acquires its partitions once the bucket answers.
+    2. Missing or refused: the daemon reports it and exits, and a supervisor restarts it.
+    3. Renewed credentials of a profile are read by the running daemon.
+    """
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     keys = tmp_path / "keys"
@@ -57,11 +63,11 @@ def test_a_start_on_a_day_without_a_bucket(tmp_path: Path, endpoint: S3Endpoint,
         refusal = (503, "SlowDown")
         with Daemon(node, program=("-c", appending(IMPATIENT))) as daemon:
             daemon.wait_for_trouble("orders/0: ", "SlowDown")
-            assert daemon.append("here", 0, 10), "what needs no bucket goes on"
+            assert daemon.append("here", 0, 10), "a topic without a remote tier must accept appends"
             refusal = None
             daemon.wait_until_copied("orders")
             daemon.wait_until_well()
-            # the keys end, and records come in
+            # the credentials expire, and records are appended
             good = "NEW"
             assert daemon.append("orders", COUNT, COUNT)
             node.sent["orders"] += [Record(b"k", b"orders %d" % at, NOW) for at in range(COUNT, 2 * COUNT)]

@@ -1,4 +1,4 @@
-"""Compacted views over a real S3 API: built, read from the bucket alone, switched under readers, cleared away."""
+"""Compacted views over a real S3 API: built, read from the bucket only, replaced during reads, deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def endpoint() -> Iterator[S3Endpoint]:
 
 
 @pytest.mark.server
-def test_a_view_lives_its_whole_life_on_s3(endpoint: S3Endpoint) -> None:
+def test_whole_life_of_a_compacted_view_on_s3(endpoint: S3Endpoint) -> None:
     url = "s3://views/logs"
     store = open_store(url, endpoint.options())
     manager = World().open(store=store)
@@ -36,7 +36,7 @@ def test_a_view_lives_its_whole_life_on_s3(endpoint: S3Endpoint) -> None:
             first = next(begun, None)
             build_views(manager, plan_views(manager, "t", now_ms=NOW))
             assert manager.problems == {}
-            rest = list(begun)  # the view that it began with, its objects in their grace time, and the log behind it
+            rest = list(begun)  # the view of its start, whose objects are in their grace period, and the log after it
             assert first is None or [first.offset, *(each.offset for each in rest)][50:] == list(
                 range(200 * turn, 200 * (turn + 1))
             )
@@ -46,7 +46,7 @@ def test_a_view_lives_its_whole_life_on_s3(endpoint: S3Endpoint) -> None:
         assert [each.value for each in found] == [b"value %d" % each.offset for each in found]
     settle(manager, NOW + DAY + HOUR)
     prefix = manager.partitions()[0].prefix
-    views = {row.data_key for row in manager.partitions()[0].head().view_entries}
+    views = {row.data_key for row in manager.partitions()[0].manifest().view_entries}
     assert {each.key.removeprefix(prefix) for each in store.list(prefix + "view/") if ".log" in each.key} == views
     assert damage(check_bucket(store)) == []
     manager.close()
